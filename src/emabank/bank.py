@@ -1,0 +1,487 @@
+"""EMABank: several averages of a model's weights, kept while it trains. The one stateful class of the library.
+
+It counts steps, asks each rule for its weight, lets the storage move all averages in one pass, and hands an average
+out: in place, as a state dict, as a module, or for one call. It never changes the training it watches.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from emabank.copies import functional_tensors, plain_state_dict, standalone, swapped
+from emabank.ledger import FORMAT, LIVE, Ledger, Rule
+from emabank.modules import evaluating, parts_of, refuse_without_data, unwrap
+from emabank.tracked import Choice, Tracked, nonfinite, refuse_misfit
+
+Statistics = Literal["averaged", "recomputed"]
+
+
+class EMABank:
+    """A bank of weight averages beside a training run.
+
+    `averages` is a sequence of decays (a float is `EMA(decay)`) and rules, or a mapping from names to them. They are
+    sampled every `every` optimizer steps. `parameters` says which parameters are averaged: "all", "trainable", or a
+    function of name and parameter; the others are read from the live model. `buffers="average"` averages batch-norm
+    statistics (`running_mean`, `running_var`) as well, "copy" reads them from the live model; all other buffers are
+    always read from there. Averages are kept in `dtype` (float32 or float64, or wider where the model is), on
+    `device` (None: beside the live tensors). `on_nonfinite` says what to do when the weights hold NaN or inf:
+    "raise", or "skip" that update.
+
+    With "skip" every weight is looked at before every update. With "raise" tensors of over a million elements are
+    looked at in sixteen turns, one an update, and an average is checked again when it is read: so a lone bad value in
+    a huge tensor is reported within sixteen updates, and no such average is ever handed out.
+
+    >>> from emabank import Uniform
+    >>> model = nn.Linear(2, 1)
+    >>> bank = EMABank(model, [0.99, Uniform()], every=1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> for _ in range(3):
+    ...     model(torch.ones(4, 2)).sum().backward()
+    ...     optimizer.step(); optimizer.zero_grad()
+    ...     _ = bank.update()
+    >>> with bank.applied("uniform"):
+    ...     _ = model(torch.ones(1, 2))
+    >>> bank.names, bank.num_updates
+    (('ema-0.99', 'uniform'), 3)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        averages: Sequence[float | Rule] | Mapping[str, float | Rule],
+        *,
+        every: int = 16,
+        parameters: Choice = "all",
+        buffers: Literal["average", "copy"] = "average",
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        on_nonfinite: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"EMABank keeps averages of a torch.nn.Module; given: {type(model).__name__}.")
+        _one_of("buffers", buffers, ("average", "copy"))
+        _one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+        _one_of("dtype", dtype, (torch.float32, torch.float64))
+        refuse_without_data(model)
+        self._model = model
+        self._ledger = Ledger(averages, every)
+        self._every = every
+        self._on_nonfinite = on_nonfinite
+        self._steps = self._updates = self._skipped = 0
+        self._tracked = Tracked(
+            model,
+            len(self._ledger.names),
+            parameters=parameters,
+            statistics=buffers == "average",
+            dtype=dtype,
+            device=None if device is None else torch.device(device),
+        )
+        self._handle: RemovableHandle | None = None
+        self._applied: tuple[str, str] | None = None
+        self._barred = False  # whether update() has to ask why it may not run
+        self._outdate()
+
+    # Counting and averaging -------------------------------------------------------------------------------------------
+
+    def update(self) -> bool:
+        """Count one optimizer step; every `every`-th, average. True when it averaged.
+
+        >>> bank = EMABank(nn.Linear(2, 1), [0.9], every=2)
+        >>> [bank.update() for _ in range(4)]
+        [False, True, False, True]
+        """
+        if self._barred:
+            self._refuse_update()
+        return self._count_step()
+
+    def attach(self, optimizer: Optimizer) -> RemovableHandle:
+        """Count the steps of `optimizer` from now on, in place of calls to `update`; `remove()` on the handle ends it.
+
+        Steps that gradient accumulation or a loss scaler leaves out are not counted.
+
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> bank = EMABank(model, [0.9], every=1)
+        >>> handle = bank.attach(optimizer)
+        >>> optimizer.step(); bank.num_steps
+        1
+        >>> handle.remove()
+        """
+        if self._is_attached():
+            raise RuntimeError(
+                "This bank is attached to an optimizer already, and would count twice: remove() that handle first."
+            )
+        self._handle = optimizer.register_step_post_hook(self._after_optimizer_step)
+        self._barred = True
+        return self._handle
+
+    def flush(self) -> bool:
+        """Take the live weights in now, between two samples; the period does not shift. False if nothing is new.
+
+        An EMA moves by as much less as less than a period has passed: its decay is α^(Δ/T) for the Δ steps since its
+        last sample.
+
+        >>> bank = EMABank(nn.Linear(2, 1), [0.9], every=16)
+        >>> bank.update(), bank.flush(), bank.flush()
+        (False, True, False)
+        """
+        self._refuse_if_applied("flush()")
+        return self._ledger.is_new(self._steps) and self._sample()
+
+    def reset(self, name: str | float | None = None) -> None:
+        """Start an average (or all of them) afresh from the live weights, as if the bank were built now.
+
+        >>> bank = EMABank(nn.Linear(2, 1), [0.9], every=1)
+        >>> _ = bank.update()
+        >>> bank.reset(0.9)
+        >>> bank.state_dict()["averages"]["ema-0.9"]["samples"]
+        0
+        """
+        self._refuse_if_applied("reset()")
+        names = self.names if name is None else (self._ledger.average(name),)
+        self._verify()
+        for each in names:
+            self._tracked.write(self.names.index(each))
+            self._ledger.reset(each, self._steps)
+        self._outdate()
+        self._tracked.begin()
+
+    def _count_step(self) -> bool:
+        self._steps = step = self._steps + 1
+        if step % self._every and step != 1:
+            return False
+        if step == 1:
+            self._warn_if_loaded_since()
+        return step % self._every == 0 and self._sample()
+
+    def _sample(self) -> bool:
+        self._verify()
+        if not self._weights_are_finite():
+            return False
+        self._tracked.move(self._ledger.take(self._steps))
+        self._updates += 1
+        self._outdate()
+        return True
+
+    def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # A fused optimizer under a GradScaler runs, and calls its hooks, even where the scaler has it skip the step.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and found_inf.item():
+            return
+        self._refuse_if_applied("a step of the attached optimizer")
+        self._count_step()
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def applied(self, name: str | float, *, batchnorm: Statistics = "averaged") -> Iterator[nn.Module]:
+        """The live model with an average in it, in place; restored at the end, whatever happens.
+
+        >>> model = nn.Linear(2, 1)
+        >>> bank = EMABank(model, [0.9])
+        >>> with bank.applied(0.9):
+        ...     output = model(torch.ones(1, 2))
+        """
+        self._refuse_if_applied("another applied()")
+        name = self.resolve(name)
+        values = self._values(name, batchnorm)
+        with swapped(self._model, values):
+            self._applied, self._barred = (name, batchnorm), True
+            try:
+                yield self._model
+            finally:
+                self._applied, self._barred = None, self._handle is not None
+
+    def weights(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Any]:
+        """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
+
+        >>> model = nn.Linear(2, 1)
+        >>> sorted(EMABank(model, [0.9]).weights(0.9))
+        ['bias', 'weight']
+        """
+        return plain_state_dict(self._model, self._values(name, batchnorm))
+
+    def module(self, name: str | float, *, batchnorm: Statistics = "averaged") -> nn.Module:
+        """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
+
+        >>> EMABank(nn.Linear(2, 1), [0.9]).module(0.9).training
+        False
+        """
+        values = self._values(name, batchnorm)
+        try:
+            return standalone(self._model, values, without=self)
+        except Exception as error:
+            raise RuntimeError(
+                f"A {type(unwrap(self._model)).__name__} cannot be copied ({error}): take bank.weights(name), "
+                "bank.copy_to(a model you have built, name), or bank.applied(name) instead."
+            ) from error
+
+    def copy_to(self, model: nn.Module, name: str | float, *, batchnorm: Statistics = "averaged") -> None:
+        """Copy an average, and what is not averaged, into the tensors of a model of the same architecture.
+
+        >>> model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+        >>> EMABank(model, [0.9]).copy_to(other, 0.9)
+        >>> torch.equal(model.weight, other.weight)
+        True
+        """
+        self._refuse_if_applied("copy_to()")
+        refuse_without_data(model)
+        values = self._values(name, batchnorm)
+        source = {part.name: part.tensor for part in parts_of(self._model)}
+        target = {part.name: part.tensor for part in parts_of(model)}
+        refuse_misfit("The model to copy to does not fit the bank's", _shapes(source), _shapes(target))
+        with torch.no_grad():
+            for key, tensor in target.items():
+                if key in values or tensor is not source[key]:
+                    tensor.copy_(values.get(key, source[key]))
+
+    @torch.no_grad()
+    def call(self, name: str | float, *inputs: Any, batchnorm: Statistics = "averaged", **keywords: Any) -> Any:
+        """The model's output with an average's weights, in eval mode, without a touch to the live ones.
+
+        The average is gathered at the first call and kept until the next update.
+
+        >>> EMABank(nn.Linear(2, 1), [0.9]).call(0.9, torch.ones(4, 2)).shape
+        torch.Size([4, 1])
+        """
+        key = (self.resolve(name), batchnorm)
+        self._verify()
+        if key not in self._gathered:
+            self._gathered[key] = self._values(*key)
+        root = unwrap(self._model)
+        with evaluating(root):
+            return functional_call(root, functional_tensors(self._model, self._gathered[key]), inputs, keywords)
+
+    def functional(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Tensor]:
+        """An average's tensors by their paths in the unwrapped model, for `torch.func.functional_call`.
+
+        >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).functional(0.9))
+        ['bias', 'weight']
+        """
+        return functional_tensors(self._model, self._values(name, batchnorm))
+
+    @property
+    def model(self) -> nn.Module:
+        """The live model, as it was given."""
+        return self._model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the averages, in their order."""
+        return self._ledger.names
+
+    @property
+    def every(self) -> int:
+        """The number of optimizer steps between two samples."""
+        return self._every
+
+    @property
+    def num_steps(self) -> int:
+        """The optimizer steps counted so far."""
+        return self._steps
+
+    @property
+    def num_updates(self) -> int:
+        """The samples taken so far."""
+        return self._updates
+
+    @property
+    def num_skipped(self) -> int:
+        """The samples not taken because the weights held NaN or inf."""
+        return self._skipped
+
+    def resolve(self, name: str | float) -> str:
+        """The name of the average that is meant: by its name, by the number of its `EMA(decay=)`, or "live".
+
+        >>> EMABank(nn.Linear(2, 1), {"slow": 0.999}).resolve(0.999)
+        'slow'
+        """
+        return self._ledger.resolve(name)
+
+    def decay(self, name: str | float) -> float:
+        """The weight of the past in an average's last update; before any, in its first.
+
+        >>> round(EMABank(nn.Linear(2, 1), [0.998]).decay(0.998), 2)  # held down by the warm-up
+        0.64
+        """
+        return self._ledger.decay(self._ledger.average(name), self._steps)
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the bank knows, as copies; loads with `weights_only=True`. The live weights are not in it.
+
+        >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).state_dict())
+        ['averages', 'every', 'format', 'num_skipped', 'num_steps', 'num_updates', 'recomputed']
+        """
+        self._refuse_if_applied("state_dict()")
+        self._verify()
+        averages = {name: {**self._ledger.state(name), "tensors": self._read(name)} for name in self.names}
+        return {
+            "format": FORMAT,
+            "every": self._every,
+            "num_steps": self._steps,
+            "num_updates": self._updates,
+            "num_skipped": self._skipped,
+            "averages": averages,
+            "recomputed": {
+                name: {"step": step, "tensors": {key: tensor.clone() for key, tensor in tensors.items()}}
+                for name, (step, tensors) in self._recomputed.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the bank that gave `state` stood. It must have the same averages, period and tensors.
+
+        >>> bank = EMABank(nn.Linear(2, 1), [0.9])
+        >>> bank.load_state_dict(bank.state_dict())
+        """
+        self._refuse_if_applied("load_state_dict()")
+        self._verify()
+        # Everything is checked before anything changes.
+        self._ledger.refuse_foreign(state)
+        for name, saved in state["averages"].items():
+            what = f"The saved average {name!r} does not fit the model"
+            refuse_misfit(what, self._tracked.shapes(), _shapes(saved["tensors"]))
+        for index, name in enumerate(self.names):
+            self._tracked.write(index, state["averages"][name]["tensors"])
+            self._ledger.load(name, state["averages"][name])
+        self._steps, self._updates, self._skipped = state["num_steps"], state["num_updates"], state["num_skipped"]
+        self._outdate()
+        for name, saved in state["recomputed"].items():
+            self._recomputed[name] = (saved["step"], {key: value.clone() for key, value in saved["tensors"].items()})
+
+    def to(self, device: torch.device | str | None) -> "EMABank":
+        """Move the averages to a device, or (None) each beside its live tensor.
+
+        >>> EMABank(nn.Linear(2, 1), [0.9]).to("cpu").names
+        ('ema-0.9',)
+        """
+        self._refuse_if_applied("to()")
+        self._verify()
+        self._tracked.to(None if device is None else torch.device(device))
+        self._outdate()
+        return self
+
+    def keep_recomputed(self, name: str, statistics: Mapping[str, Tensor]) -> None:
+        """Keep recomputed batch-norm statistics (by plain buffer name) for an average until its next update.
+
+        >>> EMABank(nn.BatchNorm1d(1), [0.9]).keep_recomputed("ema-0.9", {"running_mean": torch.ones(1)})
+        """
+        self._recomputed[self.resolve(name)] = (self._steps, dict(statistics))
+        self._gathered.clear()
+
+    def __repr__(self) -> str:
+        model = type(unwrap(self._model)).__name__
+        lines = [f"EMABank of {model}: sampled every {self._every} steps, {self._steps} steps, {self._updates} updates"]
+        lines += [f"  {name}: {rule.describe(self._every)}" for name, rule in self._ledger.rules.items()]
+        return "\n".join(lines)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy (deepcopy, pickle) has its own model and averages; the optimizer's hook stays with the original.
+        self._refuse_if_applied("a copy of the bank")
+        return {**self.__dict__, "_handle": None, "_barred": False, "_gathered": {}}
+
+    # Guards -----------------------------------------------------------------------------------------------------------
+
+    def _values(self, name: str | float, batchnorm: str) -> dict[str, Tensor]:
+        """What an average puts in place of the live values, by plain name: nothing, before it has begun."""
+        name = self.resolve(name)
+        _one_of("batchnorm", batchnorm, ("averaged", "recomputed"))
+        if self._applied not in (None, (name, batchnorm)):
+            raise RuntimeError(
+                f"Inside applied({self._applied[0]!r}) only that average can be read, for the model's own tensors hold "
+                f"it; read {name!r} after the with block."
+            )
+        self._verify()
+        begun = name != LIVE and self._ledger.has_begun(name)
+        values = self._read(name) if begun else {}
+        return {**values, **self._statistics(name)} if batchnorm == "recomputed" else values
+
+    def _read(self, name: str) -> dict[str, Tensor]:
+        values = self._tracked.read(self.names.index(name))
+        bad = nonfinite(values)
+        if bad:
+            raise FloatingPointError(
+                f"The average {name!r} holds NaN or inf in {', '.join(map(repr, bad[:5]))}, taken in from the live "
+                f"weights in its last updates: load a state from before, or start it afresh with bank.reset({name!r})."
+            )
+        return values
+
+    def _statistics(self, name: str) -> dict[str, Tensor]:
+        step, statistics = self._recomputed.get(name, (-1, {}))
+        if step < 0 or (name == LIVE and step != self._steps):
+            raise RuntimeError(
+                f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
+                "update): call recalibrate_batchnorm(bank, loader) first."
+            )
+        return statistics
+
+    def _verify(self) -> None:
+        if not self._tracked.verify():
+            self._gathered.clear()
+
+    def _outdate(self) -> None:
+        """Forget what was derived from the averages as they were."""
+        self._gathered: dict[tuple[str, str], dict[str, Tensor]] = {}
+        self._recomputed: dict[str, tuple[int, dict[str, Tensor]]] = {}
+
+    def _weights_are_finite(self) -> bool:
+        bad = self._tracked.nonfinite(quick=True, whole=self._on_nonfinite == "skip")
+        if not bad:
+            return True
+        if self._on_nonfinite == "skip":
+            self._skipped += 1
+            return False
+        raise FloatingPointError(
+            f"The live weights hold NaN or inf at step {self._steps}, in {', '.join(map(repr, bad[:5]))}: this step "
+            "was not averaged. bank.copy_to(model, name) goes back to an average; "
+            'EMABank(..., on_nonfinite="skip") passes over such steps.'
+        )
+
+    def _warn_if_loaded_since(self) -> None:
+        self._verify()
+        share = self._tracked.share_replaced()
+        if share > 0.5:
+            warnings.warn(
+                f"At the first step the weights are {share:.0%} away from those the bank was built with, more than one "
+                "step explains: if a checkpoint was loaded since, call bank.reset() after loading, or the averages "
+                "begin with the weights from before.",
+                stacklevel=4,
+            )
+
+    def _is_attached(self) -> bool:
+        hooks = None if self._handle is None else self._handle.hooks_dict_ref()
+        return hooks is not None and self._handle is not None and self._handle.id in hooks
+
+    def _refuse_update(self) -> None:
+        self._refuse_if_applied("update()")
+        if self._is_attached():
+            raise RuntimeError(
+                "update() while the bank is attached to an optimizer would count every step twice: leave the call out, "
+                "or remove() the handle that attach() returned."
+            )
+        self._handle, self._barred = None, False
+
+    def _refuse_if_applied(self, what: str) -> None:
+        if self._applied is not None:
+            raise RuntimeError(
+                f"{what} inside applied({self._applied[0]!r}): the model holds that average now, not its live weights; "
+                "do it after the with block."
+            )
+
+
+def _one_of(argument: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{argument}={value!r}: allowed are {' and '.join(map(repr, allowed))}.")
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

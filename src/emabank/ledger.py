@@ -1,0 +1,182 @@
+"""The averages of a bank by name, each with its rule and its counts: which weight does a sample get at this step?
+
+Everything is in Python ints and floats; no tensor, no model. Imports the rules alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from numbers import Real
+from typing import Any
+
+from emabank.rules import EMA, PowerEMA, Uniform, rule_from_dict, rule_to_dict
+
+Rule = EMA | Uniform | PowerEMA
+
+LIVE = "live"  # the name that means the live weights
+FORMAT = 1  # of the state dict
+
+
+@dataclass(frozen=True)
+class Count:
+    """Where one average stands, in optimizer steps of the bank."""
+
+    origin: int = 0  # when it was built or reset
+    last: int = 0  # when it took its last sample
+    samples: int = 0  # how many it has taken since its start
+    decay: float | None = None  # of the last one
+
+
+class Ledger:
+    """The rules and counts of a bank that samples every so many steps.
+
+    >>> ledger = Ledger([0.5, Uniform()], every=1)
+    >>> ledger.take(1)
+    [0.9, 1.0]
+    >>> ledger.take(2)  # the warm-up holds the decay at 2/11
+    [0.8181818181818181, 0.5]
+    """
+
+    def __init__(self, averages: object, every: int) -> None:
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"every={every!r}: the number of optimizer steps between samples, a whole number from 1.")
+        self.rules = _named_rules(averages)
+        self.counts = dict.fromkeys(self.rules, Count())
+        self.every = every
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the averages, in their order."""
+        return tuple(self.rules)
+
+    def resolve(self, name: object) -> str:
+        """The name that is meant: by itself, by the number of an `EMA(decay=)`, or "live"."""
+        if isinstance(name, str) and (name == LIVE or name in self.rules):
+            return name
+        if isinstance(name, Real) and not isinstance(name, bool):
+            found = [key for key, rule in self.rules.items() if isinstance(rule, EMA) and rule.decay == name]
+            if len(found) == 1:
+                return found[0]
+        raise KeyError(f"There is no average {name!r}; there are {', '.join(self.names)} (and {LIVE!r}).")
+
+    def average(self, name: object) -> str:
+        """The same where only an average will do."""
+        resolved = self.resolve(name)
+        if resolved == LIVE:
+            raise KeyError(f"{LIVE!r} is not an average; there are {', '.join(self.names)}.")
+        return resolved
+
+    # Counting ---------------------------------------------------------------------------------------------------------
+
+    def take(self, step: int) -> list[float]:
+        """Count a sample at this step, and give the weight it has in each average."""
+        weights: list[float] = []
+        for name, count in self.counts.items():
+            decay = self._decay_at(name, step)
+            weights.append(1.0 - decay)
+            if step <= self._begin(name):
+                self.counts[name] = replace(count, last=step)
+            elif step > count.last:
+                self.counts[name] = replace(count, last=step, samples=count.samples + 1, decay=decay)
+        return weights
+
+    def is_new(self, step: int) -> bool:
+        """Whether a sample at this step would move any average."""
+        return any(count.last != step for count in self.counts.values())
+
+    def has_begun(self, name: str) -> bool:
+        """Whether an average holds anything but its initial weights."""
+        return self.counts[name].samples > 0
+
+    def reset(self, name: str, step: int) -> None:
+        """Count one average from this step on."""
+        self.counts[name] = Count(origin=step, last=step)
+
+    def decay(self, name: str, step: int) -> float:
+        """The weight of the past in the last sample; before any, in the first to come after this step."""
+        last = self.counts[name].decay
+        if last is not None:
+            return last
+        begin = self._begin(name)
+        first = (max(begin, step) // self.every + 1) * self.every
+        elapsed = first - max(self.counts[name].origin, first - self.every)
+        return self.rules[name].decay_at(steps=first - begin, elapsed=elapsed, samples=0, every=self.every)
+
+    def _begin(self, name: str) -> int:
+        return max(self.counts[name].origin, self.rules[name].start)
+
+    def _decay_at(self, name: str, step: int) -> float:
+        count, begin = self.counts[name], self._begin(name)
+        if step <= begin:
+            return 0.0  # it has not begun: the last sample before its start will be its initial weights
+        if step == count.last:
+            return 1.0  # it was flushed or reset at this very step
+        return self.rules[name].decay_at(
+            steps=step - begin, elapsed=step - count.last, samples=count.samples, every=self.every
+        )
+
+    # State ------------------------------------------------------------------------------------------------------------
+
+    def state(self, name: str) -> dict[str, Any]:
+        """One average's rule and counts as plain values."""
+        return {"rule": rule_to_dict(self.rules[name]), **asdict(self.counts[name])}
+
+    def load(self, name: str, state: Mapping[str, Any]) -> None:
+        """Go on from the counts that `state` gave."""
+        self.counts[name] = Count(state["origin"], state["last"], state["samples"], state["decay"])
+
+    def refuse_foreign(self, state: Mapping[str, Any]) -> None:
+        """Raise unless a bank's state dict comes from a bank with these averages and this period."""
+        keys = {"format", "every", "num_steps", "num_updates", "num_skipped", "averages", "recomputed"}
+        if not isinstance(state, Mapping) or not keys <= set(state):
+            missing = sorted(keys - set(state)) if isinstance(state, Mapping) else sorted(keys)
+            raise ValueError(f"This is not the state dict of a bank: {', '.join(missing)} are missing.")
+        if state["format"] != FORMAT:
+            raise ValueError(
+                f"The state has format {state['format']!r}, this version reads format {FORMAT}: "
+                "load it with the version of emabank that saved it."
+            )
+        if state["every"] != self.every:
+            raise ValueError(
+                f"The state was saved with every={state['every']}, this bank has every={self.every}: "
+                f"build the bank with every={state['every']}."
+            )
+        if set(state["averages"]) != set(self.names):
+            raise ValueError(
+                f"The state holds the averages {', '.join(state['averages'])}; this bank has {', '.join(self.names)}: "
+                "build the bank with the same averages."
+            )
+        for name, saved in state["averages"].items():
+            rule = rule_from_dict(saved["rule"])
+            if rule != self.rules[name]:
+                raise ValueError(
+                    f"The average {name!r} was saved as {rule}, this bank has it as {self.rules[name]}: "
+                    "build the bank with the same rule."
+                )
+
+
+def _named_rules(averages: object) -> dict[str, Rule]:
+    if isinstance(averages, Mapping):
+        named = [(name, _rule(given)) for name, given in averages.items()]
+    else:
+        several = isinstance(averages, Sequence) and not isinstance(averages, str)
+        rules = [_rule(given) for given in (averages if several else [averages])]
+        named = [(rule.name, rule) for rule in rules]
+    if not named:
+        raise ValueError("A bank keeps at least one average, such as EMABank(model, [0.998]); none was given.")
+    for name, rule in named:
+        if not isinstance(name, str) or name in ("", LIVE):
+            raise ValueError(f"{name!r} cannot name an average: names are texts, and {LIVE!r} means the live weights.")
+        if [other for other, _ in named].count(name) > 1:
+            raise ValueError(
+                f"Two averages are called {name!r} (one is {rule}): give them names, as in "
+                'EMABank(model, {"first": ..., "second": ...}).'
+            )
+    return dict(named)
+
+
+def _rule(given: object) -> Rule:
+    if isinstance(given, EMA | Uniform | PowerEMA):
+        return given
+    if isinstance(given, Real) and not isinstance(given, bool):
+        return EMA(float(given))
+    raise ValueError(f"{given!r} is not an average: give a decay from 0 to 1, or an EMA, Uniform or PowerEMA.")

@@ -1,0 +1,146 @@
+"""What a model holds, and under which plain name: its parameters, its buffers, its modules.
+
+Wrappers (DistributedDataParallel, DataParallel, torch.compile) are seen through by their type, at any depth, so
+that a submodule which happens to be called `module` keeps its name. Imports torch alone.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter or buffer: its plain name, its path in the unwrapped model, and the dict of the module it is in."""
+
+    name: str
+    path: str
+    holder: dict[str, Tensor | None]
+    key: str
+    is_parameter: bool
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor that stands there now: modules may put another in its place."""
+        return cast(Tensor, self.holder[self.key])
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside its wrappers.
+
+    >>> unwrap(nn.DataParallel(nn.Linear(2, 1)))
+    Linear(in_features=2, out_features=1, bias=True)
+    """
+    while (key := _wrapped_key(model)) is not None:
+        model = cast(nn.Module, getattr(model, key))
+    return model
+
+
+def walk(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
+    """Plain prefix, path and module, each module once, starting at the unwrapped model."""
+    yield from _walk(unwrap(model), "", "", set())
+
+
+def parts_of(model: nn.Module) -> list[Part]:
+    """The parameters and then the buffers of a model; a tensor that has several names (tied) under its first.
+
+    >>> [part.name for part in parts_of(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)))]
+    ['0.weight', '0.bias', '1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
+    """
+    found: list[Part] = []
+    seen: set[int] = set()
+    modules = list(walk(model))
+    for is_parameter in (True, False):
+        for prefix, path, module in modules:
+            holder = cast("dict[str, Tensor | None]", module._parameters if is_parameter else module._buffers)
+            for key, tensor in holder.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found.append(Part(prefix + key, path + key, holder, key, is_parameter))
+    return found
+
+
+def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
+    """From each key of the unwrapped model's state dict to the key without the prefixes of wrappers inside it."""
+    prefixes = {path: prefix for prefix, path, _ in walk(model) if path != prefix}
+    plain: dict[str, str] = {}
+    for key in keys:
+        path = max((path for path in prefixes if key.startswith(path)), key=len, default="")
+        plain[key] = prefixes.get(path, "") + key[len(path) :]
+    return plain
+
+
+class Watch:
+    """Tells cheaply whether a model still holds the same objects in the same places."""
+
+    def __init__(self, model: nn.Module) -> None:
+        modules = [module for _, _, module in walk(model)]
+        self._dicts: list[dict[str, Any]] = [m._parameters for m in modules] + [m._modules for m in modules]
+        self._objects: list[Any] = list(chain.from_iterable(map(dict.values, self._dicts)))
+
+    def unchanged(self) -> bool:
+        # One expression in C: 8 µs for a ResNet-18, where walking the module tree again takes 500.
+        return sum(map(len, self._dicts)) == len(self._objects) and all(
+            map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._objects)
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and afterwards each module in the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def refuse_without_data(model: nn.Module) -> None:
+    """Raise where a parameter or buffer has no values yet (lazy modules, the meta device)."""
+    for part in parts_of(model):
+        if nn.parameter.is_lazy(part.tensor):
+            raise ValueError(
+                f"{part.name!r} is not initialised yet (a lazy module): run one batch through the model before "
+                "you build the bank."
+            )
+        if part.tensor.is_meta:
+            raise ValueError(
+                f"{part.name!r} is on the meta device and has no values: move the model with "
+                "to_empty(device=...) and load or initialise its weights before you build the bank."
+            )
+        if part.tensor.layout is not torch.strided:
+            raise ValueError(
+                f"{part.name!r} has the layout {part.tensor.layout}; averages are kept of dense (strided) tensors "
+                "only: make it dense, or keep it outside the model."
+            )
+
+
+def _wrapped_key(module: nn.Module) -> str | None:
+    if isinstance(module, DistributedDataParallel | DataParallel):
+        return "module"
+    # torch.compile is a slow import; as long as nobody has imported it there can be no compiled module.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None and isinstance(module, compiler.OptimizedModule):
+        return "_orig_mod"
+    return None
+
+
+def _walk(module: nn.Module, prefix: str, path: str, seen: set[int]) -> Iterator[tuple[str, str, nn.Module]]:
+    key = _wrapped_key(module)
+    if key is not None:
+        yield from _walk(cast(nn.Module, getattr(module, key)), prefix, f"{path}{key}.", seen)
+    elif id(module) not in seen:
+        seen.add(id(module))
+        yield prefix, path, module
+        for name, child in module.named_children():
+            yield from _walk(child, f"{prefix}{name}.", f"{path}{name}.", seen)

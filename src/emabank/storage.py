@@ -1,0 +1,336 @@
+"""Where averages live in memory, and the one fused pass that updates all of them.
+
+A tensor of the model is cut into blocks of 1024 elements, and the averages of one block stand side by side:
+[blocks, averages, 1024]. One broadcast in-place `lerp_` then moves every average while the live block is still in
+cache, which is as fast as memory allows. Small tensors (and the ends of large ones) are first copied together into
+one scratch page, so that their number costs little. Imports torch alone and knows nothing of names or rules.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
+SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to move
+SCRATCH = 192 * BLOCK  # elements of the scratch page, 0.75 MiB in float32: what a bank may cost beside its averages
+WHOLE = 1024 * BLOCK  # up to this size a tensor is checked for NaN and inf as a whole before every update
+ROUNDS = 16  # larger ones by a window that goes round in so many updates: a full look would cost 12% of an update
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one tensor of the model lies in memory. Averages keep the live tensor's element order."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, live: Tensor) -> "Form":
+        return cls(live.shape, live.stride(), live.dtype, live.device)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill a stretch of memory without gaps, in whatever order of the dimensions."""
+        expected = 1
+        for stride, size in sorted((st, n) for st, n in zip(self.stride, self.shape, strict=True) if n != 1):
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def numel(self) -> int:
+        """The number of real values: a complex number is two."""
+        return self.shape.numel() * (2 if self.dtype.is_complex else 1)
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The real values of a tensor of this form as one dimension in memory order: a view, where it is dense."""
+        if self.is_dense:
+            tensor = tensor.as_strided((tensor.numel(),), (1,))
+        else:
+            tensor = tensor.reshape(-1)
+        return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """The inverse of `flat`, for values that have been copied out."""
+        if self.dtype.is_complex:
+            flat = torch.view_as_complex(flat.view(-1, 2))
+        return flat.as_strided(self.shape, self.stride) if self.is_dense else flat.view(self.shape)
+
+    def arranged(self, values: Tensor) -> Tensor:
+        """Values of this shape as one dimension in the live tensor's memory order (a copy, or a view)."""
+        if self.dtype.is_complex and not values.is_complex():
+            values = values.to(torch.complex64 if values.dtype is torch.float32 else torch.complex128)
+        if self.is_dense and values.stride() != self.stride:
+            values = torch.empty_strided(self.shape, self.stride, dtype=values.dtype, device=values.device).copy_(values)
+        return self.flat(values)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch of one tensor that lies in a page: its elements `low` to `high`, at `offset` of the page."""
+
+    index: int
+    low: int
+    high: int
+    offset: int
+
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + self.high - self.low)
+
+    @property
+    def stretch(self) -> slice:
+        return slice(self.low, self.high)
+
+
+@dataclass
+class _Sources:
+    """Views of the live tensors as they stand now, so that an update need not make any. Never saved, never copied."""
+
+    scratch: Tensor
+    gathers: list[tuple[list[Tensor], list[Tensor]]]  # per page: the places in the scratch page, the live stretches
+    direct: list[tuple[Tensor, Tensor]]  # blocks, live
+    converted: list[tuple[Tensor, Tensor]]  # blocks, live of another precision, in parts that fit the scratch page
+    fetched: list[tuple[Tensor, Tensor]]  # blocks, live on another device, in parts that fit half of it
+    looks: list[Tensor]  # the large ones, whole
+    loose: list[tuple[Tensor, Tensor]]  # copies of live tensors with gaps in memory, and those tensors
+    afar: list[torch.device]  # accelerators from which copies are on their way
+    page: int = -1  # which page the scratch page holds
+
+
+class _Shelf:
+    """The averages of all tensors that share a device and a precision."""
+
+    def __init__(self, forms: dict[int, Form], count: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.forms = forms
+        self.dtype, self.device = dtype, device
+        self.weights = torch.zeros(count, 1, dtype=dtype, device=device)
+        self.blocks: dict[int, Tensor] = {}
+        self.pages: list[tuple[Tensor, list[_Piece]]] = []
+        self.sources: _Sources | None = None
+        pieces: list[_Piece] = []
+        filled = 0
+        for index, form in forms.items():
+            body = form.numel // BLOCK if form.numel >= SMALL else 0
+            if body:
+                self.blocks[index] = self._zeros(body, count, BLOCK)
+            low, size = body * BLOCK, form.numel - body * BLOCK
+            if filled + size > SCRATCH:
+                self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+                pieces, filled = [], 0
+            if size:
+                pieces.append(_Piece(index, low, low + size, filled))
+                filled += size
+        if pieces:
+            self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "sources": None}
+
+    def _zeros(self, *shape: int, pin_memory: bool = False) -> Tensor:
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device, pin_memory=pin_memory)
+
+    def bind(self, lives: Sequence[Tensor]) -> None:
+        """Take views of the live tensors."""
+        flats = {index: form.flat(lives[index]) for index, form in self.forms.items()}
+        loose = [(flats[i].view(f.shape), lives[i]) for i, f in self.forms.items() if not f.is_dense]
+        afar = sorted({f.device for f in flats.values() if f.device.type != "cpu" and f.device != self.device}, key=str)
+        size = max((blocks.shape[0] * BLOCK for blocks, _ in self.pages), default=0)
+        large = [i for i in self.blocks if flats[i].dtype != self.dtype or flats[i].device != self.device]
+        if large:
+            size = max(size, min(SCRATCH, max(self.blocks[i].shape[0] * BLOCK for i in large)))
+        if afar:  # larger copies use the bus better; 1% of the averages is still little
+            size = max(size, sum(b.numel() for b in self.blocks.values()) // 100 // BLOCK * BLOCK, 2 * BLOCK)
+        scratch = self._zeros(size, pin_memory=bool(afar) and self.device.type == "cpu")
+        gathers = [([scratch[p.place] for p in ps], [flats[p.index][p.stretch] for p in ps]) for _, ps in self.pages]
+        self.sources = _Sources(scratch, gathers, [], [], [], [], loose, afar)
+        for index, blocks in self.blocks.items():
+            self._bind_large(self.sources, blocks, flats[index][: blocks.shape[0] * BLOCK])
+
+    def _bind_large(self, sources: _Sources, blocks: Tensor, live: Tensor) -> None:
+        sources.looks.append(live)
+        if live.dtype == self.dtype and live.device == self.device:
+            sources.direct.append((blocks, live.view(-1, 1, BLOCK)))
+            return
+        elsewhere = live.device != self.device
+        part = sources.scratch.numel() // BLOCK // (2 if elsewhere else 1)
+        pairs = zip(blocks.split(part), live.split(part * BLOCK), strict=True)
+        (sources.fetched if elsewhere else sources.converted).extend(pairs)
+
+    # The pass ---------------------------------------------------------------------------------------------------------
+
+    def look(self, turn: int | None) -> Iterator[Tensor]:
+        """Sums that are finite only if what they cover is: everything, or (with a turn) of the largest a part."""
+        sources = self._fresh_sources()
+        sources.page = -1  # what an earlier look left there may be out of date
+        for page, (blocks, _) in enumerate(self.pages):
+            yield self._gathered(sources, page, blocks).sum()
+        for live in sources.looks:
+            if turn is not None and live.numel() > WHOLE:
+                live = live[live.numel() * turn // ROUNDS : live.numel() * (turn + 1) // ROUNDS]
+            yield (live if live.dtype.itemsize > 1 else live.float()).sum()
+
+    def move(self, weights: Sequence[float]) -> None:
+        """Move every average towards the live tensors, each by its own weight."""
+        sources = self._fresh_sources()
+        self.weights.copy_(torch.tensor(weights, dtype=torch.float64).view(-1, 1))
+        for page in reversed(range(len(self.pages))):  # the page looked at last is still in the scratch page
+            blocks = self.pages[page][0]
+            blocks.lerp_(self._gathered(sources, page, blocks), self.weights)
+        sources.page = -1  # the live tensors will have moved on by the next update
+        for blocks, live in sources.direct:
+            blocks.lerp_(live, self.weights)
+        for blocks, live in sources.converted:
+            blocks.lerp_(sources.scratch[: live.numel()].copy_(live).view(-1, 1, BLOCK), self.weights)
+        self._move_fetched(sources)
+
+    def _move_fetched(self, sources: _Sources) -> None:
+        """Two halves of the scratch page in turn: the next part is on its way while this one is averaged."""
+        if not sources.fetched:
+            return
+        halves = sources.scratch.split(sources.scratch.numel() // BLOCK // 2 * BLOCK)
+        coming = self._fetch(sources.fetched[0][1], halves[0])
+        for number, (blocks, live) in enumerate(sources.fetched):
+            arrived = coming
+            if number + 1 < len(sources.fetched):
+                coming = self._fetch(sources.fetched[number + 1][1], halves[(number + 1) % 2])
+            if arrived is not None:
+                arrived.synchronize()
+            blocks.lerp_(halves[number % 2][: live.numel()].view(-1, 1, BLOCK), self.weights)
+
+    def _fetch(self, live: Tensor, half: Tensor) -> torch.Event | None:
+        half[: live.numel()].copy_(live, non_blocking=True)
+        if live.device.type == "cpu" or self.device.type != "cpu":
+            return None  # done already, or ordered by the averages' own stream
+        return torch.accelerator.current_stream(live.device).record_event()
+
+    def _gathered(self, sources: _Sources, page: int, blocks: Tensor) -> Tensor:
+        if sources.page != page:
+            torch._foreach_copy_(*sources.gathers[page], non_blocking=bool(sources.afar))
+            for device in sources.afar:
+                torch.accelerator.current_stream(device).synchronize()
+            sources.page = page
+        return sources.scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK)
+
+    def _fresh_sources(self) -> _Sources:
+        assert self.sources is not None, "bind comes first"
+        for copy, live in self.sources.loose:
+            copy.copy_(live)
+        return self.sources
+
+    # One average ------------------------------------------------------------------------------------------------------
+
+    def read(self, average: int, out: dict[int, Tensor]) -> None:
+        """Put copies of one average's tensors into `out`, in the live tensors' shapes and memory order."""
+        flats = {i: torch.empty(form.numel, dtype=self.dtype, device=self.device) for i, form in self.forms.items()}
+        for index, blocks in self.blocks.items():
+            flats[index][: blocks.shape[0] * BLOCK].view(-1, BLOCK).copy_(blocks[:, average])
+        for blocks, pieces in self.pages:
+            page = blocks[:, average].reshape(-1)
+            for piece in pieces:
+                flats[piece.index][piece.stretch] = page[piece.place]
+        out.update({index: form.shaped(flats[index]) for index, form in self.forms.items()})
+
+    def write(self, average: int, values: Sequence[Tensor]) -> None:
+        """Set one average's tensors."""
+        flats = {index: form.arranged(values[index]) for index, form in self.forms.items()}
+        for index, blocks in self.blocks.items():
+            blocks[:, average].copy_(flats[index][: blocks.shape[0] * BLOCK].view(-1, BLOCK))
+        for blocks, pieces in self.pages:
+            page = self._zeros(blocks.shape[0] * BLOCK)
+            for piece in pieces:
+                page[piece.place].copy_(flats[piece.index][piece.stretch])
+            blocks[:, average].copy_(page.view(-1, BLOCK))
+
+
+class Storage:
+    """`count` averages of a list of tensors, all equal to those tensors at first.
+
+    `dtype` is the least precision: a float64 tensor is averaged in float64. `device=None` keeps each average beside
+    its live tensor.
+
+    >>> live = [torch.zeros(3), torch.zeros(2, 2)]
+    >>> storage = Storage(live, 2, dtype=torch.float32, device=None)
+    >>> _ = [tensor.fill_(1.0) for tensor in live]
+    >>> storage.move([0.5, 1.0])
+    >>> storage.read(0)[0], storage.read(1)[1]
+    (tensor([0.5000, 0.5000, 0.5000]), tensor([[1., 1.],
+            [1., 1.]]))
+    """
+
+    def __init__(
+        self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None
+    ) -> None:
+        self.count, self.dtype, self.device = count, dtype, device
+        self._forms = [Form.of(live) for live in lives]
+        groups: dict[tuple[torch.device, torch.dtype], dict[int, Form]] = {}
+        for index, form in enumerate(self._forms):
+            real = form.dtype.to_real() if form.dtype.is_complex else form.dtype
+            # promote_types knows no common type of the 8-bit floats; they are all narrower than float32.
+            precision = torch.promote_types(dtype, real) if real.itemsize > 1 else dtype
+            groups.setdefault((device or form.device, precision), {})[index] = form
+        self._shelves = [_Shelf(forms, count, precision, place) for (place, precision), forms in groups.items()]
+        self._turn = 0
+        self._bind(lives)
+        for average in range(count):
+            self.write(average, lives)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_pointers": None}
+
+    def bound_to(self, lives: Sequence[Tensor]) -> "Storage":
+        """This storage with views of these tensors; another one with the same averages where their form has changed."""
+        if [Form.of(live) for live in lives] == self._forms:
+            self._bind(lives)
+            return self
+        return self.rebuilt(lives, device=self.device)
+
+    def rebuilt(self, lives: Sequence[Tensor], *, device: torch.device | None) -> "Storage":
+        """The same averages laid out anew, for tensors of another form or for another place."""
+        other = Storage(lives, self.count, dtype=self.dtype, device=device)
+        for average in range(self.count):
+            other.write(average, self.read(average))
+        return other
+
+    def is_bound_to(self, lives: Sequence[Tensor]) -> bool:
+        """Whether these tensors still lie where the views taken of them look."""
+        return list(map(Tensor.data_ptr, lives)) == self._pointers
+
+    def looks_finite(self, *, whole: bool) -> bool:
+        """False if a live tensor holds NaN or inf, or a sum overflowed. Unless `whole`, a part of the very large ones
+        is looked at, another part each time."""
+        turn = None if whole else self._turn
+        self._turn = (self._turn + 1) % ROUNDS
+        for shelf in self._shelves:
+            sums = [total.to(shelf.device, torch.float32) for total in shelf.look(turn)]
+            if sums and not math.isfinite(torch.stack(sums).sum().item()):
+                return False
+        return True
+
+    def move(self, weights: Sequence[float]) -> None:
+        """Move average k towards the live tensors by weights[k], for all k in one pass."""
+        for shelf in self._shelves:
+            shelf.move(weights)
+
+    def read(self, average: int) -> list[Tensor]:
+        """Copies of the tensors of one average."""
+        out: dict[int, Tensor] = {}
+        for shelf in self._shelves:
+            shelf.read(average, out)
+        return [out[index] for index in range(len(self._forms))]
+
+    def write(self, average: int, values: Sequence[Tensor]) -> None:
+        """Set the tensors of one average."""
+        for shelf in self._shelves:
+            shelf.write(average, values)
+
+    def _bind(self, lives: Sequence[Tensor]) -> None:
+        for shelf in self._shelves:
+            shelf.bind(lives)
+        self._pointers: list[int] | None = list(map(Tensor.data_ptr, lives))

@@ -1,0 +1,195 @@
+"""The averaged tensors of a model by name: followed wherever the model puts them, with their averages in a Storage.
+
+A model may be moved, cast, given another memory format or have its tensors replaced while a bank watches it; this
+room notices, and refuses what no longer fits. Knows nothing of rules and counts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import is_
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from emabank.modules import Part, Watch, parts_of
+from emabank.storage import Storage
+
+Choice = Literal["all", "trainable"] | Callable[[str, nn.Parameter], bool]
+
+
+class Tracked:
+    """The tensors of `model` that are averaged, and `count` averages of each."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        count: int,
+        *,
+        parameters: Choice,
+        statistics: bool,
+        dtype: torch.dtype,
+        device: torch.device | None,
+    ) -> None:
+        self._model = model
+        parts = parts_of(model)
+        chosen = [part for part in parts if part.is_parameter and _is_averaged(part, parameters)]
+        if not chosen:
+            raise ValueError(
+                f"No parameter is averaged: parameters={parameters!r} chooses none of the "
+                f"{sum(part.is_parameter for part in parts)} the model has."
+            )
+        if statistics:
+            chosen += [part for part in parts if _is_statistic(part)]
+        self.names = tuple(part.name for part in chosen)
+        self._parameters = _shapes(part for part in parts if part.is_parameter)
+        self._follow(chosen)
+        bad = self.nonfinite()
+        if bad:
+            raise ValueError(
+                f"{_listed(bad)} hold NaN or inf when the bank is built: initialise them, freeze them if they are "
+                "constants such as a mask (requires_grad=False), or leave them out with parameters=."
+            )
+        self._storage = Storage(self.data(), count, dtype=dtype, device=device)
+        self.begin()
+
+    def begin(self) -> None:
+        """Remember the live tensors' version counters, to tell later whether weights were loaded over them."""
+        self._versions = [live._version for live in self._lives]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_watch": None, "_parts": [], "_lives": [], "_versions": []}
+
+    # Following the model ----------------------------------------------------------------------------------------------
+
+    def verify(self) -> bool:
+        """Make sure the averages are tied to the live tensors as they stand; False if they had to be tied anew."""
+        if (
+            self._watch is not None
+            and self._watch.unchanged()
+            and all(map(is_, (part.holder.get(part.key) for part in self._parts), self._lives))
+            and self._storage.is_bound_to(self._lives)
+        ):
+            return True
+        parts = parts_of(self._model)
+        now = _shapes(part for part in parts if part.is_parameter)
+        refuse_misfit("The model's parameters have changed since the bank was built", self._parameters, now)
+        by_name = {part.name: part for part in parts}
+        gone = [name for name in self.names if name not in by_name]
+        if gone:
+            raise ValueError(f"{_listed(gone)} are no longer in the model: build a new bank for the changed model.")
+        self._follow([by_name[name] for name in self.names])
+        self._storage = self._storage.bound_to(self.data())
+        return False
+
+    def _follow(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._lives = [part.tensor for part in parts]
+        self._watch: Watch | None = Watch(self._model)
+
+    def data(self) -> list[Tensor]:
+        """The live tensors, without autograd."""
+        return [live.data for live in self._lives]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the live tensors by plain name."""
+        return _shapes(self._parts)
+
+    def to(self, device: torch.device | None) -> None:
+        """Move the averages."""
+        self._storage = self._storage.rebuilt(self.data(), device=device)
+
+    # The averages -----------------------------------------------------------------------------------------------------
+
+    def move(self, weights: list[float]) -> None:
+        """Move average k towards the live tensors by weights[k], for all k in one pass."""
+        self._storage.move(weights)
+
+    def read(self, average: int) -> dict[str, Tensor]:
+        """Copies of one average's tensors by plain name."""
+        return dict(zip(self.names, self._storage.read(average), strict=True))
+
+    def write(self, average: int, values: Mapping[str, Tensor] | None = None) -> None:
+        """Set one average's tensors, to the live ones where none are given."""
+        self._storage.write(average, self.data() if values is None else [values[name] for name in self.names])
+
+    # Numbers gone bad -------------------------------------------------------------------------------------------------
+
+    def nonfinite(self, *, quick: bool = False, whole: bool = True) -> list[str]:
+        """The names of live tensors that hold NaN or inf. `quick` looks at sums first, and (unless `whole`) of very
+        large tensors at a part."""
+        if quick and self._storage.looks_finite(whole=whole):
+            return []
+        return nonfinite(dict(zip(self.names, self.data(), strict=True)))
+
+    def share_replaced(self) -> float:
+        """How far the live tensors are from average 0, relative to its norm, if they were written more than once since
+        `begin` (one optimizer step writes once or twice, loading a checkpoint once more); else 0."""
+        writes = [live._version - before for live, before in zip(self._lives, self._versions, strict=False)]
+        if max(writes, default=2) < 2:
+            return 0.0
+        first = self._storage.read(0)
+        pairs = [(live.to(old.device, old.dtype), old) for live, old in zip(self.data(), first, strict=True)]
+        moved = sum(float((live - old).abs().square().sum()) for live, old in pairs)
+        norm = sum(float(old.abs().square().sum()) for _, old in pairs)
+        return (moved / norm) ** 0.5 if norm > 0 else 0.0
+
+
+def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that hold NaN or inf: by their sums first, which costs a tenth of `isfinite`.
+
+    >>> nonfinite({"fine": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])})
+    ['bad']
+    """
+    wide = {name: t.float() if t.is_floating_point() and t.dtype.itemsize == 1 else t for name, t in tensors.items()}
+    suspects = [name for name, tensor in wide.items() if not bool(torch.isfinite(tensor.sum()))]
+    return [name for name in suspects if not bool(torch.isfinite(wide[name]).all())]  # a sum may overflow
+
+
+def refuse_misfit(what: str, expected: Mapping[str, tuple[int, ...]], given: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a ValueError that names what is missing, what is new and what has another shape.
+
+    >>> refuse_misfit("The state does not fit", {"a": (2,)}, {"a": (3,)})
+    Traceback (most recent call last):
+    ...
+    ValueError: The state does not fit: another shape: 'a' is (3,), not (2,).
+    """
+    missing = [name for name in expected if name not in given]
+    added = [name for name in given if name not in expected]
+    reshaped = [
+        f"{name!r} is {given[name]}, not {expected[name]}"
+        for name in expected
+        if name in given and given[name] != expected[name]
+    ]
+    faults = [f"missing: {_listed(missing)}"] * bool(missing) + [f"new: {_listed(added)}"] * bool(added)
+    faults += [f"another shape: {', '.join(reshaped[:5])}"] * bool(reshaped)
+    if faults:
+        raise ValueError(f"{what}: {'; '.join(faults)}.")
+
+
+def _is_averaged(part: Part, parameters: Choice) -> bool:
+    tensor = part.tensor
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return False
+    if not tensor.requires_grad and nonfinite({part.name: tensor.data}):
+        return False  # a constant, such as an attention mask of -inf: averaged with itself it would be NaN
+    if callable(parameters):
+        return bool(parameters(part.name, tensor))  # type: ignore[arg-type]
+    if parameters not in ("all", "trainable"):
+        raise ValueError(
+            f'parameters={parameters!r}: allowed are "all", "trainable" and a function of name and parameter.'
+        )
+    return parameters == "all" or tensor.requires_grad
+
+
+def _is_statistic(part: Part) -> bool:
+    # Only these are means over batches. Others hold what must be exact: counters, masks, spectral norm's vectors.
+    return not part.is_parameter and part.key in ("running_mean", "running_var") and part.tensor.is_floating_point()
+
+
+def _shapes(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
+    return {part.name: tuple(part.tensor.shape) for part in parts}
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(repr(name) for name in names[:5]) + more

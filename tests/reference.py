@@ -1,0 +1,111 @@
+"""The slow oracle: averages in float64, one step at a time, written from the definitions and not from the library.
+
+An oracle keeps every sample it was ever given and computes the average from the whole list each time it is asked.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+Weights = dict[str, Tensor]
+
+
+def exact(tensors: Mapping[str, Tensor]) -> Weights:
+    """Copies in float64 (complex128 where complex)."""
+    return {k: t.detach().to(torch.complex128 if t.is_complex() else torch.float64).clone() for k, t in tensors.items()}
+
+
+def live_weights(model: nn.Module, *, statistics: bool = True) -> Weights:
+    """What a bank averages by default, by name: floating parameters and batch-norm statistics."""
+    tensors = {k: p for k, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
+    if statistics:
+        tensors |= {
+            k: b
+            for k, b in model.named_buffers()
+            if k.rpartition(".")[2] in ("running_mean", "running_var") and b.is_floating_point()
+        }
+    return exact(tensors)
+
+
+class Oracle:
+    """One average: give it the live weights after every optimizer step."""
+
+    def __init__(self, initial: Weights, every: int, start: int = 0) -> None:
+        self.every, self.start, self.step = every, start, 0
+        self.initial, self.initial_step = initial, 0
+        self.samples: list[tuple[int, Weights]] = []
+
+    def after_step(self, live: Weights) -> None:
+        self.step += 1
+        if self.step % self.every == 0:
+            self.take(live)
+
+    def take(self, live: Weights) -> None:
+        if self.step <= self.start:
+            self.initial, self.initial_step = live, self.step
+        elif not self.samples or self.samples[-1][0] != self.step:
+            self.samples.append((self.step, live))
+
+    def coefficients(self) -> list[float]:
+        """The weight of the initial weights and of each sample in the average now."""
+        raise NotImplementedError
+
+    def value(self) -> Weights:
+        weights = self.coefficients()
+        assert abs(sum(weights) - 1.0) < 1e-9, "the weights of an average add up to 1"
+        points = [self.initial, *(sample for _, sample in self.samples)]
+        return {k: sum(w * point[k] for w, point in zip(weights, points, strict=True)) for k in self.initial}
+
+
+class EMAOracle(Oracle):
+    """Σ (1 - αₖ) Π α over the later ones; `decay_at(step since start, update number from 0)` is α of a whole period."""
+
+    def __init__(self, initial: Weights, every: int, decay_at: Callable[[int, int], float], start: int = 0) -> None:
+        super().__init__(initial, every, start)
+        self.decay_at = decay_at
+
+    def coefficients(self) -> list[float]:
+        steps = [self.initial_step, *(step for step, _ in self.samples)]
+        decays = [
+            self.decay_at(now - self.start, number) ** ((now - before) / self.every)
+            for number, (before, now) in enumerate(zip(steps, steps[1:], strict=False))
+        ]
+        weights, left = [], 1.0
+        for decay in reversed(decays):
+            weights.append(left * (1.0 - decay))
+            left *= decay
+        return [left, *reversed(weights)]
+
+
+class UniformOracle(Oracle):
+    """The mean of the samples; the initial weights are not among them."""
+
+    def coefficients(self) -> list[float]:
+        n = len(self.samples)
+        return [0.0, *([1.0 / n] * n)] if n else [1.0]
+
+
+class PowerOracle(Oracle):
+    """∫ t^γ over each sample's period, as a share of the whole (EDM2, the continuous power-function profile)."""
+
+    def __init__(self, initial: Weights, every: int, gamma: float) -> None:
+        super().__init__(initial, every)
+        self.gamma = gamma
+
+    def coefficients(self) -> list[float]:
+        if not self.samples:
+            return [1.0]
+        steps = [0, *(step for step, _ in self.samples)]
+        shares = [(step / steps[-1]) ** (self.gamma + 1) for step in steps]
+        return [0.0, *(after - before for before, after in zip(shares, shares[1:], strict=False))]
+
+
+def capped(decay: float, *, unit: str | None) -> Callable[[int, int], float]:
+    """The decay under the warm-up min(α, (t + 1) / (t + 10)), t in steps or in updates."""
+
+    def decay_at(steps: int, number: int) -> float:
+        t = {"steps": steps - 1, "updates": number}.get(unit or "")
+        return decay if t is None else min(decay, (t + 1) / (t + 10))
+
+    return decay_at

@@ -1,0 +1,168 @@
+"""rules.py: the maths, against the definitions in float64."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emabank import EMA, PowerEMA, Uniform, rules
+
+decays = st.floats(0.01, 0.99999)
+periods = st.integers(1, 64)
+
+
+@given(decays, periods)
+def test_per_step_and_per_update_are_inverse(decay: float, every: int) -> None:
+    assert rules.per_update(rules.per_step(decay, every), every) == pytest.approx(decay, rel=1e-9)
+
+
+@given(decays)
+def test_after_a_half_life_half_is_left(decay: float) -> None:
+    assert decay ** rules.half_life(decay) == pytest.approx(0.5)
+    assert rules.from_half_life(rules.half_life(decay)) == pytest.approx(decay)
+
+
+@given(st.floats(0.0, 0.99999))
+def test_window_is_the_sum_of_the_powers(decay: float) -> None:
+    assert rules.from_window(rules.window(decay)) == pytest.approx(decay, abs=1e-9)
+    if decay < 0.99:
+        assert sum(decay**k for k in range(5000)) == pytest.approx(rules.window(decay))
+
+
+def test_the_papers_table_of_equivalent_decays() -> None:
+    at_16 = [0.998, 0.996, 0.992, 0.984, 0.968]
+    # The paper rounds 0.997969 to 0.998 and so on.
+    paper = [0.999875, 0.99975, 0.9995, 0.999, 0.998]
+    assert [rules.per_step(a, 16) for a in at_16] == pytest.approx(paper, abs=4e-5)
+
+
+def test_trap05_warmup_exact_first_decays_and_end() -> None:
+    rule = EMA(0.998)
+    first = [rule.decay_at(steps=t + 1, elapsed=1, samples=t, every=1) for t in range(3)]
+    assert first == [1 / 10, 2 / 11, 3 / 12]
+    assert rules.warmup_end(0.998) == 4490
+    assert 4490 * 16 == 71840  # the steps it takes where it is counted in updates
+
+
+@given(st.floats(0.0, 0.99999))
+def test_trap05_warmup_ends_at_the_first_count_that_reaches_the_decay(decay: float) -> None:
+    end = rules.warmup_end(decay)
+    assert (end + 1) / (end + 10) >= decay
+    assert end == 0 or end / (end + 9) < decay
+
+
+def test_trap05_the_unit_of_the_warmup_matters() -> None:
+    steps, updates = EMA(0.998, warmup="steps"), EMA(0.998, warmup="updates")
+    counts = {"steps": 4800, "elapsed": 16, "samples": 299, "every": 16}
+    assert steps.decay_at(**counts) == 0.998
+    assert updates.decay_at(**counts) == pytest.approx(300 / 309)
+
+
+def test_trap06_the_decay_is_exact_in_float64() -> None:
+    assert EMA(0.99999999, warmup=None).decay_at(steps=1, elapsed=1, samples=0, every=1) == 0.99999999
+
+
+@given(decays, st.integers(1, 32), st.integers(1, 1000))
+def test_trap04_the_horizon_does_not_depend_on_the_period(decay: float, every: int, updates: int) -> None:
+    """What is left of the past after the same number of steps, whichever the period."""
+    rule = EMA(per_step=decay, warmup=None)
+    left = rule.decay_at(steps=every, elapsed=every, samples=0, every=every) ** updates
+    assert left == pytest.approx(decay ** (every * updates), rel=1e-6, abs=1e-12)
+
+
+@given(st.floats(1.0, 10_000.0), periods)
+def test_half_life_rule(half_life: float, every: int) -> None:
+    rule = EMA(half_life=half_life, warmup=None)
+    assert rule.per_update(every) == pytest.approx(0.5 ** (every / half_life))
+
+
+@given(st.integers(1, 200))
+def test_uniform_weights_make_a_mean(n: int) -> None:
+    left = 1.0
+    shares = []
+    for k in range(n):
+        weight = 1 - Uniform().decay_at(steps=k + 1, elapsed=1, samples=k, every=1)
+        shares = [share * (1 - weight) for share in shares] + [weight]
+        left *= 1 - weight
+    assert left == 0.0
+    assert shares == pytest.approx([1 / n] * n)
+
+
+def test_power_gamma_of_edm2() -> None:
+    assert rules.power_gamma(0.1) == pytest.approx(6.94, abs=5e-3)
+    gamma = rules.power_gamma(0.1)
+    assert (gamma + 1) / (gamma + 2) == pytest.approx(0.888, abs=5e-4)
+    assert rules.power_gamma(12**-0.5) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(st.floats(0.01, 0.288))
+def test_power_gamma_solves_its_equation(sigma: float) -> None:
+    g = rules.power_gamma(sigma)
+    assert (g + 1) / ((g + 2) ** 2 * (g + 3)) == pytest.approx(sigma**2, rel=1e-9)
+
+
+@given(st.floats(0.05, 0.25))
+def test_power_profile_has_the_width_it_is_named_for(sigma: float) -> None:
+    """Mean and deviation of the sample time under the weights, as shares of the run."""
+    n = 2000
+    shares: list[float] = []
+    rule = PowerEMA(sigma)
+    weights = [1 - rule.decay_at(steps=t, elapsed=1, samples=t - 1, every=1) for t in range(1, n + 1)]
+    left = 1.0
+    for weight in reversed(weights):
+        shares.append(weight * left)
+        left *= 1 - weight
+    shares.reverse()
+    mean = sum(s * t / n for t, s in enumerate(shares, 1))
+    assert math.sqrt(sum(s * (t / n - mean) ** 2 for t, s in enumerate(shares, 1))) == pytest.approx(sigma, rel=0.01)
+
+
+def test_default_names() -> None:
+    rules_ = [EMA(0.998), EMA(per_step=0.999), EMA(half_life=693), Uniform(), Uniform(start=100), PowerEMA(0.1)]
+    assert [rule.name for rule in rules_] == [
+        "ema-0.998",
+        "ema-per-step-0.999",
+        "ema-half-life-693",
+        "uniform",
+        "uniform-100",
+        "power-0.1",
+    ]
+
+
+def test_a_description_says_per_update_per_step_and_half_life() -> None:
+    text = EMA(0.998).describe(16)
+    assert "0.998 per update" in text and "0.99987488 per step" in text and "half-life 5540 steps" in text
+
+
+@pytest.mark.parametrize("rule", [EMA(0.9, warmup="updates", start=3), EMA(half_life=9), Uniform(4), PowerEMA(0.2)])
+def test_a_rule_survives_its_plain_form(rule: EMA | Uniform | PowerEMA) -> None:
+    assert rules.rule_from_dict(rules.rule_to_dict(rule)) == rule
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: EMA(1.1), "from 0 to 1"),
+        (lambda: EMA(-0.1), "from 0 to 1"),
+        (lambda: EMA(float("nan")), "from 0 to 1"),
+        (lambda: EMA("0.9"), "from 0 to 1"),
+        (lambda: EMA(True), "from 0 to 1"),
+        (lambda: EMA(per_step=2), "from 0 to 1"),
+        (lambda: EMA(), "exactly one of"),
+        (lambda: EMA(0.9, half_life=3), "decay=0.9, half_life=3"),
+        (lambda: EMA(half_life=0), "positive number"),
+        (lambda: EMA(half_life=math.inf), "positive number"),
+        (lambda: EMA(0.9, warmup="epochs"), "'epochs'"),
+        (lambda: EMA(0.9, start=-1), "whole number"),
+        (lambda: EMA(0.9, start=1.5), "whole number"),
+        (lambda: Uniform(start=-1), "whole number"),
+        (lambda: PowerEMA(0.3), "0.2887"),
+        (lambda: PowerEMA(0), "above 0"),
+        (lambda: rules.rule_from_dict({"rule": "Lookahead"}), "'Lookahead'"),
+        (lambda: rules.rule_from_dict({"rule": "Uniform", "end": 3}), "end"),
+    ],
+)
+def test_bad_input_gets_a_clear_sentence(make, says: str) -> None:
+    with pytest.raises(ValueError, match=says.replace("(", r"\(")):
+        make()

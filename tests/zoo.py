@@ -1,0 +1,119 @@
+"""Small models that hold everything a model can hold, and a training step that moves all of it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+class Odd(nn.Module):
+    """Scalars, empty, complex and integer tensors, transposed memory, a frozen weight, a mask, an extra buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.tensor(0.5))
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.wave = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
+        self.turned = nn.Parameter(torch.randn(70, 90).t())
+        self.gappy = nn.Parameter(torch.randn(80, 160)[:, ::2])
+        self.exact = nn.Parameter(torch.randn(5, dtype=torch.float64))
+        self.frozen = nn.Parameter(torch.randn(7), requires_grad=False)
+        self.table = nn.Parameter(torch.arange(4), requires_grad=False)
+        self.register_buffer("mask", torch.full((2, 2), float("-inf")))
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        extra = self.turned.sum() + self.gappy.sum() + self.wave.abs().sum() + self.exact.sum().float()
+        return (x * self.scalar + extra * 1e-3 + self.frozen.sum()).mean(1, keepdim=True)
+
+
+class Tied(nn.Module):
+    """An embedding that is its own output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.out = nn.Linear(6, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.embed(x.abs().long().clamp(max=10)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def wide() -> nn.Module:
+    """Tensors above the size that is moved in blocks, none a multiple of a block."""
+    return nn.Sequential(nn.Linear(6, 1500), nn.BatchNorm1d(1500), nn.ReLU(), nn.Linear(1500, 5))
+
+
+def half_precision() -> nn.Module:
+    """bfloat16 with float32 norms, large and small tensors."""
+    model = nn.Sequential(nn.Linear(6, 1500), nn.LayerNorm(1500), nn.ReLU(), nn.Linear(1500, 5)).bfloat16()
+    model[1].float()
+    return Cast(model)
+
+
+class Cast(nn.Module):
+    """Runs the layers of a model of mixed precision, each on its own dtype."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers.children():
+            x = layer(x.to(next(layer.parameters()).dtype) if list(layer.parameters()) else x)
+        return x.float()
+
+
+class Conv(nn.Module):
+    """Convolutions in channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 24, 3), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 25, 2), nn.BatchNorm2d(25)
+        ).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.view(-1, 1, 2, 3).repeat(1, 1, 4, 4)).flatten(2).mean(2)
+
+
+def crowd() -> nn.Module:
+    """Many small tensors: more than fit in one page of the storage."""
+    return nn.ParameterList([nn.Parameter(torch.randn(900 + i)) for i in range(230)])
+
+
+ZOO: dict[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "wide": wide,
+    "half_precision": half_precision,
+    "conv": Conv,
+    "odd": Odd,
+    "tied": Tied,
+    "crowd": crowd,
+}
+
+
+def build(name: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return ZOO[name]()
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
+    """One step on random data; a crowd, which computes nothing, is pulled towards random values."""
+    if isinstance(model, nn.ParameterList):
+        loss = sum(((p - torch.randn(p.shape, generator=generator)) ** 2).mean() for p in model)
+    else:
+        loss = model(torch.randn(16, 6, generator=generator) * 3).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.5)
