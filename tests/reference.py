@@ -3,10 +3,13 @@
 An oracle keeps every sample it was ever given and computes the average from the whole list each time it is asked.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+
+from emabank import EMA, PowerEMA, Uniform
 
 Weights = dict[str, Tensor]
 
@@ -69,7 +72,7 @@ class EMAOracle(Oracle):
         steps = [self.initial_step, *(step for step, _ in self.samples)]
         decays = [
             self.decay_at(now - self.start, number) ** ((now - before) / self.every)
-            for number, (before, now) in enumerate(zip(steps, steps[1:], strict=False))
+            for number, (before, now) in enumerate(itertools.pairwise(steps))
         ]
         weights, left = [], 1.0
         for decay in reversed(decays):
@@ -98,7 +101,7 @@ class PowerOracle(Oracle):
             return [1.0]
         steps = [0, *(step for step, _ in self.samples)]
         shares = [(step / steps[-1]) ** (self.gamma + 1) for step in steps]
-        return [0.0, *(after - before for before, after in zip(shares, shares[1:], strict=False))]
+        return [0.0, *(after - before for before, after in itertools.pairwise(shares))]
 
 
 def capped(decay: float, *, unit: str | None) -> Callable[[int, int], float]:
@@ -109,3 +112,45 @@ def capped(decay: float, *, unit: str | None) -> Callable[[int, int], float]:
         return decay if t is None else min(decay, (t + 1) / (t + 10))
 
     return decay_at
+
+
+def states_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Bit for bit the same tensors under the same keys."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], *, rtol: float = 3e-6) -> None:
+    """Equal up to float32's rounding, relative to the largest value of the tensor."""
+    for name, value in want.items():
+        scale = float(value.abs().max()) if value.numel() else 1.0
+        torch.testing.assert_close(got[name].to(value.dtype), value, rtol=0, atol=rtol * max(scale, 1e-30), msg=name)
+
+
+# One of each rule, and its oracle.
+AVERAGES = {
+    "plain": EMA(0.9, warmup=None),
+    "paper": EMA(0.998),
+    "updates": EMA(0.95, warmup="updates"),
+    "per-step": EMA(per_step=0.97, warmup=None),
+    "half-life": EMA(half_life=7.5, warmup=None),
+    "late": EMA(0.8, warmup=None, start=7),
+    "uniform": Uniform(),
+    "tail": Uniform(start=9),
+    "power": PowerEMA(0.15),
+}
+
+
+def oracles(model: nn.Module, every: int) -> dict[str, Oracle]:
+    first = live_weights(model)
+    gamma = 3.5578687748994646  # solves (γ + 1) / ((γ + 2)² (γ + 3)) = 0.15², by numpy.roots
+    return {
+        "plain": EMAOracle(first, every, capped(0.9, unit=None)),
+        "paper": EMAOracle(first, every, capped(0.998, unit="steps")),
+        "updates": EMAOracle(first, every, capped(0.95, unit="updates")),
+        "per-step": EMAOracle(first, every, capped(0.97**every, unit=None)),
+        "half-life": EMAOracle(first, every, capped(0.5 ** (every / 7.5), unit=None)),
+        "late": EMAOracle(first, every, capped(0.8, unit=None), start=7),
+        "uniform": UniformOracle(first, every),
+        "tail": UniformOracle(first, every, start=9),
+        "power": PowerOracle(first, every, gamma),
+    }

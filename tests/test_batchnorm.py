@@ -34,7 +34,8 @@ def trained_bank(model: nn.Module, averages=(0.5, 0.9), steps: int = 4) -> EMABa
 
 def pooled(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
     """The statistics by definition, in float64: each batch goes through with its own, all inputs are kept, and mean and
-    unbiased variance are taken over the whole heap."""
+    unbiased variance are taken over the whole heap.
+    """
     model = copy.deepcopy(model).double().eval()
     heap: dict[str, list[Tensor]] = {}
     for name, layer in model.named_modules():
@@ -61,7 +62,10 @@ def test_trap18_statistics_are_pooled_over_all_samples_of_every_average() -> Non
     bank = trained_bank(model)
     batches = list(images(27).split([10, 10, 5, 2]))
     done = recalibrate_batchnorm(bank, batches)
-    assert done.layers == ("1", "4") and done.batches == 4 and not done.frozen and not done.unreached
+    assert done.layers == ("1", "4")
+    assert done.batches == 4
+    assert not done.frozen
+    assert not done.unreached
     for name in bank.names:
         assert_statistics(bank.weights(name, batchnorm="recomputed"), pooled(bank.module(name), batches))
 
@@ -124,7 +128,8 @@ def test_trap19_dropout_stays_off_and_user_modules_in_eval_mode() -> None:
     model = nn.Sequential(Spy(0.9), nn.BatchNorm1d(2))
     data = torch.randn(50, 2)
     recalibrate_batchnorm(model, [data])
-    assert seen == [False] and model[0].training
+    assert seen == [False]
+    assert model[0].training
     torch.testing.assert_close(model[1].running_mean, data.mean(0))
 
 
@@ -133,10 +138,14 @@ def test_trap20_frozen_layers_stay_and_are_named_but_a_model_in_eval_mode_is_rec
     model[1].eval()
     kept = model[1].running_mean.clone()
     done = recalibrate_batchnorm(model, [images()])
-    assert done.layers == ("4",) and done.frozen == ("1",)
-    assert torch.equal(model[1].running_mean, kept) and not model[1].training and model[4].training
+    assert done.layers == ("4",)
+    assert done.frozen == ("1",)
+    assert torch.equal(model[1].running_mean, kept)
+    assert not model[1].training
+    assert model[4].training
     done = recalibrate_batchnorm(model.eval(), [images()])
-    assert done.layers == ("1", "4") and done.frozen == ()
+    assert done.layers == ("1", "4")
+    assert done.frozen == ()
     assert not any(m.training for m in model.modules())
 
 
@@ -191,7 +200,8 @@ def test_trap22_layers_of_every_kind() -> None:
     )
     done = recalibrate_batchnorm(model, list(torch.randn(40, 3).split(9)))
     assert done.layers == ("1", "2", "3")
-    assert model[1].momentum is None and int(model[1].num_batches_tracked) == 0
+    assert model[1].momentum is None
+    assert int(model[1].num_batches_tracked) == 0
 
 
 def test_trap23_trap60_no_random_stream_is_moved() -> None:
@@ -206,7 +216,7 @@ def test_trap23_trap60_no_random_stream_is_moved() -> None:
         loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=generator)
 
         def draws(loader=loader, generator=generator) -> tuple:
-            order = list(loader)[0].tolist()
+            order = next(iter(loader)).tolist()
             return order, torch.rand(1).item(), random.random(), float(np.random.rand())
 
         drawn = []
@@ -235,9 +245,7 @@ def test_trap24_live_averaged_and_recomputed_statistics_stand_side_by_side() -> 
         assert torch.equal(model[1].running_mean, recomputed["1.running_mean"])
     assert torch.equal(bank.module(0.9, batchnorm="recomputed")[1].running_var, recomputed["1.running_var"])
     x = images(5, seed=3)
-    torch.testing.assert_close(
-        bank.call(0.9, x, batchnorm="recomputed"), bank.module(0.9, batchnorm="recomputed")(x)
-    )
+    torch.testing.assert_close(bank.call(0.9, x, batchnorm="recomputed"), bank.module(0.9, batchnorm="recomputed")(x))
 
 
 def test_recomputed_statistics_last_until_the_next_update() -> None:
@@ -321,7 +329,8 @@ def test_layers_that_no_batch_reaches_are_named_and_keep_what_they_had() -> None
 
     model = Detour()
     done = recalibrate_batchnorm(model, [torch.randn(8, 2)])
-    assert done.layers == ("used",) and done.unreached == ("spare",)
+    assert done.layers == ("used",)
+    assert done.unreached == ("spare",)
     assert torch.equal(model.spare.running_mean, torch.zeros(2))
 
 

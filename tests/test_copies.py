@@ -18,7 +18,8 @@ def test_swapped_puts_values_in_and_back() -> None:
     model = net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     with swapped(model, VALUES):
-        assert model[0].bias.tolist() == [7.0] * 3 and model[1].running_mean.tolist() == [9.0] * 3
+        assert model[0].bias.tolist() == [7.0] * 3
+        assert model[1].running_mean.tolist() == [9.0] * 3
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
@@ -26,7 +27,8 @@ def test_a_state_dict_hook_that_renames_keys_keeps_its_say() -> None:
     model = net()
     model.register_state_dict_post_hook(lambda m, state, prefix, meta: state.update(renamed=state.pop("0.bias")))
     state = plain_state_dict(model, VALUES)
-    assert state["renamed"].tolist() == [7.0] * 3 and "0.bias" not in state
+    assert state["renamed"].tolist() == [7.0] * 3
+    assert "0.bias" not in state
 
 
 def test_extra_state_comes_along_as_a_copy() -> None:
@@ -59,4 +61,5 @@ def test_a_model_that_keeps_an_activation_can_be_copied() -> None:
     model = net()
     model.last = model(torch.randn(4, 2))  # hangs on a graph, which deepcopy refuses
     module = standalone(model, VALUES)
-    assert module[0].bias.tolist() == [7.0] * 3 and not module.last.requires_grad
+    assert module[0].bias.tolist() == [7.0] * 3
+    assert not module.last.requires_grad

@@ -132,7 +132,9 @@ def test_default_names() -> None:
 
 def test_a_description_says_per_update_per_step_and_half_life() -> None:
     text = EMA(0.998).describe(16)
-    assert "0.998 per update" in text and "0.99987488 per step" in text and "half-life 5540 steps" in text
+    assert "0.998 per update" in text
+    assert "0.99987488 per step" in text
+    assert "half-life 5540 steps" in text
 
 
 @pytest.mark.parametrize("rule", [EMA(0.9, warmup="updates", start=3), EMA(half_life=9), Uniform(4), PowerEMA(0.2)])

@@ -62,7 +62,8 @@ def test_the_fused_pass_equals_one_lerp_per_tensor(dtype: torch.dtype, count: in
             ]
     for k in range(count):
         for got, want, live in zip(storage.read(k), expected[k], lives, strict=True):
-            assert got.shape == live.shape and got.dtype == want.dtype
+            assert got.shape == live.shape
+            assert got.dtype == want.dtype
             torch.testing.assert_close(got, want, rtol=3e-7 if dtype == torch.float32 else 1e-12, atol=0)
 
 

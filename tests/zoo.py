@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from emabank import EMABank
+
 
 class Odd(nn.Module):
     """Scalars, empty, complex and integer tensors, transposed memory, a frozen weight, a mask, an extra buffer."""
@@ -117,3 +119,17 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, generator: to
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.5)
+
+
+def run(model: nn.Module, steps: int, after=lambda: None, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)  # dropout
+    optimizer = sgd(model)
+    for _ in range(steps):
+        train_step(model, optimizer, generator)
+        after()
+
+
+def small_bank(averages=(0.9,), **options) -> tuple[nn.Module, EMABank]:
+    model = build("mlp")
+    return model, EMABank(model, averages, **{"every": 1, **options})

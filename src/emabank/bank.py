@@ -5,7 +5,7 @@ out: in place, as a state dict, as a module, or for one call. It never changes t
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -181,7 +181,7 @@ class EMABank:
     # Reading ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def applied(self, name: str | float, *, batchnorm: Statistics = "averaged") -> Iterator[nn.Module]:
+    def applied(self, name: str | float, *, batchnorm: Statistics = "averaged") -> Generator[nn.Module]:
         """The live model with an average in it, in place; restored at the end, whatever happens.
 
         >>> model = nn.Linear(2, 1)

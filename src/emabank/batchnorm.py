@@ -6,7 +6,7 @@ pass over the data serves all. The live model, its modes and the random streams 
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -168,7 +168,7 @@ def _measure(
 
 
 @contextmanager
-def _listening(layers: Mapping[str, _BatchNorm]) -> Iterator[Callable[[dict[str, _Pool]], None]]:
+def _listening(layers: Mapping[str, _BatchNorm]) -> Generator[Callable[[dict[str, _Pool]], None]]:
     """Batch-norm layers in training mode, each telling the current pools what it saw.
 
     With momentum 1 a layer leaves the batch's own mean and (unbiased) variance in its buffers, so nothing is computed
@@ -201,9 +201,9 @@ def _listening(layers: Mapping[str, _BatchNorm]) -> Iterator[Callable[[dict[str,
 
     handles: list[RemovableHandle] = []
     for name, layer in layers.items():
-        enter, leave = partial(before, name), partial(after, name)
-        handles.append(layer.register_forward_pre_hook(lambda m, a, k, f=enter: f(m, _input(a, k)), with_kwargs=True))
-        handles.append(layer.register_forward_hook(lambda m, a, k, _, f=leave: f(m, _input(a, k)), with_kwargs=True))
+        enter, leave = partial(before, name, layer), partial(after, name, layer)
+        handles.append(layer.register_forward_pre_hook(lambda _, a, k, f=enter: f(_input(a, k)), with_kwargs=True))
+        handles.append(layer.register_forward_hook(lambda _, a, k, out, f=leave: f(_input(a, k)), with_kwargs=True))
     try:
         for layer in layers.values():
             layer.training, layer.momentum = True, 1.0
@@ -270,7 +270,7 @@ def _moved(batch: Any, device: torch.device) -> Any:
 
 
 @contextmanager
-def _same_randomness(loader: Iterable[Any]) -> Iterator[None]:
+def _same_randomness(loader: Iterable[Any]) -> Generator[None]:
     """Every random stream a loader may draw from goes on afterwards as if it had not been touched."""
     sampler = getattr(loader, "sampler", None)
     inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)

@@ -5,7 +5,7 @@ does not name keeps the live value. Knows nothing of averages.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from importlib import import_module
@@ -35,7 +35,7 @@ _HOOKS = (
 
 
 @contextmanager
-def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Generator[None]:
     """The values in the model's own tensors; afterwards, whatever happens, what stood there before, all buffers too."""
     kept = [
         (part, part.tensor, part.tensor.data.clone())

@@ -158,8 +158,8 @@ def _named_rules(averages: object) -> dict[str, Rule]:
     if isinstance(averages, Mapping):
         named = [(name, _rule(given)) for name, given in averages.items()]
     else:
-        several = isinstance(averages, Sequence) and not isinstance(averages, str)
-        rules = [_rule(given) for given in (averages if several else [averages])]
+        several = list(averages) if isinstance(averages, Sequence) and not isinstance(averages, str) else [averages]
+        rules = [_rule(given) for given in several]
         named = [(rule.name, rule) for rule in rules]
     if not named:
         raise ValueError("A bank keeps at least one average, such as EMABank(model, [0.998]); none was given.")

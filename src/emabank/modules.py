@@ -5,7 +5,7 @@ that a submodule which happens to be called `module` keeps its name. Imports tor
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -60,7 +60,7 @@ def parts_of(model: nn.Module) -> list[Part]:
     modules = list(walk(model))
     for is_parameter in (True, False):
         for prefix, path, module in modules:
-            holder = cast("dict[str, Tensor | None]", module._parameters if is_parameter else module._buffers)
+            holder: dict[str, Tensor | None] = vars(module)["_parameters" if is_parameter else "_buffers"]
             for key, tensor in holder.items():
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
@@ -83,7 +83,7 @@ class Watch:
 
     def __init__(self, model: nn.Module) -> None:
         modules = [module for _, _, module in walk(model)]
-        self._dicts: list[dict[str, Any]] = [m._parameters for m in modules] + [m._modules for m in modules]
+        self._dicts: list[dict[str, Any]] = [vars(m)[key] for m in modules for key in ("_parameters", "_modules")]
         self._objects: list[Any] = list(chain.from_iterable(map(dict.values, self._dicts)))
 
     def unchanged(self) -> bool:
@@ -94,7 +94,7 @@ class Watch:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Generator[None]:
     """The model in eval mode, and afterwards each module in the mode it had."""
     modes = [(module, module.training) for module in model.modules()]
     try:

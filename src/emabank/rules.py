@@ -144,7 +144,8 @@ class Rule(Protocol):
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
         """The weight of the past when a sample is taken now: `steps` steps after the average began, `elapsed` after its
-        last sample, after `samples` others, in a bank that samples `every` so many steps."""
+        last sample, after `samples` others, in a bank that samples `every` so many steps.
+        """
         ...
 
     def describe(self, every: int) -> str:

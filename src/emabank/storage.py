@@ -19,6 +19,9 @@ SCRATCH = 192 * BLOCK  # elements of the scratch page, 0.75 MiB in float32: what
 WHOLE = 1024 * BLOCK  # up to this size a tensor is checked for NaN and inf as a whole before every update
 ROUNDS = 16  # larger ones by a window that goes round in so many updates: a full look would cost 12% of an update
 
+# Not public in torch, but what its optimizers are built on: one call for many tensors.
+_copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
 
 @dataclass(frozen=True)
 class Form:
@@ -50,10 +53,7 @@ class Form:
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The real values of a tensor of this form as one dimension in memory order: a view, where it is dense."""
-        if self.is_dense:
-            tensor = tensor.as_strided((tensor.numel(),), (1,))
-        else:
-            tensor = tensor.reshape(-1)
+        tensor = tensor.as_strided((tensor.numel(),), (1,)) if self.is_dense else tensor.reshape(-1)
         return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
 
     def shaped(self, flat: Tensor) -> Tensor:
@@ -67,7 +67,9 @@ class Form:
         if self.dtype.is_complex and not values.is_complex():
             values = values.to(torch.complex64 if values.dtype is torch.float32 else torch.complex128)
         if self.is_dense and values.stride() != self.stride:
-            values = torch.empty_strided(self.shape, self.stride, dtype=values.dtype, device=values.device).copy_(values)
+            values = torch.empty_strided(self.shape, self.stride, dtype=values.dtype, device=values.device).copy_(
+                values
+            )
         return self.flat(values)
 
 
@@ -212,7 +214,7 @@ class _Shelf:
 
     def _gathered(self, sources: _Sources, page: int, blocks: Tensor) -> Tensor:
         if sources.page != page:
-            torch._foreach_copy_(*sources.gathers[page], non_blocking=bool(sources.afar))
+            _copy_all(*sources.gathers[page], non_blocking=bool(sources.afar))
             for device in sources.afar:
                 torch.accelerator.current_stream(device).synchronize()
             sources.page = page
@@ -264,9 +266,7 @@ class Storage:
             [1., 1.]]))
     """
 
-    def __init__(
-        self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None
-    ) -> None:
+    def __init__(self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None) -> None:
         self.count, self.dtype, self.device = count, dtype, device
         self._forms = [Form.of(live) for live in lives]
         groups: dict[tuple[torch.device, torch.dtype], dict[int, Form]] = {}
@@ -304,7 +304,8 @@ class Storage:
 
     def looks_finite(self, *, whole: bool) -> bool:
         """False if a live tensor holds NaN or inf, or a sum overflowed. Unless `whole`, a part of the very large ones
-        is looked at, another part each time."""
+        is looked at, another part each time.
+        """
         turn = None if whole else self._turn
         self._turn = (self._turn + 1) % ROUNDS
         for shelf in self._shelves:

@@ -116,14 +116,16 @@ class Tracked:
 
     def nonfinite(self, *, quick: bool = False, whole: bool = True) -> list[str]:
         """The names of live tensors that hold NaN or inf. `quick` looks at sums first, and (unless `whole`) of very
-        large tensors at a part."""
+        large tensors at a part.
+        """
         if quick and self._storage.looks_finite(whole=whole):
             return []
         return nonfinite(dict(zip(self.names, self.data(), strict=True)))
 
     def share_replaced(self) -> float:
         """How far the live tensors are from average 0, relative to its norm, if they were written more than once since
-        `begin` (one optimizer step writes once or twice, loading a checkpoint once more); else 0."""
+        `begin` (one optimizer step writes once or twice, loading a checkpoint once more); else 0.
+        """
         writes = [live._version - before for live, before in zip(self._lives, self._versions, strict=False)]
         if max(writes, default=2) < 2:
             return 0.0

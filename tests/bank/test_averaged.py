@@ -1,0 +1,167 @@
+"""Which tensors are averaged, and by which name."""
+
+import pytest
+import torch
+from reference import live_weights
+from torch import nn
+from zoo import build, run, small_bank
+
+from emabank import EMA, EMABank
+
+
+def test_trap08_integer_and_bool_buffers_are_copied() -> None:
+    model, bank = small_bank()
+    model.register_buffer("flags", torch.tensor([True, False]))
+    run(model, 5, bank.update)
+    assert int(bank.weights(0.9)["1.num_batches_tracked"]) == 5
+    model.flags[1] = True
+    assert bank.weights(0.9)["flags"].tolist() == [True, True]
+
+
+def test_trap09_non_persistent_buffers_are_in_the_module_and_not_in_the_state_dict() -> None:
+    model = build("odd")
+    bank = EMABank(model, [0.9], every=1)
+    run(model, 3, bank.update)
+    assert "seen" not in bank.weights(0.9)
+    assert float(bank.module(0.9).seen) == 3.0
+    other = build("odd", seed=5)
+    bank.copy_to(other, 0.9)
+    assert float(other.seen) == 3.0
+
+
+def test_trap10_spectral_norm_vectors_are_copied_so_that_the_norm_stays_1() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)))
+    bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
+    run(model, 60, bank.update)
+    state = bank.weights(0.9)
+    key = "0.parametrizations.weight.0._u"
+    assert torch.equal(state[key], model.state_dict()[key])
+    # The live singular vectors belong to nearly the averaged weight, so its norm is near 1, not near 47.
+    assert torch.linalg.matrix_norm(bank.module(0.9)[0].weight, 2) < 1.3
+
+
+def test_trap11_tied_parameters_are_averaged_once_and_stay_tied() -> None:
+    model = build("tied")
+    first = model.embed.weight.detach().clone()
+    bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
+    with torch.no_grad():
+        model.embed.weight.add_(1.0)
+    bank.update()
+    torch.testing.assert_close(bank.weights(0.9)["out.weight"], first + 0.1)
+    module = bank.module(0.9)
+    assert module.out.weight is module.embed.weight
+    torch.testing.assert_close(module.out.weight, first + 0.1)
+    other = build("tied", seed=3)
+    bank.copy_to(other, 0.9)
+    torch.testing.assert_close(other.embed.weight, first + 0.1)
+    assert bank.call(0.9, torch.ones(2, 3)).shape == (2, 3, 11)
+
+
+def test_trap12_frozen_parameters_stay_bit_equal_and_can_be_unfrozen() -> None:
+    model, bank = small_bank([EMA(0.9, warmup=None)])
+    model[0].weight.requires_grad_(False)
+    run(model, 10, bank.update)
+    assert torch.equal(bank.weights(0.9)["0.weight"], model[0].weight)
+    model[0].weight.requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    run(model, 3, bank.update)
+    assert not torch.equal(model[0].weight, before)
+    assert not torch.equal(bank.weights(0.9)["0.weight"], before)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: m.append(nn.Linear(3, 3)), r"new: '5.weight', '5.bias'"),
+        (lambda m: m.__delitem__(4), r"missing: '4.weight', '4.bias'"),
+        (lambda m: m.__setitem__(4, nn.Linear(8, 4)), r"'4.weight' is \(4, 8\), not \(3, 8\)"),
+        (lambda m: setattr(m[4].weight, "data", torch.zeros(1, 1)), r"'4.weight' is \(1, 1\), not \(3, 8\)"),
+        (lambda m: m.__setitem__(1, nn.Identity()), r"missing: '1.weight', '1.bias'"),
+    ],
+)
+def test_trap13_a_model_that_changed_is_an_error_that_names_what(change, says: str) -> None:
+    model, bank = small_bank()
+    bank.update()
+    change(model)
+    with pytest.raises(ValueError, match=says):
+        bank.update()
+
+
+def test_trap13_tensors_are_matched_by_name_not_by_position() -> None:
+    model, bank = small_bank([EMA(0.5, warmup=None)])
+    before = live_weights(model)
+    model._modules["4"], model._modules["0"] = model._modules.pop("4"), model._modules.pop("0")  # another order
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    bank.update()
+    for name in ("0.weight", "4.weight"):
+        torch.testing.assert_close(bank.weights(0.5)[name].double(), before[name] + 0.5)
+
+
+def test_trap13_replaced_parameters_of_the_same_shape_are_followed() -> None:
+    model, bank = small_bank([EMA(0.5, warmup=None)])
+    before = live_weights(model)
+    model[4] = nn.Linear(8, 3)
+    model.load_state_dict(
+        {k: v + 1 if v.is_floating_point() else v for k, v in model.state_dict().items()}, assign=True
+    )
+    bank.update()
+    torch.testing.assert_close(
+        bank.weights(0.5)["4.weight"].double(), (before["4.weight"] + model[4].weight.double()) / 2
+    )
+
+
+def test_trap14_wrapped_models_give_plain_keys_on_either_side() -> None:
+    plain = build("mlp")
+    for wrap in (
+        nn.DataParallel,
+        lambda m: torch.compile(m, backend="eager"),
+        lambda m: nn.DataParallel(torch.compile(m, backend="eager")),
+    ):
+        model = build("mlp")
+        bank = EMABank(wrap(model), [0.9], every=1)
+        bank.update()
+        plain.load_state_dict(bank.weights(0.9))
+        bank.copy_to(wrap(build("mlp", seed=4)), 0.9)
+        bank.module(0.9).load_state_dict(plain.state_dict())
+        assert bank.call(0.9, torch.ones(2, 6)).shape == (2, 3)
+
+
+def test_trap15_an_averaged_running_var_is_not_negative() -> None:
+    model, bank = small_bank([EMA(d, warmup=None) for d in (0.5, 0.9, 0.99)])
+    for step in range(200):
+        with torch.no_grad():
+            model[1].running_var.fill_(1e-20 if step % 2 else 1e20)
+        bank.update()
+    assert all((bank.weights(name)["1.running_var"] >= 0).all() for name in bank.names)
+
+
+def test_trap54_a_constant_of_minus_infinity_does_not_become_nan() -> None:
+    model = build("odd")
+    model.bias_mask = nn.Parameter(torch.tensor([0.0, float("-inf")]), requires_grad=False)
+    bank = EMABank(model, [0.9], every=1)
+    run(model, 5, bank.update)
+    state = bank.weights(0.9)
+    assert torch.equal(state["mask"], model.mask)
+    assert torch.equal(state["bias_mask"], model.bias_mask)
+
+
+def test_parts_of_a_model() -> None:
+    for choice, averaged in (
+        ("all", {"0.weight", "0.bias", "4.weight", "4.bias", "1.weight", "1.bias"}),
+        ("trainable", {"4.weight", "4.bias", "1.weight", "1.bias"}),
+        (lambda name, parameter: name.startswith("4"), {"4.weight", "4.bias"}),
+    ):
+        model = build("mlp")
+        model[0].requires_grad_(False)
+        bank = EMABank(model, [EMA(0.9, warmup=None)], every=1, parameters=choice, buffers="copy")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+            model[1].running_mean.add_(1.0)
+        bank.update()
+        state, live = bank.weights(0.9), model.state_dict()
+        assert {name for name in state if not torch.equal(state[name], live[name])} == averaged
+        assert set(bank.state_dict()["averages"]["ema-0.9"]["tensors"]) == averaged

@@ -1,0 +1,131 @@
+"""Which steps count, and which are averaged."""
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+from reference import EMAOracle, UniformOracle, assert_close, capped, live_weights, states_equal
+from zoo import run, sgd, small_bank
+
+from emabank import EMA, EMABank, Uniform
+
+
+def test_trap35_steps_are_counted_over_epochs() -> None:
+    _, bank = small_bank(every=16)
+    averaged = [[bank.update() for _ in range(391)].count(True) for _ in range(16)]
+    assert sum(averaged) == 391
+    assert set(averaged) == {24, 25}
+
+
+def test_trap36_gradient_accumulation_and_skipped_steps_are_not_counted() -> None:
+    model, bank = small_bank()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    bank.attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(6):
+        loss = model(torch.randn(4, 6)).square().mean() * (float("inf") if step == 2 else 1.0)
+        scaler.scale(loss).backward()
+        if step % 2 == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert bank.num_steps == 2  # three optimizer steps were due, one of them overflowed
+
+
+def test_trap61_a_fused_optimizer_that_skips_inside_is_not_counted() -> None:
+    model, bank = small_bank()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    bank.attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(3):
+        loss = model(torch.randn(4, 6)).square().mean() * (float("inf") if step == 1 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert bank.num_steps == 2
+
+
+def test_trap37_flush_takes_the_rest_of_the_period_in_and_does_not_shift_it() -> None:
+    model, bank = small_bank([EMA(0.9, warmup=None), Uniform()], every=16)
+    oracle = {
+        "ema-0.9": EMAOracle(live_weights(model), 16, capped(0.9, unit=None)),
+        "uniform": UniformOracle(live_weights(model), 16),
+    }
+    assert not bank.flush()
+    flushed = []
+
+    def after() -> None:
+        bank.update()
+        for each in oracle.values():
+            each.after_step(live_weights(model))
+        if bank.num_steps in (21, 32):
+            flushed.append(bank.flush())
+            for each in oracle.values():
+                each.take(live_weights(model))
+
+    run(model, 40, after)
+    assert flushed == [True, False]
+    assert bank.num_updates == 3
+    for name, each in oracle.items():
+        assert_close(bank.weights(name), each.value())
+
+
+def test_trap38_counters_are_python_ints() -> None:
+    _, bank = small_bank()
+    bank.update()
+    state = bank.state_dict()
+    assert all(type(n) is int for n in (bank.num_steps, bank.num_updates, state["num_steps"], state["num_updates"]))
+
+
+def test_trap39_an_update_that_is_not_due_allocates_nothing() -> None:
+    _, bank = small_bank(every=10**9)
+    for _ in range(1000):
+        bank.update()
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(10_000):
+            bank.update()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert grown < 200  # the counter itself
+
+
+def test_trap62_update_beside_attach_and_a_second_attach_are_refused() -> None:
+    model, bank = small_bank()
+    optimizer = sgd(model)
+    handle = bank.attach(optimizer)
+    with pytest.raises(RuntimeError, match="twice"):
+        bank.update()
+    with pytest.raises(RuntimeError, match="attached to an optimizer already"):
+        bank.attach(sgd(model))
+    assert bank.num_steps == 0
+    handle.remove()
+    assert bank.update()
+    bank.attach(optimizer)
+    optimizer.step()
+    assert bank.num_steps == 2
+    with pytest.raises(RuntimeError, match="a step of the attached optimizer"), bank.applied(0.9):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="twice"):
+        bank.update()
+
+
+def test_reset_starts_an_average_afresh() -> None:
+    model, bank = small_bank([0.9, EMA(0.5, warmup=None)])
+    run(model, 5, bank.update)
+    bank.reset(0.9)
+    assert states_equal(bank.weights(0.9), model.state_dict())
+    untouched = bank.weights(0.5)
+    fresh = EMABank(model, [0.9], every=1)
+    run(model, 5, lambda: (bank.update(), fresh.update()), seed=2)
+    assert states_equal(bank.weights(0.9), fresh.weights(0.9))
+    assert not states_equal(bank.weights(0.5), untouched)
+    bank.reset()
+    assert states_equal(bank.weights(0.5), model.state_dict())

@@ -1,0 +1,74 @@
+"""NaN and inf never enter an average unnoticed."""
+
+import pytest
+import torch
+from reference import AVERAGES
+from torch import nn
+from zoo import build, run
+
+from emabank import EMABank
+
+
+@pytest.mark.parametrize("name", ["mlp", "wide", "half_precision", "odd"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_trap49_non_finite_weights_never_enter_an_average(name: str, value: float) -> None:
+    for policy in ("raise", "skip"):
+        model = build(name)
+        bank = EMABank(model, AVERAGES, every=1, on_nonfinite=policy)
+        run(model, 3, bank.update)
+        before = {key: bank.weights(key) for key in ("plain", "uniform")}
+        parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
+        victim = parameters[-1]
+        kept = victim.detach().clone()
+        with torch.no_grad():
+            victim.view(-1)[-1:].fill_(value) if victim.is_contiguous() else victim.fill_(value)
+        if policy == "raise":
+            with pytest.raises(FloatingPointError, match=r"NaN or inf at step 4, in '"):
+                bank.update()
+        else:
+            assert bank.update() is False
+            assert bank.num_skipped == 1
+        with torch.no_grad():
+            victim.copy_(kept)
+        live = model.state_dict()
+        for key, state in before.items():
+            now = bank.weights(key)
+            assert all(torch.equal(state[k], now[k]) for k in state if state[k].dtype == torch.float32 and k in live)
+        assert bank.update()
+
+
+def test_trap63_a_lone_bad_value_in_a_huge_tensor_is_reported_and_never_handed_out() -> None:
+    model = nn.Linear(1500, 1500, bias=False)
+    bank = EMABank(model, [0.9], every=1)
+    bank.update()
+    with torch.no_grad():
+        model.weight[1000, 1000] = float("nan")
+    updates = 0
+    with pytest.raises(FloatingPointError, match="'weight'"):
+        for _ in range(16):
+            bank.update()
+            updates += 1
+    assert updates < 16
+    if updates:
+        for read in (bank.weights, bank.module, lambda name: bank.applied(name).__enter__()):
+            with pytest.raises(FloatingPointError, match="reset"):
+                read(0.9)
+        with pytest.raises(FloatingPointError):
+            bank.state_dict()
+
+
+def test_a_weight_that_is_bad_from_the_start_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.bias[0] = float("nan")
+    with pytest.raises(ValueError, match="'bias' hold NaN or inf when the bank is built"):
+        EMABank(model, [0.9])
+
+
+def test_weights_that_overflow_a_sum_are_not_taken_for_bad() -> None:
+    model = nn.Linear(3000, 3, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(3e38)
+    bank = EMABank(model, [0.9], every=1)
+    assert bank.update()
+    assert torch.isfinite(bank.weights(0.9)["weight"]).all()

@@ -1,0 +1,124 @@
+"""The ways to read an average, and what is said to bad input."""
+
+import copy
+
+import pytest
+import torch
+from reference import (
+    states_equal,
+)
+from torch import nn
+from zoo import build, run, small_bank
+
+from emabank import EMABank, PowerEMA, Uniform
+
+
+def test_call_gives_the_output_of_the_module_and_touches_nothing() -> None:
+    model, bank = small_bank()
+    run(model, 4, bank.update)
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(bank.call(0.9, x), bank.module(0.9)(x))
+    torch.testing.assert_close(bank.call("live", input=x), copy.deepcopy(model).eval()(x).detach())
+    assert states_equal(before, model.state_dict())
+    assert modes == [m.training for m in model.modules()]
+    assert not bank.call(0.9, x).requires_grad
+
+
+def test_call_gathers_once_until_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, bank = small_bank()
+    run(model, 2, bank.update)
+    reads = []
+    real = bank._tracked.read
+    monkeypatch.setattr(bank._tracked, "read", lambda k: (reads.append(k), real(k))[1])
+    first = bank.call(0.9, torch.ones(1, 6))
+    bank.call(0.9, torch.ones(1, 6))
+    assert len(reads) == 1
+    run(model, 1, bank.update)
+    assert not torch.equal(bank.call(0.9, torch.ones(1, 6)), first)
+    assert len(reads) == 2
+
+
+def test_call_does_not_let_a_forward_pass_write_into_live_buffers() -> None:
+    model = build("odd")
+    bank = EMABank(model, [0.9], every=1)
+    bank.update()
+    bank.call(0.9, torch.ones(2, 6))
+    assert float(model.seen) == 0.0
+
+
+def test_exported_modules_have_the_models_dtypes_and_states_the_stored_precision() -> None:
+    model = build("half_precision")
+    bank = EMABank(model, [0.9], every=1)
+    run(model, 2, bank.update)
+    assert {p.dtype for p in bank.module(0.9).parameters()} == {torch.bfloat16, torch.float32}
+    assert {t.dtype for t in bank.weights(0.9).values()} == {torch.float32}
+
+
+def test_copy_to_refuses_a_model_that_does_not_fit() -> None:
+    _, bank = small_bank()
+    with pytest.raises(ValueError, match="'4.weight' is"):
+        bank.copy_to(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2)), 0.9)
+    with pytest.raises(ValueError, match="missing"):
+        bank.copy_to(nn.Linear(2, 1), 0.9)
+
+
+def test_copy_to_its_own_model_bootstraps_the_live_weights() -> None:
+    model, bank = small_bank()
+    run(model, 5, bank.update)
+    want, steps = bank.weights(0.9), int(model[1].num_batches_tracked)
+    bank.copy_to(model, 0.9)
+    assert states_equal(model.state_dict(), want)
+    assert int(model[1].num_batches_tracked) == steps
+
+
+def test_names_numbers_and_live() -> None:
+    _model, bank = small_bank([0.9, Uniform(), PowerEMA(0.1)])
+    assert bank.names == ("ema-0.9", "uniform", "power-0.1")
+    with pytest.raises(KeyError, match=r"ema-0\.9, uniform, power-0\.1"):
+        bank.weights(0.5)
+    for use in (bank.decay, bank.reset):
+        with pytest.raises(KeyError, match="'live' is not an average"):
+            use("live")
+
+
+def test_repr_shows_what_a_decay_means() -> None:
+    text = repr(EMABank(build("mlp"), [0.998, Uniform()]))
+    assert "0.998 per update" in text
+    assert "0.99987488 per step" in text
+    assert "half-life 5540 steps" in text
+    assert "every 16 steps" in text
+    assert "uniform" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 0}, "every=0"),
+        ({"buffers": "ignore"}, "'average' and 'copy'"),
+        ({"dtype": torch.bfloat16}, "torch.float32 and torch.float64"),
+        ({"on_nonfinite": "warn"}, "'raise' and 'skip'"),
+        ({"parameters": "some"}, "'some'"),
+        ({"parameters": lambda *_: False}, "No parameter is averaged"),
+    ],
+)
+def test_bad_options_get_a_clear_sentence(options: dict, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        small_bank(**options)
+
+
+def test_a_bank_wants_a_module() -> None:
+    with pytest.raises(ValueError, match="torch.nn.Module; given: list"):
+        EMABank([torch.ones(2)], [0.9])
+    with pytest.raises(ValueError, match="lazy"):
+        EMABank(nn.LazyLinear(2), [0.9])
+    with pytest.raises(ValueError, match="'averaged' and 'recomputed'"):
+        EMABank(nn.Linear(2, 1), [0.9]).weights(0.9, batchnorm="own")
+
+
+def test_the_bank_can_be_moved() -> None:
+    model, bank = small_bank()
+    run(model, 3, bank.update)
+    before = bank.weights(0.9)
+    assert bank.to("cpu") is bank
+    assert states_equal(bank.weights(0.9), before)

@@ -1,0 +1,170 @@
+"""A state saved and loaded, and a model that changes under the bank."""
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from reference import (
+    AVERAGES,
+    EMAOracle,
+    assert_close,
+    capped,
+    live_weights,
+    states_equal,
+)
+from torch import nn
+from zoo import build, run, sgd, small_bank, train_step
+
+from emabank import EMA, EMABank
+
+
+@pytest.mark.parametrize("split", [1, 5, 8, 13])
+def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: int) -> None:
+    def continued(model: nn.Module, bank: EMABank, optimizer, generator: torch.Generator, steps: int) -> None:
+        for _ in range(steps):
+            train_step(model, optimizer, generator)
+            bank.update()
+
+    def fresh():
+        model = build("mlp")
+        return model, EMABank(model, AVERAGES, every=4), sgd(model), torch.Generator().manual_seed(1)
+
+    whole = fresh()
+    torch.manual_seed(7)
+    continued(*whole, 20)
+    first = fresh()
+    torch.manual_seed(7)
+    continued(*first, split)
+    file = io.BytesIO()
+    torch.save(
+        {
+            "model": first[0].state_dict(),
+            "bank": first[1].state_dict(),
+            "optimizer": first[2].state_dict(),
+            "generator": first[3].get_state(),
+            "random": torch.get_rng_state(),
+        },
+        file,
+    )
+    file.seek(0)
+    state = torch.load(file, weights_only=True)  # trap 44
+    second = fresh()
+    second[0].load_state_dict(state["model"])
+    second[1].load_state_dict(state["bank"])
+    second[2].load_state_dict(state["optimizer"])
+    second[3].set_state(state["generator"])
+    torch.set_rng_state(state["random"])
+    continued(*second, 20 - split)
+    assert states_equal(whole[0].state_dict(), second[0].state_dict())
+    for name in AVERAGES:
+        assert states_equal(whole[1].weights(name), second[1].weights(name)), name
+        assert whole[1].decay(name) == second[1].decay(name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda s: s.pop("averages"), "averages are missing"),
+        (lambda s: s.update(format=99), "format 99"),
+        (lambda s: s.update(every=8), "every=8"),
+        (lambda s: s["averages"].pop("ema-0.9"), "same averages"),
+        (lambda s: s["averages"].update({"x": s["averages"]["ema-0.9"]}), "same averages"),
+        (lambda s: s["averages"]["ema-0.9"]["rule"].update(warmup="updates"), "same rule"),
+        (lambda s: s["averages"]["ema-0.9"]["tensors"].pop("0.bias"), "missing: '0.bias'"),
+        (lambda s: s["averages"]["ema-0.9"]["tensors"].update(more=torch.ones(1)), "new: 'more'"),
+        (lambda s: s["averages"]["ema-0.99"]["tensors"].update({"0.bias": torch.ones(9)}), r"\(9,\), not \(8,\)"),
+    ],
+)
+def test_trap41_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage, says: str) -> None:
+    model, bank = small_bank([0.9, 0.99], every=16)
+    run(model, 20, bank.update)
+    before, state = bank.state_dict(), bank.state_dict()
+    damage(state)
+    run(model, 20, bank.update)
+    kept = bank.state_dict()
+    with pytest.raises(ValueError, match=says):
+        bank.load_state_dict(state)
+    after = bank.state_dict()
+    assert after["num_steps"] == kept["num_steps"] != before["num_steps"]
+    for name in bank.names:
+        assert states_equal(after["averages"][name]["tensors"], kept["averages"][name]["tensors"])
+
+
+def test_trap42_loading_keeps_the_averages_dtype() -> None:
+    model = build("mlp")
+    narrow, wide = EMABank(model, [0.9], every=1), EMABank(model, [0.9], every=1, dtype=torch.float64)
+    run(model, 3, lambda: (narrow.update(), wide.update()))
+    narrow.load_state_dict(wide.state_dict())
+    wide.load_state_dict(narrow.state_dict())
+    assert narrow.weights(0.9)["0.weight"].dtype == torch.float32
+    assert wide.weights(0.9)["0.weight"].dtype == torch.float64
+
+
+def test_trap43_what_is_handed_out_and_taken_in_is_not_aliased() -> None:
+    model, bank = small_bank()
+    run(model, 3, bank.update)
+    state, weights = bank.state_dict(), bank.weights(0.9)
+    frozen = copy.deepcopy(weights)
+    run(model, 3, bank.update)
+    assert states_equal(weights, frozen)
+    bank.load_state_dict(state)
+    for tensor in state["averages"]["ema-0.9"]["tensors"].values():
+        tensor.zero_()
+    assert bank.weights(0.9)["0.weight"].abs().sum() > 0
+    weights["0.weight"].zero_()
+    assert bank.weights(0.9)["0.weight"].abs().sum() > 0
+
+
+def test_trap45_one_average_is_a_plain_state_dict_of_the_model() -> None:
+    for name in ("mlp", "wide", "conv", "odd", "tied", "half_precision"):
+        model = build(name)
+        bank = EMABank(model, [0.9], every=1)
+        run(model, 3, bank.update)
+        other = build(name, seed=9)
+        other.load_state_dict(bank.weights(0.9), strict=True)
+        assert list(bank.weights(0.9)) == list(model.state_dict())
+
+
+def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed() -> None:
+    model, bank = small_bank(every=16)
+    model.load_state_dict(build("mlp", seed=8).state_dict())
+    with pytest.warns(UserWarning, match=r"call bank.reset\(\) after loading"):
+        run(model, 1, bank.update)
+    for step in ("reset", "none"):
+        model, bank = small_bank(every=1)
+        if step == "reset":
+            model.load_state_dict(build("mlp", seed=8).state_dict())
+            bank.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            run(model, 3, bank.update)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.to(memory_format=torch.channels_last),
+        lambda m: m.to(memory_format=torch.contiguous_format),
+        lambda m: m.double(),
+        lambda m: m.bfloat16(),
+    ],
+)
+def test_trap57_a_model_that_is_cast_or_laid_out_anew_is_followed(change) -> None:
+    model = build("conv").to(memory_format=torch.contiguous_format)
+    bank, oracle = EMABank(model, [EMA(0.9, warmup=None)], every=1), None
+    oracle = EMAOracle(live_weights(model), 1, capped(0.9, unit=None))
+    generator = torch.Generator().manual_seed(2)
+    for step in range(6):
+        if step == 3:
+            change(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9).add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.1)
+        bank.update()
+        oracle.after_step(live_weights(model))
+    assert_close(bank.weights(0.9), oracle.value())
+    with bank.applied(0.9):
+        got = model.state_dict()["layers.0.weight"]
+    assert got.dtype == model.layers[0].weight.dtype

@@ -1,0 +1,197 @@
+"""An average in place, exported, copied: the live weights come to no harm."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from reference import (
+    AVERAGES,
+    states_equal,
+)
+from torch import nn
+from zoo import build, run, sgd, small_bank
+
+from emabank import EMA, EMABank, Uniform
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_trap26_trap30_an_exception_restores_the_live_weights_and_all_buffers(error: type[BaseException]) -> None:
+    model, bank = small_bank()
+    run(model, 4, bank.update)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(error), bank.applied(0.9):
+        assert not states_equal(model.state_dict(), before)
+        model(torch.randn(8, 6))  # batch norm in training mode moves its statistics
+        model[1].running_mean = torch.ones(8)  # and someone puts another buffer in place
+        raise error
+    assert states_equal(model.state_dict(), before)
+    assert bank.update()
+
+
+def test_trap26_an_exception_while_swapping_in_restores(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, bank = small_bank()
+    run(model, 4, bank.update)
+    before = copy.deepcopy(model.state_dict())
+    values = bank._values(0.9, "averaged")
+    values["4.bias"] = torch.zeros(99)  # the last parameter does not fit
+    monkeypatch.setattr(bank, "_values", lambda *_: values)
+    with pytest.raises(RuntimeError, match="99"), bank.applied(0.9):
+        raise AssertionError("never entered")
+    assert states_equal(model.state_dict(), before)
+    assert bank.update()
+
+
+def test_trap30_an_interrupt_while_restoring_still_restores(monkeypatch: pytest.MonkeyPatch) -> None:
+    from emabank import copies
+
+    model, bank = small_bank()
+    run(model, 4, bank.update)
+    before = copy.deepcopy(model.state_dict())
+    real, calls = copies._put_back, []
+
+    def interrupted(kept) -> None:
+        calls.append(1)
+        real(kept[: len(kept) // 2] if len(calls) == 1 else kept)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(copies, "_put_back", interrupted)
+    with pytest.raises(KeyboardInterrupt), bank.applied(0.9):
+        pass
+    assert states_equal(model.state_dict(), before)
+
+
+def test_trap27_trap28_trap34_inside_applied_nothing_else_may_happen() -> None:
+    model, bank = small_bank([0.9, 0.99])
+    bank.update()
+    other = build("mlp", seed=2)
+    with bank.applied(0.9):
+        for what in (
+            bank.update,
+            bank.flush,
+            bank.reset,
+            bank.state_dict,
+            lambda: bank.load_state_dict({}),
+            lambda: bank.applied(0.99).__enter__(),
+            lambda: bank.copy_to(other, 0.9),
+            lambda: bank.to("cpu"),
+            lambda: copy.deepcopy(bank),
+            lambda: bank.weights(0.99),
+            lambda: bank.weights("live"),
+        ):
+            with pytest.raises(RuntimeError, match=r"applied\('ema-0.9'\)"):
+                what()
+        assert states_equal(bank.weights(0.9), model.state_dict())
+    assert bank.update()
+
+
+def test_trap29_nothing_is_rebound_and_autograd_does_not_notice() -> None:
+    model, bank = small_bank()
+    run(model, 3, bank.update)
+    tensors = [*model.parameters(), *model.buffers()]
+    pointers, versions = [t.data_ptr() for t in tensors], [p._version for p in model.parameters()]
+    loss = model.eval()(torch.ones(4, 6)).square().sum()  # a graph that is alive across the swap
+    with bank.applied(0.9):
+        model(torch.ones(2, 6))
+    loss.backward()
+    assert [id(t) for t in tensors] == [id(t) for t in [*model.parameters(), *model.buffers()]]
+    assert pointers == [t.data_ptr() for t in tensors]
+    assert versions == [p._version for p in model.parameters()]
+
+
+def test_trap31_before_the_first_update_every_read_gives_the_live_weights() -> None:
+    model, bank = small_bank([0.9, Uniform(start=50)], every=16)
+    run(model, 5, bank.update)
+    live = model.state_dict()
+    for name in (0.9, "uniform-50", "live"):
+        assert states_equal(bank.weights(name), live)
+        assert states_equal(bank.module(name).state_dict(), live)
+        with bank.applied(name):
+            assert states_equal(model.state_dict(), live)
+    run(model, 20, bank.update)
+    assert not states_equal(bank.weights(0.9), model.state_dict())
+    assert states_equal(bank.weights("uniform-50"), model.state_dict())
+
+
+def test_trap32_an_exported_module_is_a_plain_quiet_model() -> None:
+    model, bank = small_bank()
+    seen: list[int] = []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    model[0].register_forward_pre_hook(lambda *_: seen.append(2))
+    model[4].register_full_backward_hook(lambda *_: seen.append(3))
+    model.bank = bank  # as a Lightning module would hold it
+    run(model, 3, bank.update)
+    seen.clear()
+    module = bank.module(0.9)
+    module(torch.randn(4, 6))
+    assert seen == []
+    assert not any(m.training for m in module.modules())
+    assert not any(p.requires_grad for p in module.parameters())
+    assert module.bank is None
+    assert {id(m) for m in module.modules()}.isdisjoint({id(m) for m in model.modules()})
+    pointers = {t.data_ptr() for t in model.state_dict().values()}
+    assert all(t.data_ptr() not in pointers for t in module.state_dict().values())
+    with torch.no_grad():
+        for value in module.state_dict().values():
+            value.zero_()
+    assert bank.weights(0.9)["0.weight"].abs().sum() > 0
+    assert model[0].weight.abs().sum() > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+def test_trap32_hooks_that_make_the_weight_stay_in_the_exported_module() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)), nn.utils.spectral_norm(nn.Linear(4, 3)))
+    bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
+    run(model, 5, bank.update)
+    module = bank.module(0.9)
+    x = torch.randn(3, 6)
+    with bank.applied(0.9):
+        torch.testing.assert_close(module(x), model.eval()(x))
+
+
+def test_a_model_that_cannot_be_copied_is_refused_with_the_ways_that_work() -> None:
+    class Handle(nn.Linear):
+        def __deepcopy__(self, memo):
+            raise TypeError("cannot pickle a handle")
+
+    bank = EMABank(Handle(2, 1), [0.9])
+    with pytest.raises(RuntimeError, match=r"bank.weights\(name\), bank.copy_to\(.*bank.applied\(name\)"):
+        bank.module(0.9)
+
+
+def again_by_pickle(bank: EMABank) -> EMABank:
+    return pickle.loads(pickle.dumps(bank))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, again_by_pickle])
+def test_trap33_deepcopy_and_pickle_of_a_bank(again) -> None:
+    model, bank = small_bank(AVERAGES)
+    handle = bank.attach(sgd(model))
+    bank._count_step()
+    other = again(bank)
+    handle.remove()
+    assert other.model is not model
+    assert other.num_steps == 1
+    with torch.no_grad():
+        for each in (model, other.model):
+            for parameter in each.parameters():
+                parameter.mul_(1.01)
+    assert bank.update()
+    assert other.update()
+    for name in bank.names:
+        assert states_equal(bank.weights(name), other.weights(name))
+    with torch.no_grad():
+        model[0].weight.mul_(1.1)
+    bank.update()
+    assert not states_equal(bank.weights("plain"), other.weights("plain"))
+
+
+def test_trap33_a_model_that_holds_its_bank_can_be_copied() -> None:
+    model, bank = small_bank()
+    model.bank = bank
+    bank.update()
+    other = copy.deepcopy(model)
+    assert other.bank.model is other
+    assert other.bank.update()
