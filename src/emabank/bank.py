@@ -392,7 +392,7 @@ class EMABank:
     # Guards -----------------------------------------------------------------------------------------------------------
 
     def _values(self, name: str | float, batchnorm: str) -> dict[str, Tensor]:
-        """What an average puts in place of the live values, by plain name: nothing, before it has begun."""
+        """What an average puts in place of the live values, by plain name: the same ones, before it has begun."""
         name = self.resolve(name)
         _one_of("batchnorm", batchnorm, ("averaged", "recomputed"))
         if self._applied not in (None, (name, batchnorm)):
@@ -401,8 +401,10 @@ class EMABank:
                 f"it; read {name!r} after the with block."
             )
         self._verify()
-        begun = name != LIVE and self._ledger.has_begun(name)
-        values = self._read(name) if begun else {}
+        if name == LIVE:
+            values: dict[str, Tensor] = {}
+        else:
+            values = self._read(name) if self._ledger.has_begun(name) else self._tracked.live()
         return {**values, **self._statistics(name)} if batchnorm == "recomputed" else values
 
     def _read(self, name: str) -> dict[str, Tensor]:

@@ -51,6 +51,12 @@ class Form:
         """The number of real values: a complex number is two."""
         return self.shape.numel() * (2 if self.dtype.is_complex else 1)
 
+    def precision(self, least: torch.dtype) -> torch.dtype:
+        """The real dtype of its averages: `least`, or wider where the tensor is."""
+        real = self.dtype.to_real() if self.dtype.is_complex else self.dtype
+        # promote_types knows no common type of the 8-bit floats; they are all narrower than float32.
+        return torch.promote_types(least, real) if real.itemsize > 1 else least
+
     def flat(self, tensor: Tensor) -> Tensor:
         """The real values of a tensor of this form as one dimension in memory order: a view, where it is dense."""
         tensor = tensor.as_strided((tensor.numel(),), (1,)) if self.is_dense else tensor.reshape(-1)
@@ -64,8 +70,6 @@ class Form:
 
     def arranged(self, values: Tensor) -> Tensor:
         """Values of this shape as one dimension in the live tensor's memory order (a copy, or a view)."""
-        if self.dtype.is_complex and not values.is_complex():
-            values = values.to(torch.complex64 if values.dtype is torch.float32 else torch.complex128)
         if self.is_dense and values.stride() != self.stride:
             values = torch.empty_strided(self.shape, self.stride, dtype=values.dtype, device=values.device).copy_(
                 values
@@ -271,10 +275,8 @@ class Storage:
         self._forms = [Form.of(live) for live in lives]
         groups: dict[tuple[torch.device, torch.dtype], dict[int, Form]] = {}
         for index, form in enumerate(self._forms):
-            real = form.dtype.to_real() if form.dtype.is_complex else form.dtype
-            # promote_types knows no common type of the 8-bit floats; they are all narrower than float32.
-            precision = torch.promote_types(dtype, real) if real.itemsize > 1 else dtype
-            groups.setdefault((device or form.device, precision), {})[index] = form
+            place = device or form.device, form.precision(dtype)
+            groups.setdefault(place, {})[index] = form
         self._shelves = [_Shelf(forms, count, precision, place) for (place, precision), forms in groups.items()]
         self._turn = 0
         self._bind(lives)
@@ -308,11 +310,13 @@ class Storage:
         """
         turn = None if whole else self._turn
         self._turn = (self._turn + 1) % ROUNDS
-        for shelf in self._shelves:
-            sums = [total.to(shelf.device, torch.float32) for total in shelf.look(turn)]
-            if sums and not math.isfinite(torch.stack(sums).sum().item()):
-                return False
-        return True
+        sums = [total for shelf in self._shelves for total in shelf.look(turn)]
+        here = [total for total in sums if total.device.type == "cpu"]
+        away = [total for total in sums if total.device.type != "cpu"]
+        # One wait for each accelerator, not one for each tensor.
+        for device in {total.device for total in away}:
+            here.append(torch.stack([total.double() for total in away if total.device == device]).sum())
+        return all(math.isfinite(total.item()) for total in here)
 
     def move(self, weights: Sequence[float]) -> None:
         """Move average k towards the live tensors by weights[k], for all k in one pass."""
@@ -330,6 +334,15 @@ class Storage:
         """Set the tensors of one average."""
         for shelf in self._shelves:
             shelf.write(average, values)
+
+    def as_kept(self, lives: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of these tensors in the precision and place that their averages have."""
+        copies: list[Tensor] = []
+        for form, live in zip(self._forms, lives, strict=True):
+            precision = form.precision(self.dtype)
+            dtype = precision.to_complex() if form.dtype.is_complex else precision
+            copies.append(live.to(self.device or live.device, dtype, copy=True))
+        return copies
 
     def _bind(self, lives: Sequence[Tensor]) -> None:
         for shelf in self._shelves:

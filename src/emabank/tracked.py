@@ -108,6 +108,10 @@ class Tracked:
         """Copies of one average's tensors by plain name."""
         return dict(zip(self.names, self._storage.read(average), strict=True))
 
+    def live(self) -> dict[str, Tensor]:
+        """Copies of the live tensors by plain name, in the averages' precision."""
+        return dict(zip(self.names, self._storage.as_kept(self.data()), strict=True))
+
     def write(self, average: int, values: Mapping[str, Tensor] | None = None) -> None:
         """Set one average's tensors, to the live ones where none are given."""
         self._storage.write(average, self.data() if values is None else [values[name] for name in self.names])

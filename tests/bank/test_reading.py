@@ -49,10 +49,12 @@ def test_call_does_not_let_a_forward_pass_write_into_live_buffers() -> None:
 
 def test_exported_modules_have_the_models_dtypes_and_states_the_stored_precision() -> None:
     model = build("half_precision")
-    bank = EMABank(model, [0.9], every=1)
-    run(model, 2, bank.update)
-    assert {p.dtype for p in bank.module(0.9).parameters()} == {torch.bfloat16, torch.float32}
-    assert {t.dtype for t in bank.weights(0.9).values()} == {torch.float32}
+    bank = EMABank(model, [0.9], every=2)
+    for _ in range(2):  # before the first update, and after it
+        run(model, 1, bank.update)
+        assert {p.dtype for p in bank.module(0.9).parameters()} == {torch.bfloat16, torch.float32}
+        assert {t.dtype for t in bank.weights(0.9).values()} == {torch.float32}
+    assert {t.dtype for t in bank.weights("live").values()} == {torch.bfloat16, torch.float32}
 
 
 def test_copy_to_refuses_a_model_that_does_not_fit() -> None:

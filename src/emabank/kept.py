@@ -1,0 +1,72 @@
+"""Kept: copies of weights by average and epoch, in memory or one file each. May import files."""
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from zlib import crc32
+
+from emabank.files import read_state, write_state
+
+Place = tuple[str, int]  # the average and the epoch
+
+
+class Kept:
+    """Weights by average and epoch: in memory, or one file each in a folder.
+
+    >>> kept = Kept(folder=None)
+    >>> kept.keep({("live", 1): {"scale": 2.0}}, wanted={("live", 1)})
+    >>> kept.copy(("live", 1))
+    {'scale': 2.0}
+    >>> kept.keep({}, wanted=set())
+    >>> kept.places
+    set()
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._kept: dict[Place, dict[str, Any] | Path] = {}
+
+    @property
+    def places(self) -> set[Place]:
+        return set(self._kept)
+
+    def keep(self, fresh: Mapping[Place, dict[str, Any]], wanted: set[Place]) -> None:
+        """Store the fresh ones, then let go of what is not wanted any more; a failed write changes nothing."""
+        stored: dict[Place, dict[str, Any] | Path] = {}
+        try:
+            for place, weights in fresh.items():
+                stored[place] = weights if self._folder is None else _written(self._folder, place, weights)
+        except BaseException:
+            _remove(stored[place] for place in stored if place not in self._kept)
+            raise
+        every = {**self._kept, **stored}
+        self._kept = {place: every[place] for place in every if place in wanted}
+        _remove(every[place] for place in every if place not in wanted)
+
+    def copy(self, place: Place) -> dict[str, Any]:
+        kept = self._kept[place]
+        if not isinstance(kept, Path):
+            return deepcopy(kept)
+        try:
+            return read_state(kept, kind="snapshot")
+        except FileNotFoundError as error:
+            reason = f"the snapshot of {place[0]!r} at epoch {place[1]} is gone from the tracker's folder"
+            raise FileNotFoundError(error.errno, reason, str(kept)) from error
+
+
+def _written(folder: Path, place: Place, weights: dict[str, Any]) -> Path:
+    average, epoch = place
+    name = quote(average, safe=" ")[:100]
+    if name != average.lower():  # cut, quoted, or told apart by case alone, which not every file system does
+        name += f"-{crc32(average.encode()):08x}"
+    path = folder / f"{name}-epoch-{epoch}.pt"
+    write_state(path, weights, kind="snapshot")
+    return path
+
+
+def _remove(stored: Iterable[dict[str, Any] | Path]) -> None:
+    for one in stored:
+        if isinstance(one, Path):
+            one.unlink(missing_ok=True)

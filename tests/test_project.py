@@ -1,0 +1,55 @@
+"""What pyproject.toml, constraints.txt and CITATION.cff say of each other."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import emabank
+
+ROOT = Path(__file__).parents[1]
+REQUIREMENTS = metadata.requires("emabank") or []
+
+
+def normal(name: str) -> str:
+    """A distribution's name as the packaging standard compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pinned = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {normal(name): version for name, version in pinned}
+
+
+def direct() -> set[str]:
+    return {normal(re.match(r"[\w.-]+", requirement)[0]) for requirement in REQUIREMENTS}  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_every_direct_dependency_is_pinned_and_nothing_else():
+    assert set(pins()) == direct()
+
+
+@pytest.mark.parametrize("requirement", REQUIREMENTS)
+def test_every_dependency_has_an_honest_lower_bound_and_no_upper_one(requirement):
+    assert re.match(r"[\w.-]+(\[\w+\])?>=[\d.]+(;|$)", requirement.replace(" ", ""))
+
+
+def test_the_library_depends_on_torch_alone():
+    assert [normal(r.split(">")[0]) for r in REQUIREMENTS if "extra ==" not in r] == ["torch"]
+
+
+def test_the_version_stands_in_one_place_and_is_cited():
+    assert metadata.version("emabank") == emabank.__version__
+    assert f"\nversion: {emabank.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_package_carries_its_types_and_its_licences():
+    assert (ROOT / "src/emabank/py.typed").exists()
+    assert "Apache License" in (ROOT / "LICENSE").read_text()
+    assert "CC BY 4.0" in (ROOT / "src/emabank/study/data/digits.txt").read_text()
+
+
+def test_contributing_is_short():
+    assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) < 60

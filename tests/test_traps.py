@@ -1,0 +1,29 @@
+"""Every known trap of weight averaging (numbered 1 to 64) has a test that carries its number, or a stated place."""
+
+import re
+from pathlib import Path
+
+# Traps of parts that do not exist yet, and the part that will bring their tests.
+TO_COME = {
+    46: "batch-norm buffers that differ between ranks: comes with training over several processes",
+    47: "sharded models: comes with training over several processes",
+    53: "synthesis after the fact: comes with posthoc.py",
+    55: "FSDP2's unsharded root: comes with training over several processes",
+}
+
+
+def numbers_in(folder: Path) -> set[int]:
+    """The numbers in the names of the test functions below a folder."""
+    names = re.findall(r"^def (test_\w+)", "\n".join(p.read_text() for p in folder.rglob("test_*.py")), re.MULTILINE)
+    return {int(number) for name in names for number in re.findall(r"trap(\d\d)", name)}
+
+
+def test_every_trap_has_a_test_or_a_stated_place() -> None:
+    tested = numbers_in(Path(__file__).parent)
+    assert tested | TO_COME.keys() == set(range(1, 65))
+    assert not tested & TO_COME.keys(), "these have tests now"
+
+
+def test_this_would_notice_a_missing_test(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text("def test_trap05_and_trap07_something():\n    ...\n")
+    assert numbers_in(tmp_path) == {5, 7}
