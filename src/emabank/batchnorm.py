@@ -277,7 +277,7 @@ def _same_randomness(loader: Iterable[Any]) -> Generator[None]:
     holders = [loader, sampler, inner, getattr(loader, "dataset", None)]
     generators = {id(g): g for g in (getattr(h, "generator", None) for h in holders) if isinstance(g, torch.Generator)}
     states = [(generator, generator.get_state()) for generator in generators.values()]
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     python, numpy = random.getstate(), sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
     with torch.random.fork_rng(

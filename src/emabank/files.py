@@ -229,7 +229,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
     except KeyError as error:
         raise ValueError(f"safetensors cannot hold {error.args[0]}; use a '.pt' file.") from error
     except safetensors.SafetensorError as error:
-        number = re.search(r"\(os error (\d+)\)", str(error))
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error

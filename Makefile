@@ -1,0 +1,50 @@
+# Needs python3, make and git; everything else is installed into .venv by the first target that wants it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help: ## say what each target does
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+
+demo: $(VENV)/study.stamp ## train on digits with wrong labels and compare weight averages (under a minute)
+	$(BIN)/emabank demo
+
+test: lint ## everything that has to pass before a change goes in: lint, types, import rules, tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/dev.stamp ## style, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp ## put the code into the one style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/bench.stamp ## time an update against other libraries and the memory limit (minutes, idle machine)
+	$(BIN)/python benchmarks/update.py
+
+clean: ## remove the environment, the caches and what the demo wrote
+	rm -rf $(VENV) emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each set of packages, so that a second `make` installs only what pyproject or the pins changed.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/study.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[study]"
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[study,dev]"
+	@touch $@
+
+$(VENV)/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[study,bench]"
+	@touch $@

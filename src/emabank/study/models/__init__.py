@@ -1,0 +1,1 @@
+"""Networks of the study: plain modules, each with `features(x)`, what its last layer sees."""

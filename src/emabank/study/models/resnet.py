@@ -1,0 +1,128 @@
+"""Residual networks for small images (He et al. 2016, "Deep residual learning for image recognition").
+
+ResNet-8 and -20 are the paper's CIFAR family: three stages, shortcuts without parameters. ResNet-18 and -34 are its
+ImageNet family with the stem that small images need: one 3x3 convolution of stride 1 and no max-pooling.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Shortcut = Callable[[int, int, int], nn.Module]
+
+
+class ResNet(nn.Module):
+    """A stem, stages of basic blocks, each after the first at half the size, mean pooling and a linear head."""
+
+    def __init__(
+        self, *, blocks: Sequence[int], widths: Sequence[int], shortcut: Shortcut, classes: int, channels: int
+    ):
+        super().__init__()
+        self.stem = _conv_norm(channels, widths[0], stride=1)
+        incoming = [widths[0], *widths]
+        self.stages = nn.Sequential(
+            *(
+                _stage(incoming[i], width, count=count, stride=1 if i == 0 else 2, shortcut=shortcut)
+                for i, (width, count) in enumerate(zip(widths, blocks, strict=True))
+            )
+        )
+        self.head = nn.Linear(widths[-1], classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the last layer sees: `[n, channels, height, width]` becomes `[n, width of the last stage]`."""
+        return self.stages(F.relu(self.stem(x))).mean(dim=(2, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[n, classes]`."""
+        return self.head(self.features(x))
+
+
+def resnet8(*, classes: int, channels: int = 3, width: int = 16) -> ResNet:
+    """The smallest of the CIFAR family: one block a stage, `width`, 2 and 4 times `width` channels.
+
+    >>> sum(p.numel() for p in resnet8(classes=10).parameters())
+    75290
+    """
+    return _cifar_family(1, classes=classes, channels=channels, width=width)
+
+
+def resnet20(*, classes: int, channels: int = 3, width: int = 16) -> ResNet:
+    """The CIFAR family with three blocks a stage; 0.27 million parameters, as He et al. report.
+
+    >>> sum(p.numel() for p in resnet20(classes=10).parameters())
+    269722
+    """
+    return _cifar_family(3, classes=classes, channels=channels, width=width)
+
+
+def resnet18(*, classes: int, channels: int = 3) -> ResNet:
+    """ResNet-18 with the stem for small images.
+
+    >>> sum(p.numel() for p in resnet18(classes=10).parameters())
+    11173962
+    """
+    return _imagenet_family((2, 2, 2, 2), classes=classes, channels=channels)
+
+
+def resnet34(*, classes: int, channels: int = 3) -> ResNet:
+    """ResNet-34 with the stem for small images.
+
+    >>> sum(p.numel() for p in resnet34(classes=10).parameters())
+    21282122
+    """
+    return _imagenet_family((3, 4, 6, 3), classes=classes, channels=channels)
+
+
+def _cifar_family(blocks: int, *, classes: int, channels: int, width: int) -> ResNet:
+    widths = (width, 2 * width, 4 * width)
+    return ResNet(blocks=(blocks,) * 3, widths=widths, shortcut=_PaddedShortcut, classes=classes, channels=channels)
+
+
+def _imagenet_family(blocks: Sequence[int], *, classes: int, channels: int) -> ResNet:
+    widths = (64, 128, 256, 512)
+    return ResNet(blocks=blocks, widths=widths, shortcut=_projection, classes=classes, channels=channels)
+
+
+class _BasicBlock(nn.Module):
+    def __init__(self, incoming: int, outgoing: int, *, stride: int, shortcut: Shortcut):
+        super().__init__()
+        self.first = _conv_norm(incoming, outgoing, stride=stride)
+        self.second = _conv_norm(outgoing, outgoing, stride=1)
+        same_shape = stride == 1 and incoming == outgoing
+        self.shortcut = nn.Identity() if same_shape else shortcut(incoming, outgoing, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.second(F.relu(self.first(x))) + self.shortcut(x))
+
+
+class _PaddedShortcut(nn.Module):
+    """Option A of He et al.: every `stride`-th pixel, and zeros for the new channels; no parameters."""
+
+    def __init__(self, incoming: int, outgoing: int, stride: int):
+        super().__init__()
+        self.stride = stride
+        self.new_channels = outgoing - incoming
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.new_channels // 2
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, before, self.new_channels - before))
+
+
+def _projection(incoming: int, outgoing: int, stride: int) -> nn.Module:
+    """Option B of He et al.: a 1x1 convolution with batch norm."""
+    return nn.Sequential(nn.Conv2d(incoming, outgoing, 1, stride=stride, bias=False), nn.BatchNorm2d(outgoing))
+
+
+def _stage(incoming: int, outgoing: int, *, count: int, stride: int, shortcut: Shortcut) -> nn.Sequential:
+    first = _BasicBlock(incoming, outgoing, stride=stride, shortcut=shortcut)
+    rest = [_BasicBlock(outgoing, outgoing, stride=1, shortcut=shortcut) for _ in range(count - 1)]
+    return nn.Sequential(first, *rest)
+
+
+def _conv_norm(incoming: int, outgoing: int, *, stride: int) -> nn.Sequential:
+    conv = nn.Conv2d(incoming, outgoing, 3, stride=stride, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(outgoing))

@@ -1,0 +1,104 @@
+"""The demo: what it writes, that it repeats itself, and that its averages differ."""
+
+import io
+import json
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from emabank import EMABank
+from emabank.study.config import DemoConfig
+from emabank.study.demo import HALF_LIVES, averages, learning_rate, run_demo
+from emabank.study.report.rows import Record
+
+
+def demo(out: Path, **settings) -> tuple[Record, str]:
+    console = Console(file=io.StringIO(), width=80)
+    record = run_demo(DemoConfig(out=out, **{"epochs": 2, **settings}), console)
+    return record, console.file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory) -> tuple[Record, str, Path]:
+    out = tmp_path_factory.mktemp("demo") / "made" / "by it"
+    return *demo(out), out
+
+
+def test_it_writes_the_figure_and_the_rows_and_nothing_else(short_run):
+    record, _, out = short_run
+    assert sorted(path.name for path in out.iterdir()) == ["curves.png", "curves.svg", "rows.json"]
+    assert json.loads((out / "rows.json").read_text()) == json.loads(json.dumps(asdict(record)))
+
+
+def test_one_row_for_each_measurement(short_run):
+    rows = short_run[0].rows
+    places = {(row.epoch, row.average, row.statistics) for row in rows}
+    expected = {(epoch, "live", "live") for epoch in (1, 2)}
+    expected |= {(e, name, kind) for e in (1, 2) for name in HALF_LIVES for kind in ("averaged", "recomputed")}
+    assert places == expected
+    assert len(rows) == len(places)
+    for row in rows:
+        assert all(0 <= share <= 1 for share in (row.validation_accuracy, row.test_accuracy, row.memorised))
+
+
+def test_the_choice_is_made_on_validation_with_averaged_statistics(short_run):
+    record = short_run[0]
+    selectable = [row for row in record.rows if row.statistics != "recomputed"]
+    for chosen in record.chosen:
+        mine = [row for row in selectable if row.average == chosen.average]
+        # max() keeps the first of equals: the earliest epoch.
+        assert chosen.at_choice == max(mine, key=lambda row: row.validation_accuracy)
+        assert chosen.at_end == mine[-1]
+    assert record.best == max(selectable, key=lambda row: row.validation_accuracy).average
+
+
+def test_it_prints_the_progress_the_table_and_where_the_files_are(short_run):
+    _, printed, out = short_run
+    assert "epoch 2/2" in printed
+    assert all(name in printed for name in ("live", *HALF_LIVES))
+    assert f"{out}/curves.svg" in printed.replace("\n", "")
+
+
+def test_the_same_seed_gives_the_same_numbers_and_the_same_figure(short_run, tmp_path):
+    record, _, out = short_run
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    again, _ = demo(tmp_path)
+    assert again.rows == record.rows
+    assert (tmp_path / "curves.svg").read_bytes() == (out / "curves.svg").read_bytes()
+    assert torch.equal(torch.get_rng_state(), before), "the caller's random numbers are the caller's"
+
+
+def test_another_seed_and_no_noise(short_run, tmp_path):
+    record, printed = demo(tmp_path, seed=1, noise=0.0, epochs=1)
+    assert record.rows != short_run[0].rows
+    assert {row.memorised for row in record.rows} == {None}
+    assert "0% of them with a wrong label" in printed
+
+
+def test_the_five_averages_of_the_full_run_really_differ():
+    """On weights that grow by 1 a step an average lags by its horizon; each next one has to lag 1.8 times as far."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    bank = EMABank(model, averages(660), every=1)
+    for _ in range(660):
+        with torch.no_grad():
+            model.weight += 1
+        bank.update()
+    lags = [660 - bank.weights(name)["weight"].item() for name in bank.names]
+    assert len(lags) == 5
+    assert all(slow > 1.8 * fast for fast, slow in pairwise(lags))
+
+
+def test_the_learning_rate_rises_and_falls_whatever_the_length():
+    for steps in (1, 11, 660):
+        rates = [learning_rate(step, steps) for step in range(steps)]
+        peak = rates.index(max(rates))
+        assert all(0 <= rate <= 0.8 for rate in rates)
+        assert rates[: peak + 1] == sorted(rates[: peak + 1])
+        assert rates[peak:] == sorted(rates[peak:], reverse=True)

@@ -1,0 +1,95 @@
+"""What an import loads: the library needs torch alone, the command's help not even that.
+
+Each property is watched in a fresh interpreter, and each watch is shown able to fail by a control beside it.
+"""
+
+import json
+
+import pytest
+from interpreter import run
+
+STUDY_PACKAGES = ("tyro", "rich", "numpy", "matplotlib", "safetensors")
+USE_THE_LIBRARY = """
+import torch, emabank
+model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+bank = emabank.EMABank(model, [0.9, emabank.Uniform()], every=1)
+bank.update()
+emabank.recalibrate_batchnorm(bank, [torch.randn(8, 4)])
+tracker = emabank.BestTracker(bank, {"accuracy": "max"})
+tracker.observe(1, {name: {"accuracy": 0.5} for name in bank.names})
+with bank.applied(0.9, batchnorm="recomputed"):
+    model(torch.randn(2, 4))
+bank.load_state_dict(bank.state_dict())
+"""
+HELP = """
+from emabank.cli import main
+try:
+    main({arguments})
+except SystemExit as stopped:
+    assert stopped.code == 0, stopped
+"""
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that are there after running code in a fresh interpreter."""
+    finished = run(f"{code}\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))")
+    assert finished.returncode == 0, finished.stderr
+    return set(json.loads(finished.stdout.splitlines()[-1]))
+
+
+def test_importing_the_package_loads_no_torch():
+    assert "torch" not in loaded_by("import emabank; emabank.__version__; dir(emabank)")
+
+
+def test_control_a_public_name_loads_torch():
+    assert "torch" in loaded_by("import emabank; emabank.EMABank")
+
+
+def test_every_public_name_resolves():
+    finished = run("import emabank\nfor name in emabank.__all__: assert getattr(emabank, name).__name__ == name")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    finished = run("import emabank; emabank.EMABanc")
+    assert "AttributeError: module 'emabank' has no attribute 'EMABanc'" in finished.stderr
+
+
+def test_the_library_loads_nothing_of_the_study():
+    loaded = loaded_by(USE_THE_LIBRARY)
+    assert not {name for name in loaded if name.startswith(("emabank.study", "emabank.cli"))}
+    assert not loaded & {"tyro", "rich", "matplotlib"}
+
+
+def test_control_the_study_is_seen_when_it_is_loaded():
+    loaded = loaded_by("import emabank.study.progress, emabank.study.report.curves")
+    assert {"emabank.study.progress", "rich", "matplotlib"} <= loaded
+
+
+def test_the_library_works_with_torch_alone():
+    finished = run(USE_THE_LIBRARY, blocked=STUDY_PACKAGES)
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize("package", STUDY_PACKAGES)
+def test_control_a_blocked_package_cannot_be_imported(package: str):
+    assert f"No module named '{package}'" in run(f"import {package}", blocked=STUDY_PACKAGES).stderr
+
+
+def test_control_the_library_does_not_work_without_torch():
+    assert "No module named 'torch'" in run(USE_THE_LIBRARY, blocked=("torch",)).stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])
+def test_help_loads_no_torch(arguments: list[str]):
+    loaded = loaded_by(HELP.format(arguments=arguments))
+    assert not loaded & {"torch", "numpy", "matplotlib"}
+
+
+def test_control_what_a_command_runs_loads_torch():
+    assert {"torch", "numpy", "matplotlib"} <= loaded_by("from emabank.cli import main\nimport emabank.study.demo")
+
+
+def test_the_report_loads_no_torch():
+    report = "import emabank.study.report.curves, emabank.study.report.table, emabank.study.report.rows"
+    assert "torch" not in loaded_by(report)
