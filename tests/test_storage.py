@@ -189,7 +189,7 @@ def test_memory_beside_the_averages_is_bounded() -> None:
         storage = Storage(lives, 5, dtype=torch.float32, device=None)
         seen: dict[int, int] = {}
         for shelf in storage._shelves:
-            held = [shelf.weights, shelf.sources.scratch, *shelf.blocks.values(), *(page for page, _ in shelf.pages)]
+            held = [shelf.weights[1], shelf.sources.scratch, *shelf.blocks.values(), *(page for page, _ in shelf.pages)]
             held += [source for source, _ in shelf.sources.loose]
             for tensor in held:
                 seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()

@@ -1,29 +1,25 @@
 """EMABank: several averages of a model's weights, kept while it trains. The one stateful class of the library.
 
-It counts steps, asks each rule for its weight, lets the storage move all averages in one pass, and hands an average
-out: in place, as a state dict, as a module, or for one call. It never changes the training it watches.
+It counts steps, asks each rule for its decay and lets the storage move all averages in one pass; how an average is
+handed out is in reading.py. It never changes the training it watches.
 """
 
 import warnings
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from emabank.copies import functional_tensors, plain_state_dict, standalone, swapped
-from emabank.ledger import FORMAT, LIVE, Ledger, Rule
-from emabank.modules import evaluating, parts_of, refuse_without_data, unwrap
-from emabank.tracked import Choice, Tracked, nonfinite, refuse_misfit
-
-Statistics = Literal["averaged", "recomputed"]
+from emabank.ledger import FORMAT, Ledger, Rule
+from emabank.modules import refuse_without_data, unwrap
+from emabank.reading import Readable, one_of, shapes
+from emabank.tracked import Choice, Tracked, refuse_misfit
 
 
-class EMABank:
+class EMABank(Readable):
     """A bank of weight averages beside a training run.
 
     `averages` is a sequence of decays (a float is `EMA(decay)`) and rules, or a mapping from names to them. They are
@@ -34,9 +30,9 @@ class EMABank:
     `device` (None: beside the live tensors). `on_nonfinite` says what to do when the weights hold NaN or inf:
     "raise", or "skip" that update.
 
-    With "skip" every weight is looked at before every update. With "raise" tensors of over a million elements are
-    looked at in sixteen turns, one an update, and an average is checked again when it is read: so a lone bad value in
-    a huge tensor is reported within sixteen updates, and no such average is ever handed out.
+    With "skip" every weight is looked at before every update. With "raise" tensors of over 262,144 elements are looked
+    at in sixteen turns, one an update, and an average is checked again when it is read: so a lone bad value in a large
+    tensor is reported within sixteen updates, and no such average is ever handed out.
 
     >>> from emabank import Uniform
     >>> model = nn.Linear(2, 1)
@@ -66,27 +62,24 @@ class EMABank:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"EMABank keeps averages of a torch.nn.Module; given: {type(model).__name__}.")
-        _one_of("buffers", buffers, ("average", "copy"))
-        _one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
-        _one_of("dtype", dtype, (torch.float32, torch.float64))
+        one_of("buffers", buffers, ("average", "copy"))
+        one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
+        one_of("dtype", dtype, (torch.float32, torch.float64))
         refuse_without_data(model)
-        self._model = model
-        self._ledger = Ledger(averages, every)
-        self._every = every
-        self._on_nonfinite = on_nonfinite
-        self._steps = self._updates = self._skipped = 0
-        self._tracked = Tracked(
+        ledger = Ledger(averages, every)
+        tracked = Tracked(
             model,
-            len(self._ledger.names),
+            len(ledger.names),
             parameters=parameters,
             statistics=buffers == "average",
             dtype=dtype,
             device=None if device is None else torch.device(device),
         )
+        super().__init__(model, ledger, tracked)
+        self._every = every
+        self._on_nonfinite = on_nonfinite
+        self._updates = self._skipped = 0
         self._handle: RemovableHandle | None = None
-        self._applied: tuple[str, str] | None = None
-        self._barred = False  # whether update() has to ask why it may not run
-        self._outdate()
 
     # Counting and averaging -------------------------------------------------------------------------------------------
 
@@ -114,6 +107,7 @@ class EMABank:
         1
         >>> handle.remove()
         """
+        self._refuse_if_applied("attach()")
         if self._is_attached():
             raise RuntimeError(
                 "This bank is attached to an optimizer already, and would count twice: remove() that handle first."
@@ -178,105 +172,6 @@ class EMABank:
         self._refuse_if_applied("a step of the attached optimizer")
         self._count_step()
 
-    # Reading ----------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def applied(self, name: str | float, *, batchnorm: Statistics = "averaged") -> Generator[nn.Module]:
-        """The live model with an average in it, in place; restored at the end, whatever happens.
-
-        >>> model = nn.Linear(2, 1)
-        >>> bank = EMABank(model, [0.9])
-        >>> with bank.applied(0.9):
-        ...     output = model(torch.ones(1, 2))
-        """
-        self._refuse_if_applied("another applied()")
-        name = self.resolve(name)
-        values = self._values(name, batchnorm)
-        with swapped(self._model, values):
-            self._applied, self._barred = (name, batchnorm), True
-            try:
-                yield self._model
-            finally:
-                self._applied, self._barred = None, self._handle is not None
-
-    def weights(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Any]:
-        """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
-
-        >>> model = nn.Linear(2, 1)
-        >>> sorted(EMABank(model, [0.9]).weights(0.9))
-        ['bias', 'weight']
-        """
-        return plain_state_dict(self._model, self._values(name, batchnorm))
-
-    def module(self, name: str | float, *, batchnorm: Statistics = "averaged") -> nn.Module:
-        """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
-
-        >>> EMABank(nn.Linear(2, 1), [0.9]).module(0.9).training
-        False
-        """
-        values = self._values(name, batchnorm)
-        try:
-            return standalone(self._model, values, without=self)
-        except Exception as error:
-            raise RuntimeError(
-                f"A {type(unwrap(self._model)).__name__} cannot be copied ({error}): take bank.weights(name), "
-                "bank.copy_to(a model you have built, name), or bank.applied(name) instead."
-            ) from error
-
-    def copy_to(self, model: nn.Module, name: str | float, *, batchnorm: Statistics = "averaged") -> None:
-        """Copy an average, and what is not averaged, into the tensors of a model of the same architecture.
-
-        >>> model, other = nn.Linear(2, 1), nn.Linear(2, 1)
-        >>> EMABank(model, [0.9]).copy_to(other, 0.9)
-        >>> torch.equal(model.weight, other.weight)
-        True
-        """
-        self._refuse_if_applied("copy_to()")
-        refuse_without_data(model)
-        values = self._values(name, batchnorm)
-        source = {part.name: part.tensor for part in parts_of(self._model)}
-        target = {part.name: part.tensor for part in parts_of(model)}
-        refuse_misfit("The model to copy to does not fit the bank's", _shapes(source), _shapes(target))
-        with torch.no_grad():
-            for key, tensor in target.items():
-                if key in values or tensor is not source[key]:
-                    tensor.copy_(values.get(key, source[key]))
-
-    @torch.no_grad()
-    def call(self, name: str | float, *inputs: Any, batchnorm: Statistics = "averaged", **keywords: Any) -> Any:
-        """The model's output with an average's weights, in eval mode, without a touch to the live ones.
-
-        The average is gathered at the first call and kept until the next update.
-
-        >>> EMABank(nn.Linear(2, 1), [0.9]).call(0.9, torch.ones(4, 2)).shape
-        torch.Size([4, 1])
-        """
-        key = (self.resolve(name), batchnorm)
-        self._verify()
-        if key not in self._gathered:
-            self._gathered[key] = self._values(*key)
-        root = unwrap(self._model)
-        with evaluating(root):
-            return functional_call(root, functional_tensors(self._model, self._gathered[key]), inputs, keywords)
-
-    def functional(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Tensor]:
-        """An average's tensors by their paths in the unwrapped model, for `torch.func.functional_call`.
-
-        >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).functional(0.9))
-        ['bias', 'weight']
-        """
-        return functional_tensors(self._model, self._values(name, batchnorm))
-
-    @property
-    def model(self) -> nn.Module:
-        """The live model, as it was given."""
-        return self._model
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the averages, in their order."""
-        return self._ledger.names
-
     @property
     def every(self) -> int:
         """The number of optimizer steps between two samples."""
@@ -296,14 +191,6 @@ class EMABank:
     def num_skipped(self) -> int:
         """The samples not taken because the weights held NaN or inf."""
         return self._skipped
-
-    def resolve(self, name: str | float) -> str:
-        """The name of the average that is meant: by its name, by the number of its `EMA(decay=)`, or "live".
-
-        >>> EMABank(nn.Linear(2, 1), {"slow": 0.999}).resolve(0.999)
-        'slow'
-        """
-        return self._ledger.resolve(name)
 
     def decay(self, name: str | float) -> float:
         """The weight of the past in an average's last update; before any, in its first.
@@ -349,7 +236,7 @@ class EMABank:
         self._ledger.refuse_foreign(state)
         for name, saved in state["averages"].items():
             what = f"The saved average {name!r} does not fit the model"
-            refuse_misfit(what, self._tracked.shapes(), _shapes(saved["tensors"]))
+            refuse_misfit(what, self._tracked.shapes(), shapes(saved["tensors"]))
         for index, name in enumerate(self.names):
             self._tracked.write(index, state["averages"][name]["tensors"])
             self._ledger.load(name, state["averages"][name])
@@ -370,14 +257,6 @@ class EMABank:
         self._outdate()
         return self
 
-    def keep_recomputed(self, name: str, statistics: Mapping[str, Tensor]) -> None:
-        """Keep recomputed batch-norm statistics (by plain buffer name) for an average until its next update.
-
-        >>> EMABank(nn.BatchNorm1d(1), [0.9]).keep_recomputed("ema-0.9", {"running_mean": torch.ones(1)})
-        """
-        self._recomputed[self.resolve(name)] = (self._steps, dict(statistics))
-        self._gathered.clear()
-
     def __repr__(self) -> str:
         model = type(unwrap(self._model)).__name__
         lines = [f"EMABank of {model}: sampled every {self._every} steps, {self._steps} steps, {self._updates} updates"]
@@ -390,50 +269,6 @@ class EMABank:
         return {**self.__dict__, "_handle": None, "_barred": False, "_gathered": {}}
 
     # Guards -----------------------------------------------------------------------------------------------------------
-
-    def _values(self, name: str | float, batchnorm: str) -> dict[str, Tensor]:
-        """What an average puts in place of the live values, by plain name: the same ones, before it has begun."""
-        name = self.resolve(name)
-        _one_of("batchnorm", batchnorm, ("averaged", "recomputed"))
-        if self._applied not in (None, (name, batchnorm)):
-            raise RuntimeError(
-                f"Inside applied({self._applied[0]!r}) only that average can be read, for the model's own tensors hold "
-                f"it; read {name!r} after the with block."
-            )
-        self._verify()
-        if name == LIVE:
-            values: dict[str, Tensor] = {}
-        else:
-            values = self._read(name) if self._ledger.has_begun(name) else self._tracked.live()
-        return {**values, **self._statistics(name)} if batchnorm == "recomputed" else values
-
-    def _read(self, name: str) -> dict[str, Tensor]:
-        values = self._tracked.read(self.names.index(name))
-        bad = nonfinite(values)
-        if bad:
-            raise FloatingPointError(
-                f"The average {name!r} holds NaN or inf in {', '.join(map(repr, bad[:5]))}, taken in from the live "
-                f"weights in its last updates: load a state from before, or start it afresh with bank.reset({name!r})."
-            )
-        return values
-
-    def _statistics(self, name: str) -> dict[str, Tensor]:
-        step, statistics = self._recomputed.get(name, (-1, {}))
-        if step < 0 or (name == LIVE and step != self._steps):
-            raise RuntimeError(
-                f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
-                "update): call recalibrate_batchnorm(bank, loader) first."
-            )
-        return statistics
-
-    def _verify(self) -> None:
-        if not self._tracked.verify():
-            self._gathered.clear()
-
-    def _outdate(self) -> None:
-        """Forget what was derived from the averages as they were."""
-        self._gathered: dict[tuple[str, str], dict[str, Tensor]] = {}
-        self._recomputed: dict[str, tuple[int, dict[str, Tensor]]] = {}
 
     def _weights_are_finite(self) -> bool:
         bad = self._tracked.nonfinite(quick=True, whole=self._on_nonfinite == "skip")
@@ -471,19 +306,3 @@ class EMABank:
                 "or remove() the handle that attach() returned."
             )
         self._handle, self._barred = None, False
-
-    def _refuse_if_applied(self, what: str) -> None:
-        if self._applied is not None:
-            raise RuntimeError(
-                f"{what} inside applied({self._applied[0]!r}): the model holds that average now, not its live weights; "
-                "do it after the with block."
-            )
-
-
-def _one_of(argument: str, value: object, allowed: tuple[object, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{argument}={value!r}: allowed are {' and '.join(map(repr, allowed))}.")
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

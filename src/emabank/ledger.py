@@ -4,7 +4,7 @@ Everything is in Python ints and floats; no tensor, no model. Imports the rules 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from numbers import Real
 from typing import Any
 
@@ -16,7 +16,7 @@ LIVE = "live"  # the name that means the live weights
 FORMAT = 1  # of the state dict
 
 
-@dataclass(frozen=True)
+@dataclass
 class Count:
     """Where one average stands, in optimizer steps of the bank."""
 
@@ -40,7 +40,7 @@ class Ledger:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every={every!r}: the number of optimizer steps between samples, a whole number from 1.")
         self.rules = _named_rules(averages)
-        self.counts = dict.fromkeys(self.rules, Count())
+        self.counts = {name: Count() for name in self.rules}
         self.every = every
 
     @property
@@ -71,12 +71,16 @@ class Ledger:
         """Count a sample at this step, and give the weight it has in each average."""
         weights: list[float] = []
         for name, count in self.counts.items():
-            decay = self._decay_at(name, step)
+            begin = self._begin(name)
+            if step <= begin:
+                decay = 0.0  # it has not begun: the last sample before its start will be its initial weights
+            elif step == count.last:
+                decay = 1.0  # it was flushed or reset at this very step
+            else:
+                decay = self._decay_at(name, step, begin, count.last)
+                count.samples, count.decay = count.samples + 1, decay
+            count.last = step
             weights.append(1.0 - decay)
-            if step <= self._begin(name):
-                self.counts[name] = replace(count, last=step)
-            elif step > count.last:
-                self.counts[name] = replace(count, last=step, samples=count.samples + 1, decay=decay)
         return weights
 
     def is_new(self, step: int) -> bool:
@@ -98,20 +102,14 @@ class Ledger:
             return last
         begin = self._begin(name)
         first = (max(begin, step) // self.every + 1) * self.every
-        elapsed = first - max(self.counts[name].origin, first - self.every)
-        return self.rules[name].decay_at(steps=first - begin, elapsed=elapsed, samples=0, every=self.every)
+        return self._decay_at(name, first, begin, max(self.counts[name].origin, first - self.every))
 
     def _begin(self, name: str) -> int:
         return max(self.counts[name].origin, self.rules[name].start)
 
-    def _decay_at(self, name: str, step: int) -> float:
-        count, begin = self.counts[name], self._begin(name)
-        if step <= begin:
-            return 0.0  # it has not begun: the last sample before its start will be its initial weights
-        if step == count.last:
-            return 1.0  # it was flushed or reset at this very step
+    def _decay_at(self, name: str, step: int, begin: int, last: int) -> float:
         return self.rules[name].decay_at(
-            steps=step - begin, elapsed=step - count.last, samples=count.samples, every=self.every
+            steps=step - begin, elapsed=step - last, samples=self.counts[name].samples, every=self.every
         )
 
     # State ------------------------------------------------------------------------------------------------------------

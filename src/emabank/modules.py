@@ -78,19 +78,24 @@ def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
     return plain
 
 
+_END = object()  # after the last object: one more or one less before it moves it from its place
+
+
 class Watch:
     """Tells cheaply whether a model still holds the same objects in the same places."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = [module for _, _, module in walk(model)]
-        self._dicts: list[dict[str, Any]] = [vars(m)[key] for m in modules for key in ("_parameters", "_modules")]
-        self._objects: list[Any] = list(chain.from_iterable(map(dict.values, self._dicts)))
+        dicts: list[dict[str, Any]] = [vars(m)[key] for m in modules for key in ("_parameters", "_modules")]
+        self._empty = [each for each in dicts if not each]
+        self._filled = [each for each in dicts if each]
+        self._objects: list[Any] = [*chain.from_iterable(map(dict.values, self._filled)), _END]
 
     def unchanged(self) -> bool:
-        # One expression in C: 8 µs for a ResNet-18, where walking the module tree again takes 500.
-        return sum(map(len, self._dicts)) == len(self._objects) and all(
-            map(is_, chain.from_iterable(map(dict.values, self._dicts)), self._objects)
-        )
+        """Whether nothing was added, removed or replaced: all loops are in C, which walking the tree is not."""
+        if any(self._empty):
+            return False
+        return all(map(is_, chain(chain.from_iterable(map(dict.values, self._filled)), (_END,)), self._objects))
 
 
 @contextmanager

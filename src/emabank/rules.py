@@ -224,11 +224,11 @@ class EMA:
         return per_update(self.per_step if self.per_step is not None else from_half_life(self.half_life or 1.0), every)
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
-        decay = self.per_update(every)
+        decay = self.decay if self.decay is not None else self.per_update(every)
         if self.warmup is not None and decay < 1.0:
             decay = min(decay, warmup_decay(steps - 1 if self.warmup == "steps" else samples))
         # After a flush or a reset less than a period has passed, and the past decays by as much less.
-        return decay ** (elapsed / every)
+        return decay if elapsed == every else decay ** (elapsed / every)
 
     def describe(self, every: int) -> str:
         update = self.per_update(every)

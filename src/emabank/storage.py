@@ -7,16 +7,18 @@ one scratch page, so that their number costs little. Imports torch alone and kno
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
-SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to move
-SCRATCH = 192 * BLOCK  # elements of the scratch page, 0.75 MiB in float32: what a bank may cost beside its averages
-WHOLE = 1024 * BLOCK  # up to this size a tensor is checked for NaN and inf as a whole before every update
+SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to copy once more
+MIDDLE = 64 * BLOCK  # below this it does where there are few; and beside a busy process each parallel region can stall
+SERIAL = 16 * BLOCK  # a copy of at most this size is not spread over threads
+SCRATCH = 208 * BLOCK  # elements of the scratch page, 0.8 MiB in float32: what a bank may cost beside its averages
+WHOLE = 256 * BLOCK  # up to this size a tensor is checked for NaN and inf as a whole before every update
 ROUNDS = 16  # larger ones by a window that goes round in so many updates: a full look would cost 12% of an update
 
 # Not public in torch, but what its optimizers are built on: one call for many tensors.
@@ -100,7 +102,7 @@ class _Sources:
     """Views of the live tensors as they stand now, so that an update need not make any. Never saved, never copied."""
 
     scratch: Tensor
-    gathers: list[tuple[list[Tensor], list[Tensor]]]  # per page: the places in the scratch page, the live stretches
+    gathers: list[tuple[list[Tensor], list[Tensor], Tensor]]  # per page: places in the scratch page, live, all of it
     direct: list[tuple[Tensor, Tensor]]  # blocks, live
     converted: list[tuple[Tensor, Tensor]]  # blocks, live of another precision, in parts that fit the scratch page
     fetched: list[tuple[Tensor, Tensor]]  # blocks, live on another device, in parts that fit half of it
@@ -116,25 +118,28 @@ class _Shelf:
     def __init__(self, forms: dict[int, Form], count: int, dtype: torch.dtype, device: torch.device) -> None:
         self.forms = forms
         self.dtype, self.device = dtype, device
-        self.weights = torch.zeros(count, 1, dtype=dtype, device=device)
+        self.weights: tuple[list[float], Tensor] = [], self._zeros(count, 1)
         self.blocks: dict[int, Tensor] = {}
         self.pages: list[tuple[Tensor, list[_Piece]]] = []
         self.sources: _Sources | None = None
+        gathered = _gathered_whole(forms)
         pieces: list[_Piece] = []
         filled = 0
-        for index, form in forms.items():
-            body = form.numel // BLOCK if form.numel >= SMALL else 0
+        for index in sorted(forms, key=lambda index: forms[index].numel):
+            size = forms[index].numel
+            body = 0 if index in gathered else size // BLOCK
             if body:
                 self.blocks[index] = self._zeros(body, count, BLOCK)
-            low, size = body * BLOCK, form.numel - body * BLOCK
-            if filled + size > SCRATCH:
-                self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
-                pieces, filled = [], 0
-            if size:
-                pieces.append(_Piece(index, low, low + size, filled))
-                filled += size
+            for low in range(body * BLOCK, size, SERIAL):
+                high = min(low + SERIAL, size)
+                if filled + high - low > SCRATCH:
+                    self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+                    pieces, filled = [], 0
+                pieces.append(_Piece(index, low, high, filled))
+                filled += high - low
         if pieces:
             self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+        self.pages.reverse()  # the last page need not be gathered twice (see move), so it is the one with most pieces
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "sources": None}
@@ -154,7 +159,14 @@ class _Shelf:
         if afar:  # larger copies use the bus better; 1% of the averages is still little
             size = max(size, sum(b.numel() for b in self.blocks.values()) // 100 // BLOCK * BLOCK, 2 * BLOCK)
         scratch = self._zeros(size, pin_memory=bool(afar) and self.device.type == "cpu")
-        gathers = [([scratch[p.place] for p in ps], [flats[p.index][p.stretch] for p in ps]) for _, ps in self.pages]
+        gathers = [
+            (
+                [scratch[piece.place] for piece in pieces],
+                [flats[piece.index][piece.stretch] for piece in pieces],
+                scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK),
+            )
+            for blocks, pieces in self.pages
+        ]
         self.sources = _Sources(scratch, gathers, [], [], [], [], loose, afar)
         for index, blocks in self.blocks.items():
             self._bind_large(self.sources, blocks, flats[index][: blocks.shape[0] * BLOCK])
@@ -175,31 +187,31 @@ class _Shelf:
         """Sums that are finite only if what they cover is: everything, or (with a turn) of the largest a part."""
         sources = self._fresh_sources()
         sources.page = -1  # what an earlier look left there may be out of date
-        for page, (blocks, _) in enumerate(self.pages):
-            yield self._gathered(sources, page, blocks).sum()
+        for page in range(len(self.pages)):
+            yield self._gathered(sources, page).sum()
         for live in sources.looks:
             if turn is not None and live.numel() > WHOLE:
                 live = live[live.numel() * turn // ROUNDS : live.numel() * (turn + 1) // ROUNDS]
             yield (live if live.dtype.itemsize > 1 else live.float()).sum()
 
-    def move(self, weights: Sequence[float]) -> None:
+    def move(self, weights: list[float]) -> None:
         """Move every average towards the live tensors, each by its own weight."""
         sources = self._fresh_sources()
-        self.weights.copy_(torch.tensor(weights, dtype=torch.float64).view(-1, 1))
+        if weights != self.weights[0]:  # after the warm-up they stay the same
+            self.weights = weights, torch.tensor(weights, dtype=self.dtype, device=self.device).view(-1, 1)
+        weight = self.weights[1]
         for page in reversed(range(len(self.pages))):  # the page looked at last is still in the scratch page
-            blocks = self.pages[page][0]
-            blocks.lerp_(self._gathered(sources, page, blocks), self.weights)
+            self.pages[page][0].lerp_(self._gathered(sources, page), weight)
         sources.page = -1  # the live tensors will have moved on by the next update
         for blocks, live in sources.direct:
-            blocks.lerp_(live, self.weights)
+            blocks.lerp_(live, weight)
         for blocks, live in sources.converted:
-            blocks.lerp_(sources.scratch[: live.numel()].copy_(live).view(-1, 1, BLOCK), self.weights)
-        self._move_fetched(sources)
+            blocks.lerp_(sources.scratch[: live.numel()].copy_(live).view(-1, 1, BLOCK), weight)
+        if sources.fetched:
+            self._move_fetched(sources, weight)
 
-    def _move_fetched(self, sources: _Sources) -> None:
+    def _move_fetched(self, sources: _Sources, weight: Tensor) -> None:
         """Two halves of the scratch page in turn: the next part is on its way while this one is averaged."""
-        if not sources.fetched:
-            return
         halves = sources.scratch.split(sources.scratch.numel() // BLOCK // 2 * BLOCK)
         coming = self._fetch(sources.fetched[0][1], halves[0])
         for number, (blocks, live) in enumerate(sources.fetched):
@@ -208,7 +220,7 @@ class _Shelf:
                 coming = self._fetch(sources.fetched[number + 1][1], halves[(number + 1) % 2])
             if arrived is not None:
                 arrived.synchronize()
-            blocks.lerp_(halves[number % 2][: live.numel()].view(-1, 1, BLOCK), self.weights)
+            blocks.lerp_(halves[number % 2][: live.numel()].view(-1, 1, BLOCK), weight)
 
     def _fetch(self, live: Tensor, half: Tensor) -> torch.Event | None:
         half[: live.numel()].copy_(live, non_blocking=True)
@@ -216,13 +228,14 @@ class _Shelf:
             return None  # done already, or ordered by the averages' own stream
         return torch.accelerator.current_stream(live.device).record_event()
 
-    def _gathered(self, sources: _Sources, page: int, blocks: Tensor) -> Tensor:
+    def _gathered(self, sources: _Sources, page: int) -> Tensor:
+        places, lives, whole = sources.gathers[page]
         if sources.page != page:
-            _copy_all(*sources.gathers[page], non_blocking=bool(sources.afar))
+            _copy_all(places, lives, non_blocking=bool(sources.afar))
             for device in sources.afar:
                 torch.accelerator.current_stream(device).synchronize()
             sources.page = page
-        return sources.scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK)
+        return whole
 
     def _fresh_sources(self) -> _Sources:
         assert self.sources is not None, "bind comes first"
@@ -253,6 +266,18 @@ class _Shelf:
             for piece in pieces:
                 page[piece.place].copy_(flats[piece.index][piece.stretch])
             blocks[:, average].copy_(page.view(-1, BLOCK))
+
+
+def _gathered_whole(forms: Mapping[int, Form]) -> set[int]:
+    """Which tensors are gathered into pages: all the small ones, and of the middling as many as two pages hold."""
+    chosen: set[int] = set()
+    filled = 0
+    for index in sorted(forms, key=lambda index: forms[index].numel):
+        filled += forms[index].numel
+        if forms[index].numel >= SMALL and (forms[index].numel >= MIDDLE or filled > 2 * SCRATCH):
+            break
+        chosen.add(index)
+    return chosen
 
 
 class Storage:
@@ -318,7 +343,7 @@ class Storage:
             here.append(torch.stack([total.double() for total in away if total.device == device]).sum())
         return all(math.isfinite(total.item()) for total in here)
 
-    def move(self, weights: Sequence[float]) -> None:
+    def move(self, weights: list[float]) -> None:
         """Move average k towards the live tensors by weights[k], for all k in one pass."""
         for shelf in self._shelves:
             shelf.move(weights)

@@ -57,7 +57,8 @@ class Tracked:
         self._versions = [live._version for live in self._lives]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watch": None, "_parts": [], "_lives": [], "_versions": []}
+        tied = {"_parts": [], "_lives": [], "_statistics": [], "_statistics_places": ([], []), "_versions": []}
+        return {**self.__dict__, "_watch": None, **tied}
 
     # Following the model ----------------------------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class Tracked:
         if (
             self._watch is not None
             and self._watch.unchanged()
-            and all(map(is_, (part.holder.get(part.key) for part in self._parts), self._lives))
+            and all(map(is_, map(dict.get, *self._statistics_places), self._statistics))
             and self._storage.is_bound_to(self._lives)
         ):
             return True
@@ -84,7 +85,10 @@ class Tracked:
     def _follow(self, parts: list[Part]) -> None:
         self._parts = parts
         self._lives = [part.tensor for part in parts]
-        self._watch: Watch | None = Watch(self._model)
+        self._watch: Watch | None = Watch(self._model)  # sees parameters and modules; buffers are replaced more often
+        statistics = [part for part in parts if not part.is_parameter]
+        self._statistics = [part.tensor for part in statistics]
+        self._statistics_places = [part.holder for part in statistics], [part.key for part in statistics]
 
     def data(self) -> list[Tensor]:
         """The live tensors, without autograd."""

@@ -1,0 +1,226 @@
+"""How averages are handed out: in place, as a state dict, as a module, into another model, or for one call.
+
+The base of EMABank that reads and never counts. Imports what knows names (tracked, ledger) and models (copies).
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from emabank.copies import functional_tensors, plain_state_dict, standalone, swapped
+from emabank.ledger import LIVE, Ledger
+from emabank.modules import evaluating, parts_of, refuse_without_data, unwrap
+from emabank.tracked import Tracked, nonfinite, refuse_misfit
+
+Statistics = Literal["averaged", "recomputed"]
+
+
+class Readable:
+    """What can be read of a bank."""
+
+    def __init__(self, model: nn.Module, ledger: Ledger, tracked: Tracked) -> None:
+        self._model, self._ledger, self._tracked = model, ledger, tracked
+        self._steps = 0
+        self._applied: tuple[str, str] | None = None
+        self._barred = False  # whether update() has to ask why it may not run
+        self._outdate()
+
+    @contextmanager
+    def applied(self, name: str | float, *, batchnorm: Statistics = "averaged") -> Generator[nn.Module]:
+        """The live model with an average in it, in place; restored at the end, whatever happens.
+
+        >>> from emabank import EMABank
+        >>> model = nn.Linear(2, 1)
+        >>> bank = EMABank(model, [0.9])
+        >>> with bank.applied(0.9):
+        ...     output = model(torch.ones(1, 2))
+        """
+        self._refuse_if_applied("another applied()")
+        name = self.resolve(name)
+        values = self._values(name, batchnorm)
+        barred = self._barred
+        with swapped(self._model, values):
+            self._applied, self._barred = (name, batchnorm), True
+            try:
+                yield self._model
+            finally:
+                self._applied, self._barred = None, barred
+
+    def weights(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Any]:
+        """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
+
+        >>> from emabank import EMABank
+        >>> model = nn.Linear(2, 1)
+        >>> sorted(EMABank(model, [0.9]).weights(0.9))
+        ['bias', 'weight']
+        """
+        return plain_state_dict(self._model, self._values(name, batchnorm))
+
+    def module(self, name: str | float, *, batchnorm: Statistics = "averaged") -> nn.Module:
+        """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
+
+        >>> from emabank import EMABank
+        >>> EMABank(nn.Linear(2, 1), [0.9]).module(0.9).training
+        False
+        """
+        values = self._values(name, batchnorm)
+        try:
+            return standalone(self._model, values, without=self)
+        except Exception as error:
+            raise RuntimeError(
+                f"A {type(unwrap(self._model)).__name__} cannot be copied ({error}): take bank.weights(name), "
+                "bank.copy_to(a model you have built, name), or bank.applied(name) instead."
+            ) from error
+
+    def copy_to(self, model: nn.Module, name: str | float, *, batchnorm: Statistics = "averaged") -> None:
+        """Copy an average, and what is not averaged, into the tensors of a model of the same architecture.
+
+        >>> from emabank import EMABank
+        >>> model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+        >>> EMABank(model, [0.9]).copy_to(other, 0.9)
+        >>> torch.equal(model.weight, other.weight)
+        True
+        """
+        self._refuse_if_applied("copy_to()")
+        refuse_without_data(model)
+        values = self._values(name, batchnorm)
+        source = {part.name: part.tensor for part in parts_of(self._model)}
+        target = {part.name: part.tensor for part in parts_of(model)}
+        refuse_misfit("The model to copy to does not fit the bank's", shapes(source), shapes(target))
+        with torch.no_grad():
+            for key, tensor in target.items():
+                if key in values or tensor is not source[key]:
+                    tensor.copy_(values.get(key, source[key]))
+
+    @torch.no_grad()
+    def call(self, name: str | float, *inputs: Any, batchnorm: Statistics = "averaged", **keywords: Any) -> Any:
+        """The model's output with an average's weights, in eval mode, without a touch to the live ones.
+
+        The average is gathered at the first call and kept until the next update.
+
+        >>> from emabank import EMABank
+        >>> EMABank(nn.Linear(2, 1), [0.9]).call(0.9, torch.ones(4, 2)).shape
+        torch.Size([4, 1])
+        """
+        key = (self.resolve(name), batchnorm)
+        self._verify()
+        if key not in self._gathered:
+            self._gathered[key] = self._values(*key)
+        root = unwrap(self._model)
+        with evaluating(root):
+            return functional_call(root, functional_tensors(self._model, self._gathered[key]), inputs, keywords)
+
+    def functional(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Tensor]:
+        """An average's tensors by their paths in the unwrapped model, for `torch.func.functional_call`.
+
+        >>> from emabank import EMABank
+        >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).functional(0.9))
+        ['bias', 'weight']
+        """
+        return functional_tensors(self._model, self._values(name, batchnorm))
+
+    @property
+    def model(self) -> nn.Module:
+        """The live model, as it was given."""
+        return self._model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the averages, in their order."""
+        return self._ledger.names
+
+    def resolve(self, name: str | float) -> str:
+        """The name of the average that is meant: by its name, by the number of its `EMA(decay=)`, or "live".
+
+        >>> from emabank import EMABank
+        >>> EMABank(nn.Linear(2, 1), {"slow": 0.999}).resolve(0.999)
+        'slow'
+        """
+        return self._ledger.resolve(name)
+
+    def keep_recomputed(self, name: str, statistics: Mapping[str, Tensor]) -> None:
+        """Keep recomputed batch-norm statistics (by plain buffer name) for an average until its next update.
+
+        >>> from emabank import EMABank
+        >>> EMABank(nn.BatchNorm1d(1), [0.9]).keep_recomputed("ema-0.9", {"running_mean": torch.ones(1)})
+        """
+        self._recomputed[self.resolve(name)] = (self._steps, dict(statistics))
+        self._gathered.clear()
+
+    # What is read -----------------------------------------------------------------------------------------------------
+
+    def _values(self, name: str | float, batchnorm: str) -> dict[str, Tensor]:
+        """What an average puts in place of the live values, by plain name: the same ones, before it has begun."""
+        name = self.resolve(name)
+        one_of("batchnorm", batchnorm, ("averaged", "recomputed"))
+        if self._applied not in (None, (name, batchnorm)):
+            raise RuntimeError(
+                f"Inside applied({self._applied[0]!r}) only that average can be read, for the model's own tensors hold "
+                f"it; read {name!r} after the with block."
+            )
+        self._verify()
+        if name == LIVE:
+            values: dict[str, Tensor] = {}
+        else:
+            values = self._read(name) if self._ledger.has_begun(name) else self._tracked.live()
+        return {**values, **self._statistics(name)} if batchnorm == "recomputed" else values
+
+    def _read(self, name: str) -> dict[str, Tensor]:
+        values = self._tracked.read(self.names.index(name))
+        bad = nonfinite(values)
+        if bad:
+            raise FloatingPointError(
+                f"The average {name!r} holds NaN or inf in {', '.join(map(repr, bad[:5]))}, taken in from the live "
+                f"weights in its last updates: load a state from before, or start it afresh with bank.reset({name!r})."
+            )
+        return values
+
+    def _statistics(self, name: str) -> dict[str, Tensor]:
+        step, statistics = self._recomputed.get(name, (-1, {}))
+        if step < 0 or (name == LIVE and step != self._steps):
+            raise RuntimeError(
+                f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
+                "update): call recalibrate_batchnorm(bank, loader) first."
+            )
+        return statistics
+
+    def _verify(self) -> None:
+        if not self._tracked.verify():
+            self._gathered.clear()
+
+    def _outdate(self) -> None:
+        """Forget what was derived from the averages as they were."""
+        self._gathered: dict[tuple[str, str], dict[str, Tensor]] = {}
+        self._recomputed: dict[str, tuple[int, dict[str, Tensor]]] = {}
+
+    def _refuse_if_applied(self, what: str) -> None:
+        if self._applied is not None:
+            raise RuntimeError(
+                f"{what} inside applied({self._applied[0]!r}): the model holds that average now, not its live weights; "
+                "do it after the with block."
+            )
+
+
+def one_of(argument: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raise unless an argument has one of the values it may have.
+
+    >>> one_of("buffers", "ignore", ("average", "copy"))
+    Traceback (most recent call last):
+    ...
+    ValueError: buffers='ignore': allowed are 'average' and 'copy'.
+    """
+    if value not in allowed:
+        raise ValueError(f"{argument}={value!r}: allowed are {' and '.join(map(repr, allowed))}.")
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of named tensors.
+
+    >>> shapes({"weight": torch.zeros(2, 3)})
+    {'weight': (2, 3)}
+    """
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
