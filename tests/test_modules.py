@@ -42,11 +42,14 @@ def test_a_part_follows_a_buffer_that_is_replaced() -> None:
 
 
 def test_the_watch_sees_every_change_of_structure() -> None:
-    def replaced(m: nn.Module) -> None:
-        m[0].weight = nn.Parameter(torch.zeros(3, 2))
-
     def added(m: nn.Module) -> None:
         m[0].extra = nn.Parameter(torch.zeros(1))
+
+    def added_where_there_was_none(m: nn.Module) -> None:
+        m[2].extra = nn.Parameter(torch.zeros(1))
+
+    def removed(m: nn.Module) -> None:
+        del m[0].bias
 
     def module_replaced(m: nn.Module) -> None:
         m[1] = nn.Identity()
@@ -54,11 +57,23 @@ def test_the_watch_sees_every_change_of_structure() -> None:
     def module_added(m: nn.Module) -> None:
         m.append(nn.ReLU())
 
-    def removed(m: nn.Module) -> None:
-        m[0].register_parameter("bias", None)
+    def module_added_to_a_leaf(m: nn.Module) -> None:
+        m[0].adapter = nn.Linear(2, 3)
 
-    for change in (replaced, added, module_replaced, module_added, removed):
-        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    def module_removed(m: nn.Module) -> None:
+        del m[2]
+
+    changes = (
+        added,
+        added_where_there_was_none,
+        removed,
+        module_replaced,
+        module_added,
+        module_added_to_a_leaf,
+        module_removed,
+    )
+    for change in changes:
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU())
         watch = Watch(model)
         model(torch.randn(4, 2))
         assert watch.unchanged()

@@ -30,9 +30,9 @@ class EMABank(Readable):
     `device` (None: beside the live tensors). `on_nonfinite` says what to do when the weights hold NaN or inf:
     "raise", or "skip" that update.
 
-    With "skip" every weight is looked at before every update. With "raise" tensors of over 262,144 elements are looked
-    at in sixteen turns, one an update, and an average is checked again when it is read: so a lone bad value in a large
-    tensor is reported within sixteen updates, and no such average is ever handed out.
+    With "skip" every weight is looked at before every update. With "raise" large tensors (32,768 elements and more) are
+    looked at in sixteen turns, one an update, and an average is checked again when it is read: NaN that fills a tensor
+    is found at once, a lone bad value in a large tensor within sixteen updates, and no such average is handed out.
 
     >>> from emabank import Uniform
     >>> model = nn.Linear(2, 1)

@@ -4,7 +4,7 @@ Everything is in Python ints and floats; no tensor, no model. Imports the rules 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from typing import Any
 
@@ -16,10 +16,11 @@ LIVE = "live"  # the name that means the live weights
 FORMAT = 1  # of the state dict
 
 
-@dataclass
+@dataclass(slots=True)
 class Count:
     """Where one average stands, in optimizer steps of the bank."""
 
+    begin: int = 0  # the step after which it begins
     origin: int = 0  # when it was built or reset
     last: int = 0  # when it took its last sample
     samples: int = 0  # how many it has taken since its start
@@ -40,8 +41,10 @@ class Ledger:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every={every!r}: the number of optimizer steps between samples, a whole number from 1.")
         self.rules = _named_rules(averages)
-        self.counts = {name: Count() for name in self.rules}
+        self.counts = {name: Count(begin=rule.start) for name, rule in self.rules.items()}
         self.every = every
+        # The decay that an EMA keeps once it has reached it; the others never stand still.
+        self._settled = {n: r.per_update(every) if isinstance(r, EMA) else None for n, r in self.rules.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,13 +74,16 @@ class Ledger:
         """Count a sample at this step, and give the weight it has in each average."""
         weights: list[float] = []
         for name, count in self.counts.items():
-            begin = self._begin(name)
-            if step <= begin:
+            elapsed = step - count.last
+            if step <= count.begin:
                 decay = 0.0  # it has not begun: the last sample before its start will be its initial weights
-            elif step == count.last:
+            elif elapsed == 0:
                 decay = 1.0  # it was flushed or reset at this very step
+            elif count.decay is not None and count.decay == self._settled[name] and elapsed == self.every:
+                decay = count.decay
+                count.samples += 1
             else:
-                decay = self._decay_at(name, step, begin, count.last)
+                decay = self._decay_at(name, step, count.last)
                 count.samples, count.decay = count.samples + 1, decay
             count.last = step
             weights.append(1.0 - decay)
@@ -93,23 +99,20 @@ class Ledger:
 
     def reset(self, name: str, step: int) -> None:
         """Count one average from this step on."""
-        self.counts[name] = Count(origin=step, last=step)
+        self.counts[name] = Count(max(step, self.rules[name].start), origin=step, last=step)
 
     def decay(self, name: str, step: int) -> float:
         """The weight of the past in the last sample; before any, in the first to come after this step."""
         last = self.counts[name].decay
         if last is not None:
             return last
-        begin = self._begin(name)
-        first = (max(begin, step) // self.every + 1) * self.every
-        return self._decay_at(name, first, begin, max(self.counts[name].origin, first - self.every))
+        first = (max(self.counts[name].begin, step) // self.every + 1) * self.every
+        return self._decay_at(name, first, max(self.counts[name].origin, first - self.every))
 
-    def _begin(self, name: str) -> int:
-        return max(self.counts[name].origin, self.rules[name].start)
-
-    def _decay_at(self, name: str, step: int, begin: int, last: int) -> float:
+    def _decay_at(self, name: str, step: int, last: int) -> float:
+        count = self.counts[name]
         return self.rules[name].decay_at(
-            steps=step - begin, elapsed=step - last, samples=self.counts[name].samples, every=self.every
+            steps=step - count.begin, elapsed=step - last, samples=count.samples, every=self.every
         )
 
     # State ------------------------------------------------------------------------------------------------------------
@@ -120,7 +123,7 @@ class Ledger:
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Go on from the counts that `state` gave."""
-        self.counts[name] = Count(state["origin"], state["last"], state["samples"], state["decay"])
+        self.counts[name] = Count(**{field.name: state[field.name] for field in fields(Count)})
 
     def refuse_foreign(self, state: Mapping[str, Any]) -> None:
         """Raise unless a bank's state dict comes from a bank with these averages and this period."""

@@ -78,24 +78,29 @@ def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
     return plain
 
 
-_END = object()  # after the last object: one more or one less before it moves it from its place
-
-
 class Watch:
-    """Tells cheaply whether a model still holds the same objects in the same places."""
+    """Tells cheaply whether modules or parameters were added to a model, removed, or modules replaced.
+
+    Whether a parameter was replaced is for those to see who follow it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         modules = [module for _, _, module in walk(model)]
-        dicts: list[dict[str, Any]] = [vars(m)[key] for m in modules for key in ("_parameters", "_modules")]
-        self._empty = [each for each in dicts if not each]
-        self._filled = [each for each in dicts if each]
-        self._objects: list[Any] = [*chain.from_iterable(map(dict.values, self._filled)), _END]
+        self._parameters: list[dict[str, Any]] = [vars(module)["_parameters"] for module in modules]
+        self._count = sum(map(len, self._parameters))
+        children: list[dict[str, Any]] = [vars(module)["_modules"] for module in modules]
+        self._childless = [each for each in children if not each]
+        self._families = [each for each in children if each]
+        # One object more at the end: a child more or less anywhere moves it from its place.
+        self._children: list[Any] = [*chain.from_iterable(map(dict.values, self._families)), self]
 
     def unchanged(self) -> bool:
-        """Whether nothing was added, removed or replaced: all loops are in C, which walking the tree is not."""
-        if any(self._empty):
-            return False
-        return all(map(is_, chain(chain.from_iterable(map(dict.values, self._filled)), (_END,)), self._objects))
+        """Whether all is as it was: every loop is in C, which walking the tree is not."""
+        return (
+            not any(self._childless)
+            and sum(map(len, self._parameters)) == self._count
+            and all(map(is_, chain(chain.from_iterable(map(dict.values, self._families)), (self,)), self._children))
+        )
 
 
 @contextmanager

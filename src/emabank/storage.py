@@ -7,19 +7,21 @@ one scratch page, so that their number costs little. Imports torch alone and kno
 """
 
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
 SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to copy once more
-MIDDLE = 64 * BLOCK  # below this it does where there are few; and beside a busy process each parallel region can stall
-SERIAL = 16 * BLOCK  # a copy of at most this size is not spread over threads
-SCRATCH = 208 * BLOCK  # elements of the scratch page, 0.8 MiB in float32: what a bank may cost beside its averages
-WHOLE = 256 * BLOCK  # up to this size a tensor is checked for NaN and inf as a whole before every update
-ROUNDS = 16  # larger ones by a window that goes round in so many updates: a full look would cost 12% of an update
+MIDDLE = 32 * BLOCK  # below this it does while there is room; beside a busy process each parallel region may stall
+SERIAL = 31 * BLOCK  # a copy of at most this size is not spread over threads
+SCRATCH = 230 * BLOCK  # elements of the scratch page, 0.9 MiB in float32: what a bank may cost beside its averages
+CHUNK = 128 * BLOCK  # elements converted at a time: half a mebibyte, which stays in the second-level caches
+ROUNDS = 16  # updates in which all large tensors are looked at once for NaN and inf: a full look costs 12% of an update
 
 # Not public in torch, but what its optimizers are built on: one call for many tensors.
 _copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
@@ -102,11 +104,17 @@ class _Sources:
     """Views of the live tensors as they stand now, so that an update need not make any. Never saved, never copied."""
 
     scratch: Tensor
-    gathers: list[tuple[list[Tensor], list[Tensor], Tensor]]  # per page: places in the scratch page, live, all of it
+    gathers: list[
+        tuple[list[Tensor], list[Tensor], Tensor]
+    ]  # per page: places in the scratch page, live, what to look at
+    lined: list[Tensor]  # per page: what it holds, in blocks
     direct: list[tuple[Tensor, Tensor]]  # blocks, live
     converted: list[tuple[Tensor, Tensor]]  # blocks, live of another precision, in parts that fit the scratch page
     fetched: list[tuple[Tensor, Tensor]]  # blocks, live on another device, in parts that fit half of it
-    looks: list[Tensor]  # the large ones, whole
+    large: list[Tensor]  # live, without their ends
+    turns: list[list[Tensor]]  # the same, cut into ROUNDS equal shares
+    numbers: "array[float]"  # the weights of the averages; on a CPU `weights` is a view of the same memory
+    weights: Tensor
     loose: list[tuple[Tensor, Tensor]]  # copies of live tensors with gaps in memory, and those tensors
     afar: list[torch.device]  # accelerators from which copies are on their way
     page: int = -1  # which page the scratch page holds
@@ -118,7 +126,7 @@ class _Shelf:
     def __init__(self, forms: dict[int, Form], count: int, dtype: torch.dtype, device: torch.device) -> None:
         self.forms = forms
         self.dtype, self.device = dtype, device
-        self.weights: tuple[list[float], Tensor] = [], self._zeros(count, 1)
+        self.count = count
         self.blocks: dict[int, Tensor] = {}
         self.pages: list[tuple[Tensor, list[_Piece]]] = []
         self.sources: _Sources | None = None
@@ -137,7 +145,7 @@ class _Shelf:
                     pieces, filled = [], 0
                 pieces.append(_Piece(index, low, high, filled))
                 filled += high - low
-        if pieces:
+        if pieces or not self.pages:
             self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
         self.pages.reverse()  # the last page need not be gathered twice (see move), so it is the one with most pieces
 
@@ -155,53 +163,62 @@ class _Shelf:
         size = max((blocks.shape[0] * BLOCK for blocks, _ in self.pages), default=0)
         large = [i for i in self.blocks if flats[i].dtype != self.dtype or flats[i].device != self.device]
         if large:
-            size = max(size, min(SCRATCH, max(self.blocks[i].shape[0] * BLOCK for i in large)))
+            size = max(size, min(CHUNK, max(self.blocks[i].shape[0] * BLOCK for i in large)))
         if afar:  # larger copies use the bus better; 1% of the averages is still little
             size = max(size, sum(b.numel() for b in self.blocks.values()) // 100 // BLOCK * BLOCK, 2 * BLOCK)
-        scratch = self._zeros(size, pin_memory=bool(afar) and self.device.type == "cpu")
-        gathers = [
-            (
-                [scratch[piece.place] for piece in pieces],
-                [flats[piece.index][piece.stretch] for piece in pieces],
-                scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK),
-            )
-            for blocks, pieces in self.pages
-        ]
-        self.sources = _Sources(scratch, gathers, [], [], [], [], loose, afar)
-        for index, blocks in self.blocks.items():
-            self._bind_large(self.sources, blocks, flats[index][: blocks.shape[0] * BLOCK])
+        bodies = [flats[index][: blocks.shape[0] * BLOCK] for index, blocks in self.blocks.items()]
+        scratch = self._zeros(size + len(bodies), pin_memory=bool(afar) and self.device.type == "cpu")
+        gathers: list[tuple[list[Tensor], list[Tensor], Tensor]] = []
+        for blocks, pieces in self.pages:
+            places = [scratch[piece.place] for piece in pieces]
+            lives_there = [flats[piece.index][piece.stretch] for piece in pieces]
+            gathers.append((places, lives_there, scratch[: blocks.shape[0] * BLOCK]))
+        # With the last page comes one value of each large tensor, to be looked at only.
+        places, lives_there, whole = gathers[-1]
+        end = whole.numel()
+        probes = scratch[end : end + len(bodies)].split(1) if bodies else ()
+        gathers[-1] = [*places, *probes], [*lives_there, *(body[:1] for body in bodies)], scratch[: end + len(bodies)]
+        lined = [scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK) for blocks, _ in self.pages]
+        numbers = array("d" if self.dtype is torch.float64 else "f", [0.0] * self.count)
+        weights = torch.frombuffer(numbers, dtype=self.dtype).view(-1, 1).to(self.device)
+        shares = _shares(bodies)
+        self.sources = _Sources(scratch, gathers, lined, [], [], [], bodies, shares, numbers, weights, loose, afar)
+        for blocks, body in zip(self.blocks.values(), bodies, strict=True):
+            self._bind_large(self.sources, blocks, body)
 
     def _bind_large(self, sources: _Sources, blocks: Tensor, live: Tensor) -> None:
-        sources.looks.append(live)
         if live.dtype == self.dtype and live.device == self.device:
             sources.direct.append((blocks, live.view(-1, 1, BLOCK)))
             return
         elsewhere = live.device != self.device
-        part = sources.scratch.numel() // BLOCK // (2 if elsewhere else 1)
+        part = max(sources.scratch.numel() // BLOCK // (2 if elsewhere else 1), 1)
         pairs = zip(blocks.split(part), live.split(part * BLOCK), strict=True)
         (sources.fetched if elsewhere else sources.converted).extend(pairs)
 
     # The pass ---------------------------------------------------------------------------------------------------------
 
     def look(self, turn: int | None) -> Iterator[Tensor]:
-        """Sums that are finite only if what they cover is: everything, or (with a turn) of the largest a part."""
+        """Sums that are finite only if what they cover is: everything; or (with a turn) all that is gathered, one value
+        of each large tensor, and a share of them all, another one each turn.
+        """
         sources = self._fresh_sources()
         sources.page = -1  # what an earlier look left there may be out of date
         for page in range(len(self.pages)):
-            yield self._gathered(sources, page).sum()
-        for live in sources.looks:
-            if turn is not None and live.numel() > WHOLE:
-                live = live[live.numel() * turn // ROUNDS : live.numel() * (turn + 1) // ROUNDS]
+            self._gather(sources, page)
+            yield sources.gathers[page][2].sum()
+        for live in sources.large if turn is None else sources.turns[turn]:
             yield (live if live.dtype.itemsize > 1 else live.float()).sum()
 
     def move(self, weights: list[float]) -> None:
         """Move every average towards the live tensors, each by its own weight."""
         sources = self._fresh_sources()
-        if weights != self.weights[0]:  # after the warm-up they stay the same
-            self.weights = weights, torch.tensor(weights, dtype=self.dtype, device=self.device).view(-1, 1)
-        weight = self.weights[1]
+        sources.numbers[:] = array(sources.numbers.typecode, weights)
+        weight = sources.weights
+        if self.device.type != "cpu":
+            weight.copy_(torch.frombuffer(sources.numbers, dtype=self.dtype).view(-1, 1))
         for page in reversed(range(len(self.pages))):  # the page looked at last is still in the scratch page
-            self.pages[page][0].lerp_(self._gathered(sources, page), weight)
+            self._gather(sources, page)
+            self.pages[page][0].lerp_(sources.lined[page], weight)
         sources.page = -1  # the live tensors will have moved on by the next update
         for blocks, live in sources.direct:
             blocks.lerp_(live, weight)
@@ -228,14 +245,14 @@ class _Shelf:
             return None  # done already, or ordered by the averages' own stream
         return torch.accelerator.current_stream(live.device).record_event()
 
-    def _gathered(self, sources: _Sources, page: int) -> Tensor:
-        places, lives, whole = sources.gathers[page]
+    def _gather(self, sources: _Sources, page: int) -> None:
         if sources.page != page:
-            _copy_all(places, lives, non_blocking=bool(sources.afar))
+            places, lives, _ = sources.gathers[page]
+            if places:
+                _copy_all(places, lives, non_blocking=bool(sources.afar))
             for device in sources.afar:
                 torch.accelerator.current_stream(device).synchronize()
             sources.page = page
-        return whole
 
     def _fresh_sources(self) -> _Sources:
         assert self.sources is not None, "bind comes first"
@@ -268,13 +285,30 @@ class _Shelf:
             blocks[:, average].copy_(page.view(-1, BLOCK))
 
 
+def _shares(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """One-dimensional tensors, end to end, cut into ROUNDS equal shares."""
+    total = sum(tensor.numel() for tensor in tensors)
+    borders = [total * turn // ROUNDS for turn in range(ROUNDS + 1)]
+    shares: list[list[Tensor]] = []
+    for low, high in pairwise(borders):
+        share: list[Tensor] = []
+        start = 0
+        for tensor in tensors:
+            part = tensor[max(low - start, 0) : max(high - start, 0)]
+            share += [part] if part.numel() else []
+            start += tensor.numel()
+        shares.append(share)
+    return shares
+
+
 def _gathered_whole(forms: Mapping[int, Form]) -> set[int]:
-    """Which tensors are gathered into pages: all the small ones, and of the middling as many as two pages hold."""
+    """Which tensors are gathered into pages: all the small ones, and of the middling as many as fit beside them."""
     chosen: set[int] = set()
-    filled = 0
+    filled = sum(form.numel % BLOCK for form in forms.values() if form.numel >= SMALL)  # the ends of the others
     for index in sorted(forms, key=lambda index: forms[index].numel):
-        filled += forms[index].numel
-        if forms[index].numel >= SMALL and (forms[index].numel >= MIDDLE or filled > 2 * SCRATCH):
+        size = forms[index].numel
+        filled += size if size < SMALL else size - size % BLOCK
+        if size >= SMALL and (size >= MIDDLE or filled > SCRATCH):
             break
         chosen.add(index)
     return chosen
@@ -325,13 +359,13 @@ class Storage:
             other.write(average, self.read(average))
         return other
 
-    def is_bound_to(self, lives: Sequence[Tensor]) -> bool:
-        """Whether these tensors still lie where the views taken of them look."""
-        return list(map(Tensor.data_ptr, lives)) == self._pointers
+    def is_bound_to(self, pointers: list[int]) -> bool:
+        """Whether tensors with these data pointers are those that views were taken of."""
+        return pointers == self._pointers
 
     def looks_finite(self, *, whole: bool) -> bool:
-        """False if a live tensor holds NaN or inf, or a sum overflowed. Unless `whole`, a part of the very large ones
-        is looked at, another part each time.
+        """False if a live tensor holds NaN or inf, or a sum overflowed. Unless `whole`, of large tensors one value each
+        and a sixteenth of all are looked at, another sixteenth each time.
         """
         turn = None if whole else self._turn
         self._turn = (self._turn + 1) % ROUNDS

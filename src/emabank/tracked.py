@@ -5,7 +5,6 @@ room notices, and refuses what no longer fits. Knows nothing of rules and counts
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from operator import is_
 from typing import Any, Literal
 
 import torch
@@ -57,19 +56,14 @@ class Tracked:
         self._versions = [live._version for live in self._lives]
 
     def __getstate__(self) -> dict[str, Any]:
-        tied = {"_parts": [], "_lives": [], "_statistics": [], "_statistics_places": ([], []), "_versions": []}
+        tied = {"_parts": [], "_lives": [], "_places": ([], []), "_versions": []}
         return {**self.__dict__, "_watch": None, **tied}
 
     # Following the model ----------------------------------------------------------------------------------------------
 
     def verify(self) -> bool:
         """Make sure the averages are tied to the live tensors as they stand; False if they had to be tied anew."""
-        if (
-            self._watch is not None
-            and self._watch.unchanged()
-            and all(map(is_, map(dict.get, *self._statistics_places), self._statistics))
-            and self._storage.is_bound_to(self._lives)
-        ):
+        if self._watch is not None and self._watch.unchanged() and self._storage.is_bound_to(self._pointers()):
             return True
         parts = parts_of(self._model)
         now = _shapes(part for part in parts if part.is_parameter)
@@ -85,10 +79,15 @@ class Tracked:
     def _follow(self, parts: list[Part]) -> None:
         self._parts = parts
         self._lives = [part.tensor for part in parts]
-        self._watch: Watch | None = Watch(self._model)  # sees parameters and modules; buffers are replaced more often
-        statistics = [part for part in parts if not part.is_parameter]
-        self._statistics = [part.tensor for part in statistics]
-        self._statistics_places = [part.holder for part in statistics], [part.key for part in statistics]
+        self._places = [part.holder for part in parts], [part.key for part in parts]
+        self._watch: Watch | None = Watch(self._model)
+
+    def _pointers(self) -> list[int]:
+        """Where the tensors lie that stand in the model now: another place if one was replaced, moved or cast."""
+        try:
+            return list(map(Tensor.data_ptr, map(dict.get, *self._places)))  # pyright: ignore[reportArgumentType]
+        except TypeError:  # one is gone
+            return []
 
     def data(self) -> list[Tensor]:
         """The live tensors, without autograd."""

@@ -1,0 +1,84 @@
+"""How results are shown and kept: plain tables for a terminal, and a file that is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from interleave import Spread
+from verdicts import Case, slowdown, title
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns under their headers: the first to the left, the others to the right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _with_spread(value: Spread | None) -> str:
+    return "" if value is None else f"{_number(value.median)} ({_number(value.low)}–{_number(value.high)})"
+
+
+def case_table(case: Case, quiet: Case | None = None) -> str:
+    """One case; with `quiet`, also how much longer each contestant takes than in that quiet case."""
+    header = ["contestant", "ms: median (10–90 %)", "mean", "× limit", "emabank is faster by"]
+    rows = [
+        [
+            row.name,
+            _with_spread(row.milliseconds),
+            _number(row.milliseconds.mean),
+            _with_spread(row.of_limit),
+            _with_spread(row.bank_faster),
+        ]
+        for row in case.rows
+    ]
+    if quiet is not None:
+        header += ["busy/quiet: median", "mean"]
+        for row in rows:
+            factor = slowdown(quiet, case, row[0])
+            row += [_number(factor[0]), _number(factor[1])] if factor else ["", ""]
+    heading = (
+        f"{title(case.model, case.averages)}: {case.elements:,} elements in "
+        f"{case.tensors} tensors; {case.rounds} rounds; "
+        f"{_surroundings(case)}"
+    )
+    missing = [f"  {name}: {reason}" for name, reason in case.missing.items()]
+    return "\n".join([heading, table(header, rows), *missing])
+
+
+def _surroundings(case: Case) -> str:
+    others = "an unknown share" if case.bystanders is None else f"{case.bystanders:.1%}"
+    dropped = f" ({case.dropped} rounds dropped)" if case.dropped else ""
+    disturbed = ": DISTURBED" if case.disturbed else ""
+    neighbour = f"busy neighbour ({case.neighbour}), " if case.neighbour else ""
+    return f"{neighbour}other processes took {others} of the machine{dropped}{disturbed}"
+
+
+def facts(values: Mapping[str, object]) -> str:
+    """Conditions, one a line."""
+    width = max(map(len, values))
+    return "\n".join(f"{name.replace('_', ' ').ljust(width)}  {value}" for name, value in values.items())
+
+
+def write_json(path: Path, result: Mapping[str, object]) -> None:
+    """Write the result beside `path` first and move it there: a run that is cut short leaves the old file whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
