@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from emabank import storage as room
-from emabank.storage import Form, Storage
+from emabank.forms import Form
+from emabank.storage import Storage
 
 WEIGHTS = [0.032, 0.016, 0.5, 1.0, 0.0]
 

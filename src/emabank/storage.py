@@ -3,7 +3,7 @@
 A tensor of the model is cut into blocks of 1024 elements, and the averages of one block stand side by side:
 [blocks, averages, 1024]. One broadcast in-place `lerp_` then moves every average while the live block is still in
 cache, which is as fast as memory allows. Small tensors (and the ends of large ones) are first copied together into
-one scratch page, so that their number costs little. Imports torch alone and knows nothing of names or rules.
+one scratch page, so that their number costs little. Imports forms and torch; knows nothing of names or rules.
 """
 
 import math
@@ -15,6 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from emabank.forms import Form
+
 BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
 SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to copy once more
 MIDDLE = 32 * BLOCK  # below this it does while there is room; beside a busy process each parallel region may stall
@@ -25,60 +27,6 @@ ROUNDS = 16  # updates in which all large tensors are looked at once for NaN and
 
 # Not public in torch, but what its optimizers are built on: one call for many tensors.
 _copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
-
-
-@dataclass(frozen=True)
-class Form:
-    """How one tensor of the model lies in memory. Averages keep the live tensor's element order."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, live: Tensor) -> "Form":
-        return cls(live.shape, live.stride(), live.dtype, live.device)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the elements fill a stretch of memory without gaps, in whatever order of the dimensions."""
-        expected = 1
-        for stride, size in sorted((st, n) for st, n in zip(self.stride, self.shape, strict=True) if n != 1):
-            if stride != expected:
-                return False
-            expected *= size
-        return True
-
-    @property
-    def numel(self) -> int:
-        """The number of real values: a complex number is two."""
-        return self.shape.numel() * (2 if self.dtype.is_complex else 1)
-
-    def precision(self, least: torch.dtype) -> torch.dtype:
-        """The real dtype of its averages: `least`, or wider where the tensor is."""
-        real = self.dtype.to_real() if self.dtype.is_complex else self.dtype
-        # promote_types knows no common type of the 8-bit floats; they are all narrower than float32.
-        return torch.promote_types(least, real) if real.itemsize > 1 else least
-
-    def flat(self, tensor: Tensor) -> Tensor:
-        """The real values of a tensor of this form as one dimension in memory order: a view, where it is dense."""
-        tensor = tensor.as_strided((tensor.numel(),), (1,)) if self.is_dense else tensor.reshape(-1)
-        return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
-
-    def shaped(self, flat: Tensor) -> Tensor:
-        """The inverse of `flat`, for values that have been copied out."""
-        if self.dtype.is_complex:
-            flat = torch.view_as_complex(flat.view(-1, 2))
-        return flat.as_strided(self.shape, self.stride) if self.is_dense else flat.view(self.shape)
-
-    def arranged(self, values: Tensor) -> Tensor:
-        """Values of this shape as one dimension in the live tensor's memory order (a copy, or a view)."""
-        if self.is_dense and values.stride() != self.stride:
-            values = torch.empty_strided(self.shape, self.stride, dtype=values.dtype, device=values.device).copy_(
-                values
-            )
-        return self.flat(values)
 
 
 @dataclass(frozen=True)
