@@ -27,6 +27,7 @@ def tensors() -> list[Tensor]:
         torch.randn(80, 160)[:, ::2],
         torch.randn(7, 1).expand(7, 3),
         torch.randn(60, 80, dtype=torch.complex64),
+        torch.randn(60, 80, dtype=torch.complex64)[:, ::2],
         torch.randn(5, dtype=torch.complex128),
         torch.randn(9000).bfloat16(),
         torch.randn(300_000).half(),

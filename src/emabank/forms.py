@@ -41,8 +41,8 @@ class Form:
         return torch.promote_types(least, real) if real.itemsize > 1 else least
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """The real values of a tensor of this form as one dimension in memory order: a view, where it is dense."""
-        tensor = tensor.as_strided((tensor.numel(),), (1,)) if self.is_dense else tensor.reshape(-1)
+        """The real values of a tensor of this form as one dimension in memory order: a view if it is dense."""
+        tensor = tensor.as_strided((tensor.numel(),), (1,)) if self.is_dense else tensor.contiguous().view(-1)
         return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
 
     def shaped(self, flat: Tensor) -> Tensor:

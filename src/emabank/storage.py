@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,15 +48,21 @@ class _Piece:
         return slice(self.low, self.high)
 
 
+class _Gather(NamedTuple):
+    """How one page is filled from live tensors."""
+
+    places: list[Tensor]  # in the scratch page
+    lives: list[Tensor]
+    looked: Tensor  # all that is filled
+    lined: Tensor  # the page itself, in blocks
+
+
 @dataclass
 class _Sources:
     """Views of the live tensors as they stand now, so that an update need not make any. Never saved, never copied."""
 
     scratch: Tensor
-    gathers: list[
-        tuple[list[Tensor], list[Tensor], Tensor]
-    ]  # per page: places in the scratch page, live, what to look at
-    lined: list[Tensor]  # per page: what it holds, in blocks
+    gathers: list[_Gather]  # one a page
     direct: list[tuple[Tensor, Tensor]]  # blocks, live
     converted: list[tuple[Tensor, Tensor]]  # blocks, live of another precision, in parts that fit the scratch page
     fetched: list[tuple[Tensor, Tensor]]  # blocks, live on another device, in parts that fit half of it
@@ -106,7 +113,7 @@ class _Shelf:
     def bind(self, lives: Sequence[Tensor]) -> None:
         """Take views of the live tensors."""
         flats = {index: form.flat(lives[index]) for index, form in self.forms.items()}
-        loose = [(flats[i].view(f.shape), lives[i]) for i, f in self.forms.items() if not f.is_dense]
+        loose = [(f.shaped(flats[i]), lives[i]) for i, f in self.forms.items() if not f.is_dense]
         afar = sorted({f.device for f in flats.values() if f.device.type != "cpu" and f.device != self.device}, key=str)
         size = max((blocks.shape[0] * BLOCK for blocks, _ in self.pages), default=0)
         large = [i for i in self.blocks if flats[i].dtype != self.dtype or flats[i].device != self.device]
@@ -116,21 +123,21 @@ class _Shelf:
             size = max(size, sum(b.numel() for b in self.blocks.values()) // 100 // BLOCK * BLOCK, 2 * BLOCK)
         bodies = [flats[index][: blocks.shape[0] * BLOCK] for index, blocks in self.blocks.items()]
         scratch = self._zeros(size + len(bodies), pin_memory=bool(afar) and self.device.type == "cpu")
-        gathers: list[tuple[list[Tensor], list[Tensor], Tensor]] = []
+        gathers: list[_Gather] = []
         for blocks, pieces in self.pages:
+            end = blocks.shape[0] * BLOCK
             places = [scratch[piece.place] for piece in pieces]
-            lives_there = [flats[piece.index][piece.stretch] for piece in pieces]
-            gathers.append((places, lives_there, scratch[: blocks.shape[0] * BLOCK]))
-        # With the last page comes one value of each large tensor, to be looked at only.
-        places, lives_there, whole = gathers[-1]
-        end = whole.numel()
-        probes = scratch[end : end + len(bodies)].split(1) if bodies else ()
-        gathers[-1] = [*places, *probes], [*lives_there, *(body[:1] for body in bodies)], scratch[: end + len(bodies)]
-        lined = [scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK) for blocks, _ in self.pages]
+            there = [flats[piece.index][piece.stretch] for piece in pieces]
+            if len(gathers) + 1 == len(self.pages) and bodies:
+                # With the last page comes one value of each large tensor, to be looked at only.
+                places += scratch[end : end + len(bodies)].split(1)
+                there += [body[:1] for body in bodies]
+                end += len(bodies)
+            gathers.append(_Gather(places, there, scratch[:end], scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK)))
         numbers = array("d" if self.dtype is torch.float64 else "f", [0.0] * self.count)
         weights = torch.frombuffer(numbers, dtype=self.dtype).view(-1, 1).to(self.device)
         shares = _shares(bodies)
-        self.sources = _Sources(scratch, gathers, lined, [], [], [], bodies, shares, numbers, weights, loose, afar)
+        self.sources = _Sources(scratch, gathers, [], [], [], bodies, shares, numbers, weights, loose, afar)
         for blocks, body in zip(self.blocks.values(), bodies, strict=True):
             self._bind_large(self.sources, blocks, body)
 
@@ -153,7 +160,7 @@ class _Shelf:
         sources.page = -1  # what an earlier look left there may be out of date
         for page in range(len(self.pages)):
             self._gather(sources, page)
-            yield sources.gathers[page][2].sum()
+            yield sources.gathers[page].looked.sum()
         for live in sources.large if turn is None else sources.turns[turn]:
             yield (live if live.dtype.itemsize > 1 else live.float()).sum()
 
@@ -166,7 +173,7 @@ class _Shelf:
             weight.copy_(torch.frombuffer(sources.numbers, dtype=self.dtype).view(-1, 1))
         for page in reversed(range(len(self.pages))):  # the page looked at last is still in the scratch page
             self._gather(sources, page)
-            self.pages[page][0].lerp_(sources.lined[page], weight)
+            self.pages[page][0].lerp_(sources.gathers[page].lined, weight)
         sources.page = -1  # the live tensors will have moved on by the next update
         for blocks, live in sources.direct:
             blocks.lerp_(live, weight)
@@ -195,9 +202,9 @@ class _Shelf:
 
     def _gather(self, sources: _Sources, page: int) -> None:
         if sources.page != page:
-            places, lives, _ = sources.gathers[page]
-            if places:
-                _copy_all(places, lives, non_blocking=bool(sources.afar))
+            gather = sources.gathers[page]
+            if gather.places:
+                _copy_all(gather.places, gather.lives, non_blocking=bool(sources.afar))
             for device in sources.afar:
                 torch.accelerator.current_stream(device).synchronize()
             sources.page = page
