@@ -86,10 +86,11 @@ class Watch:
 
     def __init__(self, model: nn.Module) -> None:
         modules = [module for _, _, module in walk(model)]
-        self._parameters: list[dict[str, Any]] = [vars(module)["_parameters"] for module in modules]
-        self._count = sum(map(len, self._parameters))
+        parameters: list[dict[str, Any]] = [vars(module)["_parameters"] for module in modules]
         children: list[dict[str, Any]] = [vars(module)["_modules"] for module in modules]
-        self._childless = [each for each in children if not each]
+        self._empty = [each for each in (*parameters, *children) if not each]
+        self._parameters = [each for each in parameters if each]
+        self._count = sum(map(len, self._parameters))
         self._families = [each for each in children if each]
         # One object more at the end: a child more or less anywhere moves it from its place.
         self._children: list[Any] = [*chain.from_iterable(map(dict.values, self._families)), self]
@@ -97,7 +98,7 @@ class Watch:
     def unchanged(self) -> bool:
         """Whether all is as it was: every loop is in C, which walking the tree is not."""
         return (
-            not any(self._childless)
+            not any(self._empty)
             and sum(map(len, self._parameters)) == self._count
             and all(map(is_, chain(chain.from_iterable(map(dict.values, self._families)), (self,)), self._children))
         )

@@ -325,12 +325,12 @@ class Storage:
         turn = None if whole else self._turn
         self._turn = (self._turn + 1) % ROUNDS
         sums = [total for shelf in self._shelves for total in shelf.look(turn)]
-        here = [total for total in sums if total.device.type == "cpu"]
-        away = [total for total in sums if total.device.type != "cpu"]
-        # One wait for each accelerator, not one for each tensor.
-        for device in {total.device for total in away}:
-            here.append(torch.stack([total.double() for total in away if total.device == device]).sum())
-        return all(math.isfinite(total.item()) for total in here)
+        if self._away:  # one wait for each accelerator, not one for each tensor
+            by_device: dict[torch.device, list[Tensor]] = {}
+            for total in sums:
+                by_device.setdefault(total.device, []).append(total.double())
+            sums = [torch.stack(totals).sum() for totals in by_device.values()]
+        return all(math.isfinite(total.item()) for total in sums)
 
     def move(self, weights: list[float]) -> None:
         """Move average k towards the live tensors by weights[k], for all k in one pass."""
@@ -361,4 +361,5 @@ class Storage:
     def _bind(self, lives: Sequence[Tensor]) -> None:
         for shelf in self._shelves:
             shelf.bind(lives)
+        self._away = any(live.device.type != "cpu" for live in lives)
         self._pointers: list[int] | None = list(map(Tensor.data_ptr, lives))
