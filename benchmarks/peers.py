@@ -57,8 +57,8 @@ def emabank_bank(model: nn.Module, averages: int, name: str = BANK) -> Contestan
     """The bank as a user builds it, averaging at every step.
 
     All rounds of a run fall into its warm-up, in which the weights of the averages change at every update;
-    `PAST_WARMUP` is the same bank without one, as it is for most of a training run, and is shown only. `PLAIN` averages
-    parameters only, as some peers do (see `rival`).
+    `PAST_WARMUP` is the same bank without one, as it is for most of a training run; `PLAIN` averages parameters only,
+    as some peers do. Both are shown only.
     """
     try:
         from emabank import EMA, EMABank
@@ -200,12 +200,6 @@ class Peer:
 
     def build(self, model: nn.Module, averages: int) -> Contestant:
         return self.make(self.name, model, averages)
-
-
-def rival(name: str) -> str:
-    """Which bank does the same work as a contestant: averages batch-norm statistics too, or parameters only."""
-    only_parameters = ("torch AveragedModel", "torch_ema", "timm ModelEmaV3, no buffers", "diffusers EMAModel, foreach")
-    return PLAIN if name in only_parameters else BANK
 
 
 def all_peers(folder: Path) -> list[Peer]:

@@ -9,7 +9,7 @@ from statistics import fmean
 from interleave import Spread, paired_ratio, spread
 from machine import QUIET_SHARE
 from not_due import NotDue
-from peers import BANK, CONTROL, LIMIT, OURS, rival
+from peers import BANK, CONTROL, LIMIT, OURS
 
 TIE = 0.98  # two identical banks differ by 2 to 5 % in one run (see the control row): closer than this is a tie
 NO_CLIFF = 3.0  # times the limit's own slowdown; without care it was 170 (traps.md, 64)
@@ -29,8 +29,7 @@ class Row:
     Args:
         milliseconds: of one update of all averages.
         of_limit: its time over the memory limit's, round by round.
-        bank_faster: its time over that of the bank that does the same work (see `peers.rival`), round by round; None
-            where emabank took no part.
+        bank_faster: its time over that of the bank as a user builds it, round by round; None without emabank.
     """
 
     name: str
@@ -124,7 +123,7 @@ def rows_of(groups: Sequence[Mapping[str, list[float]]]) -> list[Row]:
     for name, runs in pooled.items():
         own = [second for times in runs for second in times[name]]
         limit = [second for times in runs for second in times[LIMIT]]
-        bank = [second for times in runs for second in times.get(rival(name), ())]
+        bank = [second for times in runs for second in times.get(BANK, ())]
         rows.append(
             Row(
                 name,

@@ -51,7 +51,8 @@ class _Piece:
 class _Gather(NamedTuple):
     """How one page is filled from live tensors."""
 
-    places: list[Tensor]  # in the scratch page
+    joined: list[tuple[list[Tensor], Tensor]]  # live tensors that lie end to end in the scratch page, and where
+    places: list[Tensor]  # in the scratch page, of tensors that must be converted or fetched
     lives: list[Tensor]
     looked: Tensor  # all that is filled
     lined: Tensor  # the page itself, in blocks
@@ -126,14 +127,13 @@ class _Shelf:
         gathers: list[_Gather] = []
         for blocks, pieces in self.pages:
             end = blocks.shape[0] * BLOCK
-            places = [scratch[piece.place] for piece in pieces]
-            there = [flats[piece.index][piece.stretch] for piece in pieces]
+            there = [(piece.offset, flats[piece.index][piece.stretch]) for piece in pieces]
             if len(gathers) + 1 == len(self.pages) and bodies:
                 # With the last page comes one value of each large tensor, to be looked at only.
-                places += scratch[end : end + len(bodies)].split(1)
-                there += [body[:1] for body in bodies]
+                there += [(end + number, body[:1]) for number, body in enumerate(bodies)]
                 end += len(bodies)
-            gathers.append(_Gather(places, there, scratch[:end], scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK)))
+            lined = scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK)
+            gathers.append(_Gather(*_joined(scratch, there), scratch[:end], lined))
         numbers = array("d" if self.dtype is torch.float64 else "f", [0.0] * self.count)
         weights = torch.frombuffer(numbers, dtype=self.dtype).view(-1, 1).to(self.device)
         shares = _shares(bodies)
@@ -153,14 +153,15 @@ class _Shelf:
     # The pass ---------------------------------------------------------------------------------------------------------
 
     def look(self, turn: int | None) -> Iterator[Tensor]:
-        """Sums that are finite only if what they cover is: everything; or (with a turn) all that is gathered, one value
-        of each large tensor, and a share of them all, another one each turn.
+        """Sums (for what is gathered, of squares) that are finite only if what they cover is: everything; or (with a
+        turn) all that is gathered, one value of each large tensor, and a share of them all, another one each turn.
         """
         sources = self._fresh_sources()
         sources.page = -1  # what an earlier look left there may be out of date
         for page in range(len(self.pages)):
             self._gather(sources, page)
-            yield sources.gathers[page].looked.sum()
+            looked = sources.gathers[page].looked
+            yield looked.dot(looked)
         for live in sources.large if turn is None else sources.turns[turn]:
             yield (live if live.dtype.itemsize > 1 else live.float()).sum()
 
@@ -203,6 +204,8 @@ class _Shelf:
     def _gather(self, sources: _Sources, page: int) -> None:
         if sources.page != page:
             gather = sources.gathers[page]
+            for lives, place in gather.joined:
+                torch.cat(lives, out=place)
             if gather.places:
                 _copy_all(gather.places, gather.lives, non_blocking=bool(sources.afar))
             for device in sources.afar:
@@ -238,6 +241,33 @@ class _Shelf:
             for piece in pieces:
                 page[piece.place].copy_(flats[piece.index][piece.stretch])
             blocks[:, average].copy_(page.view(-1, BLOCK))
+
+
+def _joined(
+    scratch: Tensor, there: Sequence[tuple[int, Tensor]]
+) -> tuple[list[tuple[list[Tensor], Tensor]], list[Tensor], list[Tensor]]:
+    """What of these tensors, each with its offset in the scratch page, one `cat` can put there, and what a copy must.
+
+    On a CPU a `cat` of fewer elements than torch spreads over threads is one loop in C, at half the price of as many
+    copies.
+    """
+    runs: list[tuple[int, list[Tensor]]] = []
+    places: list[Tensor] = []
+    lives: list[Tensor] = []
+    end = filled = 0
+    for offset, live in there:
+        size = live.numel()
+        if live.dtype != scratch.dtype or live.device != scratch.device or live.device.type != "cpu":
+            places.append(scratch[offset : offset + size])
+            lives.append(live)
+            continue
+        if not runs or offset != end or filled + size > SERIAL:
+            runs.append((offset, []))
+            filled = 0
+        runs[-1][1].append(live)
+        filled, end = filled + size, offset + size
+    joined = [(run, scratch[start : start + sum(live.numel() for live in run)]) for start, run in runs]
+    return joined, places, lives
 
 
 def _shares(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
