@@ -1,7 +1,17 @@
-"""For all tests: how Hypothesis behaves on a machine that is busy with something else."""
+"""For all tests: how Hypothesis behaves on a machine that is busy with something else, and where snapshots are kept."""
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("emabank", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("emabank")
+
+
+@pytest.fixture(params=["memory", "disk"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Where a BestTracker keeps its snapshots, as arguments of it."""
+    return {} if request.param == "memory" else {"folder": tmp_path / "snapshots"}

@@ -210,7 +210,7 @@ def test_trap49_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
     nn.init.constant_(model.weight, 1e5)
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
     bank = EMABank(model, [0.9])
-    with pytest.raises(ValueError, match=r"weight holds values that torch\.float16 cannot represent"):
+    with pytest.raises(ValueError, match=r"'weight' holds values that torch\.float16 cannot represent"):
         export(bank, 0.9, tmp_path / "half.pt", dtype=torch.float16)
     assert not list(tmp_path.iterdir())
     export(bank, 0.9, tmp_path / "wide.pt", dtype=torch.float64)
@@ -256,9 +256,9 @@ def test_extra_state_is_kept_where_it_loads_safely(tmp_path: Path) -> None:
     model = WithExtraState(None)
     model.load_state_dict(torch.load(tmp_path / "extra.pt", weights_only=True))
     assert model.extra == {"scale": 3}
-    with pytest.raises(ValueError, match=r"safetensors holds tensors only, and _extra_state.*'\.pt'"):
+    with pytest.raises(ValueError, match=r"The safetensors format holds tensors only, and _extra_state.*'\.pt'"):
         export(bank, 0.9, tmp_path / "extra.safetensors")
-    with pytest.raises(ValueError, match=r"_extra_state of the model's state is a .*Path.*get_extra_state"):
+    with pytest.raises(ValueError, match=r"'_extra_state' of the model's state is a .*Path.*get_extra_state"):
         export(EMABank(WithExtraState(Path("x")), [0.9]), 0.9, tmp_path / "unsafe.pt")
     assert [entry.name for entry in tmp_path.iterdir()] == ["extra.pt"]
 

@@ -85,7 +85,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 sys.exit(main(["demo", "--epochs", "1", "--out", {str(tmp_path)!r}]))
 """)
     assert finished.returncode == 1, finished.stderr
-    assert finished.stderr.startswith(f"emabank: {tmp_path}/rows.json: could not be written (File too large)")
+    assert finished.stderr.startswith(f"emabank: {tmp_path}/rows.json: Could not be written (File too large)")
     assert len(finished.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 

@@ -169,7 +169,7 @@ class EMABank(Readable):
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and found_inf.item():
             return
-        self._refuse_if_applied("a step of the attached optimizer")
+        self._refuse_if_applied("A step of the attached optimizer")
         self._count_step()
 
     @property
@@ -265,7 +265,7 @@ class EMABank(Readable):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy (deepcopy, pickle) has its own model and averages; the optimizer's hook stays with the original.
-        self._refuse_if_applied("a copy of the bank")
+        self._refuse_if_applied("A copy of the bank")
         return {**self.__dict__, "_handle": None, "_barred": False, "_gathered": {}}
 
     # Guards -----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from emabank.files import (
 if TYPE_CHECKING:
     from emabank.bank import EMABank
 
-__all__ = ["export", "load", "save", "write_atomically"]
+__all__ = ["export", "load", "read_state", "save", "write_atomically", "write_safetensors", "write_state"]
 
 # A whole bank --------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ def export(
     if is_safetensors(path):
         if others:
             raise ValueError(
-                f"safetensors holds tensors only, and {', '.join(others)} of the model's state is none; "
+                f"The safetensors format holds tensors only, and {', '.join(others)} of the model's state is none; "
                 f"export to a '.pt' file instead of {path}."
             )
         write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, {"format": "pt"}))
@@ -121,7 +121,7 @@ def _cast(tensor: Tensor, key: str, dtype: torch.dtype | None) -> Tensor:
     cast_to = tensor.to(dtype)
     if not torch.equal(cast_to.to(tensor.dtype).isfinite(), tensor.isfinite()):
         raise ValueError(
-            f"{key} holds values that {dtype} cannot represent; export with a wider dtype, such as torch.bfloat16."
+            f"{key!r} holds values that {dtype} cannot represent; export with a wider dtype, such as torch.bfloat16."
         )
     return cast_to
 
@@ -135,6 +135,6 @@ def _refuse_unsafe(others: Mapping[str, object]) -> None:
             torch.load(buffer, weights_only=True)
         except Exception as error:
             raise ValueError(
-                f"{key} of the model's state is a {type(value).__name__}, which torch.load(weights_only=True) refuses; "
-                f"return plain numbers, strings, lists, dicts or tensors from get_extra_state."
+                f"{key!r} of the model's state is a {type(value).__name__}, which torch.load(weights_only=True) "
+                f"refuses; return plain numbers, strings, lists, dicts or tensors from get_extra_state."
             ) from error

@@ -107,7 +107,7 @@ def _take_apart(state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise ValueError(
-            f"a {type(value).__name__} at {place} cannot be saved safely; only plain values and tensors can."
+            f"A {type(value).__name__} at {place} cannot be saved safely; only plain values and tensors can."
         )
 
     return json.dumps(visit(state, "")), tensors
@@ -131,7 +131,7 @@ def _escaped(key: str) -> str:
 def _text(key: object, place: str) -> str:
     if not isinstance(key, str):
         raise ValueError(
-            f"the key {key!r} in {place or 'the state'} is not a string; only those are kept by every format."
+            f"The key {key!r} in {place or 'the state'} is not a string; only those are kept by every format."
         )
     return key
 
@@ -144,7 +144,7 @@ def plain_tensor(tensor: Tensor, place: str) -> Tensor:
     """
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
         raise ValueError(
-            f"{place} is a {type(tensor).__name__} of layout {tensor.layout}; only plain dense tensors are saved, "
+            f"{place!r} is a {type(tensor).__name__} of layout {tensor.layout}; only plain dense tensors are saved, "
             f"so gather or convert it first."
         )
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -181,7 +181,7 @@ def _safetensors() -> Any:
         return import_module("safetensors")
     except ImportError as error:
         raise ImportError(
-            "a '.safetensors' file needs the package safetensors: pip install safetensors, or use a '.pt' file."
+            "A '.safetensors' file needs the package safetensors: pip install safetensors, or use a '.pt' file."
         ) from error
 
 
@@ -202,10 +202,10 @@ def write_torch(path: Path, content: Mapping[str, Any]) -> None:
 
 def _read_torch(path: Path, start: bytes) -> Mapping[str, Any]:
     if start != b"PK\x03\x04":
-        raise ValueError("not a zip archive")  # the older format of torch.save is a bare pickle: never ours
+        raise ValueError("Not a zip archive")  # the older format of torch.save is a bare pickle: never ours
     content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
     if not isinstance(content, dict):
-        raise ValueError("not a dict")
+        raise ValueError("Not a dict")
     return cast("dict[str, Any]", content)
 
 
@@ -227,7 +227,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
     try:
         safetensors.torch.save_file(apart, path, metadata)
     except KeyError as error:
-        raise ValueError(f"safetensors cannot hold {error.args[0]}; use a '.pt' file.") from error
+        raise ValueError(f"The safetensors format cannot hold {error.args[0]}; use a '.pt' file.") from error
     except safetensors.SafetensorError as error:
         number = re.search(r"(?:os error|code:) (\d+)", str(error))
         if number is None:
@@ -263,11 +263,11 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         # Replacing would work, for root even on /dev/null.
-        raise OSError(errno.EINVAL, "only a regular file can be replaced", str(target))
+        raise OSError(errno.EINVAL, "Only a regular file can be replaced", str(target))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"the folder for {target.name} cannot be made: {error.strerror}"
+        reason = f"The folder for {target.name} cannot be made: {error.strerror}"
         raise OSError(error.errno, reason, str(target.parent)) from error
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -280,7 +280,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            reason = f"could not be written ({error.strerror or error}); what was there before is unchanged"
+            reason = f"Could not be written ({error.strerror or error}); what was there before is unchanged"
             raise OSError(error.errno or errno.EIO, reason, str(target)) from error
         raise
     if os.name == "posix":

@@ -52,7 +52,7 @@ class Kept:
         try:
             return read_state(kept, kind="snapshot")
         except FileNotFoundError as error:
-            reason = f"the snapshot of {place[0]!r} at epoch {place[1]} is gone from the tracker's folder"
+            reason = f"The snapshot of {place[0]!r} at epoch {place[1]} is gone from the tracker's folder"
             raise FileNotFoundError(error.errno, reason, str(kept)) from error
 
 

@@ -39,7 +39,7 @@ class Readable:
         >>> with bank.applied(0.9):
         ...     output = model(torch.ones(1, 2))
         """
-        self._refuse_if_applied("another applied()")
+        self._refuse_if_applied("Another applied()")
         name = self.resolve(name)
         values = self._values(name, batchnorm)
         barred = self._barred

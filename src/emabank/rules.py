@@ -325,7 +325,7 @@ def rule_from_dict(state: Mapping[str, Any]) -> EMA | Uniform | PowerEMA:
     try:
         return _KINDS[kind](**fields)
     except TypeError as error:
-        raise ValueError(f"the fields {sorted(fields)} do not make a rule {kind}: {error}.") from None
+        raise ValueError(f"The fields {sorted(fields)} do not make a rule {kind}: {error}.") from None
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -111,7 +111,7 @@ def test_trap62_update_beside_attach_and_a_second_attach_are_refused() -> None:
     bank.attach(optimizer)
     optimizer.step()
     assert bank.num_steps == 2
-    with pytest.raises(RuntimeError, match="a step of the attached optimizer"), bank.applied(0.9):
+    with pytest.raises(RuntimeError, match="A step of the attached optimizer"), bank.applied(0.9):
         optimizer.step()
     with pytest.raises(RuntimeError, match="twice"):
         bank.update()
