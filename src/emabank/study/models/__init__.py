@@ -1,1 +1,1 @@
-"""Networks of the study: plain modules, each with `features(x)`, what its last layer sees."""
+"""Networks of the study: plain modules with `features(x)`, what the last layer sees. This file imports no torch."""

@@ -5,6 +5,7 @@ ImageNet family with the stem that small images need: one 3x3 convolution of str
 """
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,9 +29,7 @@ class ResNet(nn.Module):
             )
         )
         self.head = nn.Linear(widths[-1], classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        initialise_convolutions(self)
 
     def features(self, x: Tensor) -> Tensor:
         """What the last layer sees: `[n, channels, height, width]` becomes `[n, width of the last stage]`."""
@@ -75,6 +74,24 @@ def resnet34(*, classes: int, channels: int = 3) -> ResNet:
     21282122
     """
     return _imagenet_family((3, 4, 6, 3), classes=classes, channels=channels)
+
+
+def initialise_convolutions(network: nn.Module, *, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
+    """Draw the convolutions of any network from He's normal distribution; their biases, if any, become 0.
+
+    With "fan_out" the standard deviation is sqrt(2 / (k * k * outgoing)), as in the published code of all these
+    families; "fan_in" counts the incoming channels and keeps the size of what is passed on.
+
+    >>> convolution = nn.Conv2d(8, 32, 3)
+    >>> initialise_convolutions(convolution)
+    >>> bool(convolution.bias.any()), 0.07 < convolution.weight.std().item() < 0.1
+    (False, True)
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def _cifar_family(blocks: int, *, classes: int, channels: int, width: int) -> ResNet:

@@ -1,0 +1,200 @@
+"""What a data set is in memory: uint8 images with the labels as given and the true ones; its fingerprint, its scale.
+
+Imports torch and the standard library only.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_COUNTED_AT_ONCE = 1024  # images; counting makes a copy of 8 bytes a pixel
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images uint8 `[n, channels, height, width]`, their labels int64 `[n]` as given, and `clean`, the true ones.
+
+    Where no label is wrong, `clean` may be the same tensor as `labels`. `make_images` fills that in.
+
+    >>> part = Images(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2]))
+    >>> len(part), part.wrong.tolist(), part.take(torch.tensor([2, 0])).labels.tolist()
+    (3, [False, True, False], [2, 0])
+    """
+
+    images: Tensor
+    labels: Tensor
+    clean: Tensor
+
+    def __post_init__(self) -> None:
+        _check_images(self.images)
+        for name, labels in (("labels", self.labels), ("clean labels", self.clean)):
+            _check_labels(name, labels, count=len(self.images))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def wrong(self) -> Tensor:
+        """A mask `[n]`, True where the label given is not the true one."""
+        return self.labels != self.clean
+
+    def take(self, index: Tensor) -> "Images":
+        """The images at these places, in this order; a mask `[n]` takes those where it is True."""
+        places = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
+        labels = self.labels.index_select(0, places)
+        clean = labels if self.clean is self.labels else self.clean.index_select(0, places)
+        return Images(self.images.index_select(0, places), labels, clean)
+
+    def with_clean_labels(self) -> "Images":
+        """The same images with the true labels as the labels given."""
+        return Images(self.images, self.clean, self.clean)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Images to train on and images to test on, both of one size, with labels from 0 to `classes - 1`."""
+
+    name: str
+    classes: int
+    train: Images
+    test: Images
+
+    def __post_init__(self) -> None:
+        sizes = [tuple(part.images.shape[1:]) for part in (self.train, self.test)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"the training images of {self.name} are {_shape(sizes[0])} and its test images {_shape(sizes[1])}; "
+                "give both in one size [channels, height, width]"
+            )
+        for part, images in (("training", self.train), ("test", self.test)):
+            if len(images) == 0:
+                raise ValueError(f"{self.name} has no {part} images; give at least one")
+            lowest, highest = _range(images)
+            if lowest < 0 or highest >= self.classes:
+                raise ValueError(
+                    f"the {part} labels of {self.name} go from {lowest} to {highest}; with classes={self.classes} "
+                    f"they must lie between 0 and {self.classes - 1}"
+                )
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Mean and standard deviation of each channel, in the units of the stored pixels (0 to 255).
+
+    A network sees `(pixel - mean) / std`.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def make_images(images: Tensor, labels: Tensor, *, clean: Tensor | None = None) -> Images:
+    """Images and labels from tensors of one's own, checked; integer labels of any width become int64.
+
+    Args:
+        images: uint8 `[n, channels, height, width]`.
+        labels: integers `[n]`, as given; some may be wrong.
+        clean: the true labels, where they are known and differ.
+
+    >>> len(make_images(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2], dtype=torch.int32)))
+    3
+    """
+    labels = _as_int64(labels)
+    return Images(images, labels, labels if clean is None else _as_int64(clean))
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """16 hexadecimal digits that change with any pixel, label, true label, shape or the number of classes.
+
+    The name is no part of it: the same contents under another name have the same fingerprint.
+
+    >>> part = make_images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
+    >>> two, three = (fingerprint(Dataset("small", classes, part, part)) for classes in (2, 3))
+    >>> len(two), two == three
+    (16, False)
+    """
+    digest = hashlib.sha256(f"classes {dataset.classes}\n".encode())
+    for part in (dataset.train, dataset.test):
+        # The shape says how many bytes follow, so that no two data sets give the same bytes.
+        digest.update(f"images {_shape(part.images.shape)}\n".encode())
+        for tensor in (part.images, part.labels, part.clean):
+            digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def normalisation_of(images: Images) -> Normalisation:
+    """The mean and the standard deviation of each channel over all pixels, from exact integer sums.
+
+    A channel with one value everywhere gets the standard deviation 1.
+
+    >>> pixels = torch.tensor([[[[0, 2]], [[7, 7]]]], dtype=torch.uint8)
+    >>> normalisation_of(make_images(pixels, torch.tensor([0])))
+    Normalisation(mean=(1.0, 7.0), std=(1.0, 1.0))
+    """
+    if images.images.numel() == 0:
+        raise ValueError("the mean of no images is not defined; give at least one image")
+    moments = [_moments(channel) for channel in images.images.unbind(1)]
+    return Normalisation(tuple(mean for mean, _ in moments), tuple(std or 1.0 for _, std in moments))
+
+
+def _moments(pixels: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation from how often each of the 256 values occurs: integers until the last division."""
+    counts = torch.zeros(256, dtype=torch.int64, device=pixels.device)
+    for some in pixels.split(_COUNTED_AT_ONCE):
+        counts += torch.bincount(some.reshape(-1), minlength=256)
+    occurrences: list[int] = counts.tolist()
+    count = sum(occurrences)
+    total = sum(value * times for value, times in enumerate(occurrences))
+    squares = sum(value * value * times for value, times in enumerate(occurrences))
+    return total / count, sqrt((count * squares - total * total) / (count * count))
+
+
+def _check_images(images: Tensor) -> None:
+    needed = "a uint8 tensor [n, channels, height, width] with values 0 to 255"
+    if not isinstance(images, Tensor):
+        raise ValueError(f"images are of type {type(images).__name__}; give {needed}: torch.from_numpy makes one")
+    if images.dtype != torch.uint8:
+        raise ValueError(
+            f"images are {_dtype(images)} {_shape(images.shape)}; give {needed}: "
+            "(images * 255).round().to(torch.uint8) makes one of values from 0 to 1"
+        )
+    if images.dim() != 4:
+        raise ValueError(
+            f"images have the shape {_shape(images.shape)}; give {needed}: "
+            "images.unsqueeze(1) gives grey images their channel"
+        )
+    if 0 in images.shape[1:]:
+        raise ValueError(f"images have the shape {_shape(images.shape)}, without a single pixel; give {needed}")
+
+
+def _check_labels(name: str, labels: Tensor, *, count: int) -> None:
+    needed = f"an int64 tensor [{count}], one label an image"
+    if not isinstance(labels, Tensor):
+        raise ValueError(f"{name} are of type {type(labels).__name__}; give {needed}: torch.tensor(labels) makes one")
+    if labels.dtype != torch.int64:
+        raise ValueError(
+            f"{name} are {_dtype(labels)}; give {needed}: labels.to(torch.int64) makes one of whole numbers"
+        )
+    if tuple(labels.shape) != (count,):
+        raise ValueError(f"{name} have the shape {_shape(labels.shape)}; give {needed}")
+
+
+def _as_int64(labels: Tensor) -> Tensor:
+    return labels.to(torch.int64) if isinstance(labels, Tensor) and labels.dtype in _INTEGERS else labels
+
+
+def _range(images: Images) -> tuple[int, int]:
+    both = torch.cat([images.labels, images.clean])
+    return int(both.min()), int(both.max())
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"

@@ -1,0 +1,171 @@
+"""Which images a run trains on, chooses on and is tested on: seeded, stratified, the same whatever the label noise.
+
+Imports torch and its neighbours images.py and noise.py only.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from emabank.study.data.images import Dataset, Images, Normalisation, normalisation_of
+from emabank.study.data.noise import symmetric_noise
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What one run sees. `test` is for the stage that measures: nothing that selects may reach for it.
+
+    `validation` is None where a run trains on everything. `normalisation` is that of the training part alone.
+    `validation_given` holds the labels that the validation images came with, where some were wrong and were put right.
+    """
+
+    train: Images
+    validation: Images | None
+    test: Images
+    classes: int
+    normalisation: Normalisation
+    validation_given: Tensor | None = None
+
+
+def make_parts(
+    dataset: Dataset,
+    *,
+    trained_on: Literal["80%", "100%"] = "80%",
+    subset: int | None = None,
+    test_subset: int | None = None,
+    split_seed: int = 0,
+    noise: float = 0.0,
+    noise_seed: int = 0,
+    validation_labels: Literal["clean", "noisy"] = "clean",
+    validation_share: float = 0.2,
+) -> Parts:
+    """Cut a data set into the parts of one run.
+
+    Subsets and the split are stratified by the true labels and depend on `split_seed` alone, so that the same images
+    are trained on whatever the noise. The mean and spread that the inputs are scaled by are measured on the training
+    part only. The test part always has its true labels.
+
+    Args:
+        dataset: where the images come from.
+        trained_on: "80%" holds a validation part back; "100%" trains on all, and there is none.
+        subset: train (and validate) on so many of the training images; None takes all of them.
+        test_subset: test on so many of the test images; None takes all of them.
+        split_seed: one for a data set, shared by all seeds of a study.
+        noise: the share of the (subset of the) training images that get the label of another class, 0 to 1.
+        noise_seed: which of them, and which label.
+        validation_labels: "clean" gives the validation part its true labels, "noisy" leaves them as given.
+        validation_share: how much of the training images "80%" holds back.
+
+    >>> from emabank.study.data.digits import digits_dataset
+    >>> parts = make_parts(digits_dataset(), subset=1000, noise=0.4)
+    >>> len(parts.train), len(parts.validation), len(parts.test), int(parts.validation.wrong.sum())
+    (800, 200, 500, 0)
+    """
+    _check_choice("trained_on", trained_on, ("80%", "100%"))
+    _check_choice("validation_labels", validation_labels, ("clean", "noisy"))
+    test = dataset.test.with_clean_labels()
+    if test_subset is not None:
+        test = test.take(stratified_subset(test.clean, test_subset, seed=split_seed))
+    train, validation, given = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None, None
+    if trained_on == "80%":
+        index, held_back = stratified_split(train.clean, validation_share, seed=split_seed)
+        train, validation = train.take(index), train.take(held_back)
+        if validation_labels == "clean":
+            given = validation.labels if bool(validation.wrong.any()) else None
+            validation = validation.with_clean_labels()
+    return Parts(train, validation, test, dataset.classes, normalisation_of(train), given)
+
+
+def stratified_subset(labels: Tensor, size: int, *, seed: int) -> Tensor:
+    """The places of `size` examples, in rising order, with the shares of the classes kept.
+
+    As exactly as whole numbers allow, by the method of the largest remainder: each class gets its share rounded down,
+    and what is left goes to the classes that lost most, to the lower label where they lost the same.
+
+    >>> labels = torch.tensor([0] * 60 + [1] * 40)
+    >>> labels[stratified_subset(labels, 10, seed=0)].tolist()
+    [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
+    """
+    if not 1 <= size <= len(labels):
+        raise ValueError(f"a subset of {size} was asked for out of {len(labels)} examples; give 1 to {len(labels)}")
+    return _choose(labels, size, seeded_generator("subset", seed))
+
+
+def stratified_split(labels: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
+    """The places of the training and of the validation part, each in rising order; together they are all.
+
+    The validation part has `round(share * n)` examples, with the shares of the classes kept as in `stratified_subset`.
+
+    >>> train, validation = stratified_split(torch.tensor([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0)
+    >>> len(train), len(validation), sorted(train.tolist() + validation.tolist())
+    (4, 2, [0, 1, 2, 3, 4, 5])
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the validation share is {share}; give a number between 0 and 1, such as 0.2")
+    size = round(share * len(labels))
+    if not 0 < size < len(labels):
+        raise ValueError(
+            f"a validation share of {share} of {len(labels)} examples is {size} of them, "
+            "which leaves one part empty; give more examples or another share"
+        )
+    validation = _choose(labels, size, seeded_generator("split", seed))
+    in_train = torch.ones(len(labels), dtype=torch.bool)
+    in_train[validation] = False
+    return in_train.nonzero().squeeze(1), validation
+
+
+def seeded_generator(purpose: str, seed: int) -> torch.Generator:
+    """A generator of its own for each purpose and seed.
+
+    Without the purpose, label noise and shuffling with one seed would draw the same permutation, and the wrong labels
+    would come first in the first epoch. torch's CPU generator uses 32 bits of its seed, so 32 are given.
+
+    >>> torch.equal(*(torch.rand(3, generator=seeded_generator(purpose, 0)) for purpose in ("subset", "split")))
+    False
+    """
+    digest = hashlib.sha256(f"{purpose} {seed}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
+
+
+def _with_noise(dataset: Dataset, subset: int | None, split_seed: int, *, noise: float, seed: int) -> Images:
+    """The training images, or a subset of them, with synthetic noise where it is asked for."""
+    images = dataset.train
+    if noise and bool(images.wrong.any()):
+        raise ValueError(
+            f"noise is {noise}, but {int(images.wrong.sum())} labels of {dataset.name} are wrong already; "
+            "give noise=0, or a data set with true labels"
+        )
+    if subset is not None:
+        images = images.take(stratified_subset(images.clean, subset, seed=split_seed))
+    if noise:
+        labels, _ = symmetric_noise(images.clean, noise, classes=dataset.classes, seed=seed)
+        images = Images(images.images, labels, images.clean)
+    return images
+
+
+def _choose(labels: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Shuffle the examples and take the first of each class, as many as its due."""
+    order = torch.randperm(len(labels), generator=generator)
+    _, group, counts = labels[order].unique(return_inverse=True, return_counts=True)
+    by_class = group.argsort(stable=True).split(counts.tolist())
+    dues = _dues(counts.tolist(), size)
+    chosen = torch.cat([members[:due] for members, due in zip(by_class, dues, strict=True)])
+    return order[chosen].sort().values
+
+
+def _dues(counts: list[int], size: int) -> list[int]:
+    """How many of each class belong to a subset of this size, by the largest remainder, in whole numbers."""
+    total = sum(counts)
+    dues = [size * count // total for count in counts]
+    lost = sorted(range(len(counts)), key=lambda label: -(size * counts[label] % total))
+    for label in lost[: size - sum(dues)]:
+        dues[label] += 1
+    return dues
+
+
+def _check_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise ValueError(f"{name} is {given!r}; give {' or '.join(map(repr, allowed))}")

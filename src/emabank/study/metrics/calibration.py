@@ -1,0 +1,114 @@
+"""Whether confidence is what it says: reliability curve and expected calibration error of the top class.
+
+The confidence of a sample is its largest probability. Bins are of equal mass (Nixon et al. 2019, "Measuring
+calibration in deep learning"): the samples in order of confidence, cut into parts of equal size.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from emabank.study.metrics.inputs import Floats, Integers, checked_labels, checked_probabilities
+
+
+class ReliabilityCurve(NamedTuple):
+    """The bins, from the least confident samples to the most confident."""
+
+    confidence: Floats
+    """The mean confidence in each bin."""
+    accuracy: Floats
+    """The share of right predictions in each bin."""
+    samples: Integers
+    """How many samples are in each bin; any two differ by one at most."""
+
+    @property
+    def ece(self) -> float:
+        """The mean over samples of the distance between accuracy and confidence of their bin.
+
+        >>> ReliabilityCurve(np.array([0.5, 1.0]), np.array([0.25, 1.0]), np.array([1, 1])).ece
+        0.125
+        """
+        return float(np.average(np.abs(self.accuracy - self.confidence), weights=self.samples))
+
+
+def default_bins(samples: int) -> int:
+    """How many bins so many samples bear: 100 of them from 10,000 on; below, one for each 100 samples, at least 5.
+
+    With fewer samples in a bin, even a perfectly calibrated model would score far from 0.
+
+    >>> [default_bins(samples) for samples in (250, 1000, 9999, 10_000, 50_000)]
+    [5, 10, 99, 100, 100]
+    """
+    return min(100, max(5, samples // 100))
+
+
+def reliability_curve(probabilities: ArrayLike, labels: ArrayLike, *, bins: int | None = None) -> ReliabilityCurve:
+    """Mean confidence, accuracy and number of samples in bins of equal mass, `default_bins` of them if not given.
+
+    Samples of equal confidence (there can be many of exactly 1.0) have no order among them, and a bin's edge may fall
+    between them. Each of them counts with the accuracy of them all, so that the curve does not depend on the order in
+    which the samples come. Where all confidences differ, this is the plain sort and split.
+
+    >>> probabilities = [[0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.8, 0.2]]
+    >>> curve = reliability_curve(probabilities, [0, 0, 0, 0], bins=2)
+    >>> curve.confidence.round(3).tolist(), curve.accuracy.tolist(), curve.samples.tolist()
+    ([0.65, 0.85], [0.5, 1.0], [2, 2])
+    """
+    table = checked_probabilities(probabilities)
+    right = table.argmax(axis=1) == checked_labels(labels, like=table)
+    confidence = table.max(axis=1)
+    order = confidence.argsort(kind="stable")
+    return _Bins(confidence[order], bins).curve(right[order])
+
+
+def ece(probabilities: ArrayLike, labels: ArrayLike, *, bins: int | None = None) -> float:
+    """The expected calibration error of the top class, in bins of equal mass; see `reliability_curve`.
+
+    >>> round(ece([[0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.8, 0.2]], [0, 0, 0, 0], bins=2), 6)
+    0.15
+    """
+    return reliability_curve(probabilities, labels, bins=bins).ece
+
+
+def calibrated_ece(probabilities: ArrayLike, *, bins: int | None = None, draws: int = 100, seed: int = 0) -> float:
+    """What a perfectly calibrated model with these confidences would score: the floor to hold an ECE against.
+
+    Each draw makes every prediction right with the probability that is its confidence, independently; the mean over
+    draws is returned. It is above 0, because a bin holds few samples.
+
+    >>> confidence = np.linspace(0.5, 1.0, 500)
+    >>> probabilities = np.stack([confidence, 1 - confidence], axis=1)
+    >>> [round(calibrated_ece(probabilities, bins=bins), 2) for bins in (5, 100)]
+    [0.03, 0.14]
+    """
+    if draws < 1:
+        raise ValueError(f"draws is {draws}; give 1 or more")
+    confidence = np.sort(checked_probabilities(probabilities).max(axis=1))
+    binned, generator = _Bins(confidence, bins), np.random.default_rng(seed)
+    return float(np.mean([binned.curve(generator.random(len(confidence)) < confidence).ece for _ in range(draws)]))
+
+
+class _Bins:
+    """Bins of equal mass over ascending confidences, with what is needed to share accuracy among equal ones."""
+
+    def __init__(self, confidence: Floats, bins: int | None):
+        samples = len(confidence)
+        bins = default_bins(samples) if bins is None else bins
+        if not 1 <= bins <= samples:
+            raise ValueError(f"bins is {bins} for {samples} samples; give at least 1 bin and at least as many samples")
+        smaller, larger = divmod(samples, bins)  # as np.array_split has it: the first ones are larger by one
+        self.samples = np.full(bins, smaller, dtype=np.int64)
+        self.samples[:larger] += 1
+        self.starts = np.cumsum(self.samples) - self.samples
+        self.confidence = np.add.reduceat(confidence, self.starts) / self.samples
+        is_new = np.concatenate([[True], confidence[1:] != confidence[:-1]])
+        self.tie_starts = np.flatnonzero(is_new)
+        self.tie_counts = np.diff(self.tie_starts, append=samples)
+
+    def curve(self, right: NDArray[np.bool_]) -> ReliabilityCurve:
+        """The curve for predictions that are right or wrong, in the order of the confidences."""
+        hits = np.add.reduceat(right, self.tie_starts, dtype=np.int64)
+        shared = np.repeat(hits / self.tie_counts, self.tie_counts)
+        accuracy = np.add.reduceat(shared, self.starts) / self.samples
+        return ReliabilityCurve(self.confidence, accuracy, self.samples)

@@ -1,0 +1,92 @@
+"""VGG networks without batch norm (Simonyan & Zisserman 2015): 3x3 convolutions in stages, each ending in max-pooling.
+
+VGG-16 is the one of the SWA authors (Izmailov et al. 2018) for CIFAR; VGG-small is ours, for a CPU.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Literal
+
+from torch import Tensor, nn
+
+from emabank.study.models.resnet import initialise_convolutions
+
+
+class VGG(nn.Module):
+    """Stages of convolutions, mean pooling to one pixel, hidden linear layers after dropout, and a linear head."""
+
+    def __init__(
+        self,
+        *,
+        stages: Sequence[Sequence[int]],
+        hidden: Sequence[int],
+        initial: Literal["fan_in", "fan_out"],
+        classes: int,
+        channels: int,
+    ):
+        super().__init__()
+        self.smallest_side = 2 ** len(stages)
+        self.stages = nn.Sequential(*_stages(channels, stages))
+        widths = [stages[-1][-1], *hidden]
+        self.hidden = nn.Sequential(*_hidden(widths))
+        self.head = nn.Linear(widths[-1], classes)
+        initialise_convolutions(self, mode=initial)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the last layer sees, after the last ReLU: `[n, channels, height, width]` becomes `[n, last width]`.
+
+        Dropout stands before the hidden layers, not behind them: in eval mode this is a fixed function of the image.
+        """
+        if min(x.shape[2:]) < self.smallest_side:
+            raise ValueError(
+                f"images are {x.shape[2]} x {x.shape[3]} pixels; this VGG halves them {len(self.stages)} times "
+                f"and takes {self.smallest_side} x {self.smallest_side} or more, so take a smaller network"
+            )
+        # One pixel is left of 32 x 32 after five stages; larger images leave more, and their mean is taken.
+        return self.hidden(self.stages(x).mean(dim=(2, 3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `[n, classes]`."""
+        return self.head(self.features(x))
+
+
+def vgg16(*, classes: int, channels: int = 3) -> VGG:
+    """VGG-16 as the SWA authors have it: dropout before each of two hidden layers of 512, no batch norm.
+
+    On 32 x 32 pixels it is theirs; on larger images mean pooling, which they do not have, keeps the same parameters.
+
+    >>> import torch
+    >>> with torch.device("meta"):  # counted without memory for the weights
+    ...     sum(p.numel() for p in vgg16(classes=10).parameters())
+    15245130
+    """
+    stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
+    return VGG(stages=stages, hidden=(512, 512), initial="fan_out", classes=classes, channels=channels)
+
+
+def vgg_small(*, classes: int, channels: int = 3, width: int = 16) -> VGG:
+    """Six convolutions of `width`, 2 and 4 times `width` channels, for images from 8 x 8 pixels on.
+
+    Neither dropout nor hidden layers, so that it can memorise. Its first weights count the incoming channels: the
+    published choice would shrink one grey channel to a quarter on the way to 16, and no batch norm makes up for it.
+
+    >>> sum(p.numel() for p in vgg_small(classes=10).parameters())
+    72730
+    """
+    stages = ((width,) * 2, (2 * width,) * 2, (4 * width,) * 2)
+    return VGG(stages=stages, hidden=(), initial="fan_in", classes=classes, channels=channels)
+
+
+def _stages(channels: int, stages: Sequence[Sequence[int]]) -> Iterator[nn.Sequential]:
+    incoming = channels
+    for widths in stages:
+        layers: list[nn.Module] = []
+        for outgoing in widths:
+            layers += [nn.Conv2d(incoming, outgoing, 3, padding=1), nn.ReLU()]
+            incoming = outgoing
+        yield nn.Sequential(*layers, nn.MaxPool2d(2))
+
+
+def _hidden(widths: Sequence[int]) -> Iterator[nn.Module]:
+    for incoming, outgoing in pairwise(widths):
+        yield from (nn.Dropout(0.5), nn.Linear(incoming, outgoing), nn.ReLU())

@@ -1,0 +1,170 @@
+"""Images and their labels: checked when built, taken apart together, fingerprinted, measured exactly."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from emabank.study.data.images import Dataset, Images, Normalisation, fingerprint, make_images, normalisation_of
+
+
+def some_images(count: int = 6, *, channels: int = 3, height: int = 4, width: int = 5, seed: int = 0) -> Images:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, channels, height, width), generator=generator, dtype=torch.uint8)
+    return make_images(images, torch.arange(count) % 3)
+
+
+def test_the_clean_labels_are_the_labels_where_none_are_given():
+    part = some_images()
+    assert part.clean is part.labels
+    assert len(part) == 6
+    assert part.wrong.tolist() == [False] * 6
+
+
+def test_labels_of_any_integer_type_become_int64():
+    part = some_images()
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        made = make_images(part.images, part.labels.to(dtype), clean=part.labels.flip(0).to(dtype))
+        assert made.labels.dtype == made.clean.dtype == torch.int64
+        assert torch.equal(made.labels, part.labels)
+        assert torch.equal(made.clean, part.labels.flip(0))
+
+
+def test_images_labels_and_clean_labels_are_taken_together():
+    part = make_images(some_images().images, torch.tensor([0, 1, 2, 0, 1, 2]), clean=torch.tensor([0, 1, 1, 0, 2, 2]))
+    assert part.wrong.tolist() == [False, False, True, False, True, False]
+    for index in (torch.tensor([4, 0, 4]), part.wrong, torch.tensor([], dtype=torch.int64)):
+        places = np.flatnonzero(index) if index.dtype == torch.bool else index.numpy()
+        taken = part.take(index)
+        for tensor, whole in ((taken.images, part.images), (taken.labels, part.labels), (taken.clean, part.clean)):
+            assert np.array_equal(tensor.numpy(), whole.numpy()[places])
+
+
+def test_taking_copies_and_keeps_right_labels_one_tensor():
+    part = some_images()
+    taken = part.take(torch.tensor([1, 2]))
+    assert taken.clean is taken.labels
+    taken.images.zero_()
+    assert part.images[1].any()
+
+
+def test_clean_labels_can_replace_the_given_ones():
+    part = make_images(some_images(2).images, torch.tensor([0, 1]), clean=torch.tensor([1, 1]))
+    cleaned = part.with_clean_labels()
+    assert cleaned.labels.tolist() == cleaned.clean.tolist() == [1, 1]
+    assert cleaned.images is part.images
+    assert part.labels.tolist() == [0, 1]
+
+
+BYTES = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
+FOUR = torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "clean", "said"),
+    [
+        (BYTES.float(), FOUR, None, r"images are float32 \[4, 1, 2, 2\]; give a uint8 .* \(images \* 255\).round"),
+        (BYTES[:, 0], FOUR, None, r"images have the shape \[4, 2, 2\]; give .* images.unsqueeze\(1\)"),
+        (BYTES[:, :, :0], FOUR, None, r"the shape \[4, 1, 0, 2\], without a single pixel"),
+        (BYTES.numpy(), FOUR, None, "images are of type ndarray; give .* torch.from_numpy"),
+        (BYTES, FOUR[:3], None, r"labels have the shape \[3\]; give an int64 tensor \[4\], one label an image"),
+        (BYTES, FOUR.float(), None, r"labels are float32; give an int64 tensor \[4\].* labels.to\(torch.int64\)"),
+        (BYTES, [0, 1, 2, 3], None, "labels are of type list; give .* torch.tensor"),
+        (BYTES, FOUR, FOUR.view(2, 2), r"clean labels have the shape \[2, 2\]"),
+        (BYTES, FOUR, FOUR.bool(), "clean labels are bool"),
+    ],
+)
+def test_what_images_cannot_be_is_said(images, labels, clean, said):
+    with pytest.raises(ValueError, match=said):
+        make_images(images, labels, clean=clean)
+
+
+def test_a_part_is_checked_however_it_is_built():
+    with pytest.raises(ValueError, match="labels are int32; give an int64 tensor"):
+        Images(BYTES, FOUR.int(), FOUR)
+
+
+@pytest.mark.parametrize(
+    ("classes", "train", "test", "said"),
+    [
+        (3, some_images(), some_images(channels=1), r"digits are \[3, 4, 5\] and its test images \[1, 4, 5\]"),
+        (3, some_images(), some_images(0), "digits has no test images; give at least one"),
+        (3, some_images(0), some_images(), "digits has no training images"),
+        (2, some_images(), some_images(2), "training labels of digits go from 0 to 2; with classes=2 .* 0 and 1"),
+        (3, some_images(), make_images(some_images(1).images, torch.tensor([-1])), "test labels .* from -1"),
+    ],
+)
+def test_what_a_data_set_cannot_be_is_said(classes, train, test, said):
+    with pytest.raises(ValueError, match=said):
+        Dataset("digits", classes, train, test)
+
+
+def test_wrong_clean_labels_are_found_too():
+    part = some_images()
+    with pytest.raises(ValueError, match="go from 0 to 9"):
+        Dataset("digits", 3, make_images(part.images, part.labels, clean=part.labels + 7), part)
+
+
+def changed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same but for its last element, which is one less or one more."""
+    other = tensor.clone()
+    other.view(-1)[-1] ^= 1
+    return other
+
+
+def test_the_fingerprint_changes_with_everything_but_the_name():
+    train, test = some_images(), some_images(4, seed=1)
+    dataset = Dataset("one", 9, train, test)
+    others = [
+        replace(dataset, classes=8),
+        replace(dataset, train=test, test=train),
+        replace(dataset, train=train.take(torch.arange(5))),
+        # The same bytes in another shape.
+        Dataset("one", 9, *(make_images(part.images.view(-1, 3, 5, 4), part.labels) for part in (train, test))),
+    ]
+    for name in ("images", "labels", "clean"):
+        others += [
+            replace(dataset, **{part: replace(images, **{name: changed(getattr(images, name))})})
+            for part, images in (("train", train), ("test", test))
+        ]
+    assert len({fingerprint(other) for other in (dataset, *others)}) == 1 + len(others)
+    assert fingerprint(replace(dataset, name="two")) == fingerprint(dataset)
+
+
+def test_the_fingerprint_is_of_the_contents_wherever_they_lie():
+    train = some_images()
+    dataset = Dataset("one", 3, train, train)
+    strided = Images(train.images.contiguous(memory_format=torch.channels_last), train.labels, train.labels.clone())
+    assert fingerprint(Dataset("one", 3, strided, train)) == fingerprint(dataset)
+    digits = fingerprint(dataset)
+    assert len(digits) == 16
+    assert int(digits, 16) >= 0
+
+
+def test_the_normalisation_is_that_of_all_pixels():
+    part = some_images(1500, channels=2)  # more than are counted at once
+    measured = normalisation_of(part)
+    pixels = part.images.numpy().astype(np.float64)
+    assert measured.mean == pytest.approx(pixels.mean((0, 2, 3)), rel=1e-12)
+    assert measured.std == pytest.approx(pixels.std((0, 2, 3)), rel=1e-12)
+
+
+def test_the_normalisation_is_exact_where_sums_are_large():
+    # 255 everywhere but one 254: a sum in float32 would not see it, and a difference of squares would lose it.
+    pixels = torch.full((3000, 1, 32, 32), 255, dtype=torch.uint8)
+    pixels[7, 0, 3, 3] = 254
+    count = pixels.numel()
+    measured = normalisation_of(make_images(pixels, torch.zeros(3000, dtype=torch.int64)))
+    assert measured.mean[0] == 255 - 1 / count
+    assert measured.std[0] == pytest.approx(((1 / count) * (1 - 1 / count)) ** 0.5, rel=1e-12)
+
+
+def test_a_channel_without_spread_is_only_centred():
+    part = make_images(torch.full((2, 1, 3, 3), 7, dtype=torch.uint8), torch.tensor([0, 1]))
+    assert normalisation_of(part) == Normalisation((7.0,), (1.0,))
+
+
+def test_the_mean_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="the mean of no images is not defined; give at least one"):
+        normalisation_of(some_images(0))

@@ -1,0 +1,376 @@
+"""Batches: each image once an epoch, cropped and flipped as drawn, the same again from any batch on."""
+
+import io
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from emabank import recalibrate_batchnorm
+from emabank.study.data.images import Images, Normalisation, make_images, normalisation_of
+from emabank.study.data.loader import Loader, batches
+
+FORMATS = pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["nchw", "nhwc"])
+
+
+def some_images(count: int = 23, *, channels: int = 3, height: int = 6, width: int = 8) -> Images:
+    """Random pixels; the label of an image is its number."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (count, channels, height, width), generator=generator, dtype=torch.uint8)
+    return make_images(images, torch.arange(count))
+
+
+def make_loader(images: Images | None = None, **settings) -> Loader:
+    images = images or some_images()
+    return Loader(images, **{"size": 5, "normalisation": normalisation_of(images), "crop": 2, "flip": True, **settings})
+
+
+def same(ones: Iterable[tuple[Tensor, Tensor]], others: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    pairs = zip(ones, others, strict=True)
+    return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+
+
+def numbers_in(epoch: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
+    return [number for _, labels in epoch for number in labels.tolist()]
+
+
+# What a batch holds
+
+
+@FORMATS
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [
+        ({}, {}),
+        ({"crop": 0}, {}),
+        ({"flip": False}, {}),
+        ({"crop": 0, "flip": False}, {}),
+        ({"crop": 5}, {}),
+        ({}, {"channels": 1}),
+        ({}, {"channels": 2, "height": 9, "width": 3}),
+    ],
+)
+def test_images_are_cropped_flipped_and_scaled_one_by_one(settings, shape, memory_format):
+    images = some_images(**shape)
+    loader, twin = (make_loader(images, memory_format=memory_format, **settings) for _ in range(2))
+    height, width = images.images.shape[2:]
+    crop, scale = twin.crop, normalisation_of(images)
+    mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in (scale.mean, scale.std))
+    expected = []
+    for number, top, left, flip in zip(*(draws.tolist() for draws in twin._plan), strict=True):
+        padded = np.pad(images.images[number].numpy(), ((0, 0), (crop, crop), (crop, crop)), mode="reflect")
+        piece = padded[:, top : top + height, left : left + width]
+        if flip and twin.flip:
+            piece = piece[:, :, ::-1]
+        expected.append((number, (piece.astype(np.float32) - mean) / std))
+    inputs, labels = (torch.cat(column) for column in zip(*loader, strict=True))
+    assert labels.tolist() == [number for number, _ in expected]
+    assert np.array_equal(inputs.numpy(), np.stack([piece for _, piece in expected]))
+
+
+@FORMATS
+def test_inputs_are_float32_and_lie_in_memory_as_asked(memory_format):
+    images = some_images()
+    in_order = batches(images, size=5, normalisation=normalisation_of(images), memory_format=memory_format)
+    for inputs, labels in (*make_loader(memory_format=memory_format), *in_order):
+        assert inputs.dtype == torch.float32
+        assert labels.dtype == torch.int64
+        assert inputs.shape[1:] == (3, 6, 8)
+        assert inputs.is_contiguous(memory_format=memory_format)
+
+
+@FORMATS
+def test_rows_are_gathered_alike_on_every_kind_of_device(memory_format, monkeypatch):
+    expected = list(make_loader(memory_format=memory_format))
+    loader = make_loader(memory_format=memory_format)
+    as_elsewhere = []
+
+    def rows(starts: Tensor) -> Tensor:
+        as_elsewhere.append(starts)
+        return loader._crops._rows_by_element(starts)
+
+    monkeypatch.setattr(loader._crops, "_rows", rows)
+    assert same(loader, expected)
+    assert as_elsewhere
+
+
+def test_every_corner_and_both_sides_occur():
+    images = some_images(4000, channels=1, height=3, width=3)
+    order, tops, lefts, flips = make_loader(images, crop=2)._plan
+    assert sorted(order.tolist()) == list(range(4000))
+    corners = torch.bincount(tops * 5 + lefts, minlength=25)
+    assert (corners - 160).abs().max() < 5 * 160**0.5
+    assert (flips.sum() - 2000).abs() < 5 * 1000**0.5
+
+
+def test_the_images_given_are_left_as_they_were():
+    images = some_images()
+    before = images.images.clone()
+    for settings in ({}, {"crop": 0}, {"crop": 0, "flip": False}):
+        for inputs, _ in make_loader(images, **settings):
+            inputs.zero_()
+    for inputs, _ in batches(images, size=5, normalisation=normalisation_of(images)):
+        inputs.zero_()
+    assert torch.equal(images.images, before)
+
+
+def test_the_labels_are_those_given_not_the_true_ones():
+    images = some_images()
+    wrong = Images(images.images, images.labels, images.labels.flip(0))
+    assert sorted(numbers_in(make_loader(wrong))) == list(range(23))
+    assert same(make_loader(wrong), make_loader(images))
+
+
+# Epochs
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"),
+    [
+        (23, 5, [5, 5, 5, 5, 3]),
+        (20, 5, [5, 5, 5, 5]),
+        (21, 5, [5, 5, 5, 6]),
+        (3, 2, [3]),
+        (2, 2, [2]),
+        (4, 100, [4]),
+        (101, 100, [101]),
+    ],
+)
+def test_every_image_comes_once_an_epoch_and_none_comes_alone(count, size, sizes):
+    loader = make_loader(some_images(count), size=size)
+    for epoch in range(3):
+        assert loader.epoch == epoch
+        found = list(loader)
+        assert [len(labels) for _, labels in found] == sizes
+        assert len(loader) == len(sizes)
+        assert sorted(numbers_in(found)) == list(range(count))
+    assert loader.epoch == 3
+
+
+def test_trap58_a_last_image_alone_does_not_stop_batch_norm():
+    images = some_images(11, height=1, width=1)
+    norm = nn.BatchNorm2d(3)
+    for inputs, _ in make_loader(images, size=5, crop=0):
+        norm(inputs)  # raises on a single value a channel
+
+
+def test_epochs_differ_and_the_seed_decides():
+    first, second, other = (list(make_loader(seed=seed)) for seed in (0, 0, 1))
+    assert same(first, second)
+    assert not same(first, other)
+    loader = make_loader()
+    epochs = [numbers_in(loader) for _ in range(3)]
+    assert len(set(map(tuple, epochs))) == 3
+
+
+def test_the_order_is_not_the_one_in_which_noise_with_the_same_seed_is_drawn():
+    # symmetric_noise takes the first examples of this permutation: they must not all come first in the first epoch.
+    noisy_first = torch.randperm(23, generator=torch.Generator().manual_seed(0))
+    assert numbers_in(make_loader(seed=0)) != noisy_first.tolist()
+
+
+def test_the_order_of_the_images_is_the_same_for_every_augmentation():
+    loaders = [make_loader(crop=crop, flip=flip) for crop in (0, 1, 3) for flip in (False, True)]
+    for _ in range(3):
+        orders = [numbers_in(loader) for loader in loaders]
+        assert all(order == orders[0] for order in orders)
+
+
+def test_other_random_numbers_do_not_matter_and_are_left_alone():
+    torch.manual_seed(1)
+    np.random.seed(1)
+    first = [list(loader) for loader in [make_loader()] for _ in range(2)]
+    torch.manual_seed(2)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1]
+    loader = make_loader()
+    again = [list(loader) for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+    disturbed, loader = [], make_loader()
+    for _ in range(2):
+        disturbed.append([])
+        for batch in loader:
+            torch.rand(7)
+            disturbed[-1].append(batch)
+    for epochs in (again, disturbed):
+        assert all(same(one, other) for one, other in zip(first, epochs, strict=True))
+
+
+def test_the_number_of_threads_does_not_matter():
+    images = some_images(600)
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            found.append(list(make_loader(images, size=256)))
+    finally:
+        torch.set_num_threads(threads)
+    assert same(*found)
+
+
+# Stopping and going on
+
+
+def saved_and_read(state: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_a_run_goes_on_from_every_batch_bit_for_bit():
+    epochs = 3
+    whole = make_loader()
+    expected = [batch for _ in range(epochs) for batch in whole]
+    end = whole.state_dict()
+    for stop in range(len(expected) + 1):
+        loader, seen = make_loader(), []
+        while len(seen) < stop:
+            for batch in loader:
+                seen.append(batch)
+                if len(seen) == stop:
+                    break
+        state = saved_and_read(loader.state_dict())
+        resumed = make_loader(seed=99)  # what it was seeded with no longer matters
+        next(iter(resumed))
+        resumed.load_state_dict(state)
+        assert (resumed.epoch, len(seen)) == (loader.epoch, stop)
+        while resumed.epoch < epochs:
+            seen += resumed
+        assert same(seen, expected)
+        finished = resumed.state_dict()
+        assert torch.equal(finished.pop("generator"), end["generator"])
+        assert finished == {name: value for name, value in end.items() if name != "generator"}
+
+
+def test_a_state_saved_while_the_last_batch_is_trained_on_leaves_an_empty_rest_of_the_epoch():
+    loader = make_loader()
+    states = [loader.state_dict() for _ in loader]
+    resumed = make_loader()
+    resumed.load_state_dict(states[-1])
+    assert resumed.epoch == 0
+    assert list(resumed) == []
+    assert resumed.epoch == 1
+    assert same(resumed, loader)
+
+
+def test_after_a_break_the_rest_of_the_epoch_follows():
+    loader = make_loader()
+    seen = []
+    for batch in loader:
+        seen.append(batch)
+        if len(seen) == 2:
+            break
+    assert loader.epoch == 0
+    seen += loader
+    assert loader.epoch == 1
+    assert same(seen, make_loader())
+
+
+def test_trap43_a_state_is_a_copy_on_both_ways():
+    loader = make_loader()
+    list(loader)
+    state = loader.state_dict()
+    kept = state["generator"].clone()
+    resumed = make_loader()
+    resumed.load_state_dict(state)
+    state["generator"].zero_()
+    assert torch.equal(loader.state_dict()["generator"], kept)
+    assert torch.equal(resumed.state_dict()["generator"], kept)
+    assert same(resumed, loader)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"size": 4}, r"was saved with size 4 \(here 5\); give the same images and settings"),
+        ({"images": 99, "flip": False}, r"saved with images 99 \(here 23\), flip False \(here True\)"),
+        ({"position": 6}, "the loader's state is damaged: epoch 0, position 6 of 5"),
+        ({"epoch": -1}, "damaged: epoch -1"),
+        ({"generator": torch.zeros(3, dtype=torch.uint8)}, "damaged: .* 3 bytes of generator state"),
+        ({"more": 1}, "has the entries crop, epoch, .* more, .*; it must have crop, epoch"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, said):
+    loader = make_loader()
+    next(iter(loader))
+    with pytest.raises(ValueError, match=said):
+        loader.load_state_dict({**make_loader().state_dict(), **change})
+    reference = make_loader()
+    next(iter(reference))
+    assert same(loader, reference)
+
+
+# In order
+
+
+@FORMATS
+def test_batches_come_in_order_as_often_as_asked_and_untouched(memory_format):
+    images = some_images()
+    scale = normalisation_of(images)
+    in_order = batches(images, size=5, normalisation=scale, memory_format=memory_format)
+    first, second = list(in_order), list(in_order)
+    assert len(in_order) == len(first) == 5
+    assert [len(labels) for _, labels in first] == [5, 5, 5, 5, 3]
+    assert numbers_in(first) == list(range(23))
+    assert same(first, second)
+    mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in (scale.mean, scale.std))
+    assert np.array_equal(torch.cat([inputs for inputs, _ in first]), (images.images.numpy() - mean) / std)
+
+
+def test_batches_and_a_loader_that_changes_nothing_hand_out_the_same_values():
+    images = some_images()
+    by_number = {
+        int(label): image
+        for inputs, labels in make_loader(crop=0, flip=False)
+        for image, label in zip(inputs, labels, strict=True)
+    }
+    inputs = torch.cat([inputs for inputs, _ in batches(images, size=7, normalisation=normalisation_of(images))])
+    assert torch.equal(inputs, torch.stack([by_number[number] for number in range(23)]))
+
+
+def test_a_last_batch_of_one_and_no_images_at_all_can_be_measured():
+    images = some_images(6)
+    scale = normalisation_of(images)
+    assert [len(labels) for _, labels in batches(images, size=5, normalisation=scale)] == [5, 1]
+    nothing = batches(images.take(images.wrong), size=5, normalisation=scale)
+    assert len(nothing) == len(list(nothing)) == 0
+
+
+def test_trap60_recalibrating_on_batches_leaves_the_training_order_alone():
+    images = some_images()
+    loader, reference = make_loader(images), make_loader(images)
+    next(iter(loader))
+    next(iter(reference))
+    random_state = torch.get_rng_state()
+    recalibrate_batchnorm(nn.BatchNorm2d(3), batches(images, size=5, normalisation=normalisation_of(images)))
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert same(loader, reference)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"size": 1}, "the batch size is 1; give 2 or more, because batch norm"),
+        ({"crop": -1}, "crop is -1; give 0 to 5 pixels"),
+        ({"crop": 6}, "crop is 6; give 0 to 5 pixels, because images of 6 x 8 have no more to reflect"),
+        ({"images": some_images(1)}, "a training part of 1 images was given; give 2 or more"),
+        ({"memory_format": torch.channels_last_3d}, "memory_format is torch.channels_last_3d; give torch.contiguous"),
+        ({"normalisation": Normalisation((0.0,), (1.0,))}, "is one of 1 channels and the images have 3; give norm"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        make_loader(**settings)
+
+
+def test_batches_of_nothing_are_refused():
+    images = some_images()
+    with pytest.raises(ValueError, match="the batch size is 0; give 1 or more"):
+        batches(images, size=0, normalisation=normalisation_of(images))

@@ -1,0 +1,221 @@
+"""Subsets and splits: whole numbers nearest to the shares, the same for the same seed, blind to the noise."""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emabank.study.data.images import Dataset, make_images, normalisation_of
+from emabank.study.data.splits import Parts, make_parts, seeded_generator, stratified_split, stratified_subset
+
+some_labels = st.lists(st.integers(0, 6), min_size=1, max_size=80)
+
+
+def largest_remainder(labels: list[int], size: int) -> dict[int, int]:
+    """How many of each class belong in a subset, written from the definition with fractions."""
+    counts = Counter(labels)
+    quotas = {label: Fraction(size * count, len(labels)) for label, count in counts.items()}
+    dues = {label: int(quota) for label, quota in quotas.items()}
+    while sum(dues.values()) < size:
+        open_classes = [label for label in sorted(quotas) if dues[label] == int(quotas[label])]
+        dues[max(open_classes, key=lambda label: quotas[label] - int(quotas[label]))] += 1
+    return dues
+
+
+@given(labels=some_labels, seed=st.integers(0, 2**40), data=st.data())
+def test_a_subset_keeps_the_shares_as_exactly_as_whole_numbers_allow(labels: list[int], seed: int, data: st.DataObject):
+    size = data.draw(st.integers(1, len(labels)))
+    chosen = stratified_subset(torch.tensor(labels), size, seed=seed).tolist()
+    assert chosen == sorted(set(chosen))
+    assert len(chosen) == size
+    found = Counter(labels[place] for place in chosen)
+    expected = largest_remainder(labels, size)
+    assert {label: found[label] for label in expected} == expected
+    assert chosen == stratified_subset(torch.tensor(labels), size, seed=seed).tolist()
+
+
+@given(labels=some_labels, share=st.floats(0.01, 0.99), seed=st.integers(0, 100))
+def test_a_split_is_complete_disjoint_and_stratified(labels: list[int], share: float, seed: int):
+    size = round(share * len(labels))
+    if not 0 < size < len(labels):
+        with pytest.raises(ValueError, match="leaves one part empty"):
+            stratified_split(torch.tensor(labels), share, seed=seed)
+        return
+    train, validation = (part.tolist() for part in stratified_split(torch.tensor(labels), share, seed=seed))
+    assert sorted(train + validation) == list(range(len(labels)))
+    assert train == sorted(train)
+    assert validation == sorted(validation)
+    expected = largest_remainder(labels, size)
+    found = Counter(labels[place] for place in validation)
+    assert {label: found[label] for label in expected} == expected
+
+
+def test_every_example_is_as_likely_to_be_chosen():
+    labels = torch.tensor([0] * 10 + [1] * 20)
+    times = torch.zeros(30)
+    for seed in range(1000):
+        times[stratified_subset(labels, 6, seed=seed)] += 1
+    # 1000 draws at 0.2 each: mean 200, standard deviation 12.6.
+    assert (times - 200).abs().max() < 5 * 12.6
+
+
+def test_seeds_differ_and_other_random_numbers_do_not_matter():
+    labels = torch.arange(10).repeat(20)
+    torch.manual_seed(1)
+    first = stratified_subset(labels, 50, seed=0), *stratified_split(labels, 0.2, seed=0)
+    before = torch.get_rng_state()
+    torch.rand(3)
+    again = stratified_subset(labels, 50, seed=0), *stratified_split(labels, 0.2, seed=0)
+    other = stratified_subset(labels, 50, seed=1), *stratified_split(labels, 0.2, seed=1)
+    torch.manual_seed(1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
+
+
+def test_purposes_and_seeds_have_generators_of_their_own():
+    draws = [
+        tuple(torch.randperm(50, generator=seeded_generator(purpose, seed)).tolist())
+        for purpose in ("subset", "split", "loader")
+        for seed in (0, 1, 2**32, 2**32 + 1)  # torch's generator looks at 32 bits of its seed only
+    ]
+    draws.append(tuple(torch.randperm(50, generator=torch.Generator().manual_seed(0)).tolist()))
+    assert len(set(draws)) == 13
+
+
+@pytest.mark.parametrize("size", [0, -1, 5])
+def test_an_impossible_subset_is_refused(size):
+    with pytest.raises(ValueError, match=f"a subset of {size} was asked for out of 4 examples; give 1 to 4"):
+        stratified_subset(torch.arange(4), size, seed=0)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.2, float("nan")])
+def test_an_impossible_share_is_refused(share):
+    with pytest.raises(ValueError, match=f"the validation share is {share}; give a number between 0 and 1"):
+        stratified_split(torch.arange(4), share, seed=0)
+
+
+# Parts. Each image of these data sets is known by its first pixels, which spell its number.
+
+
+def numbered(count: int, classes: int, *, wrong: int = 0):
+    numbers = torch.arange(count)
+    images = torch.randint(0, 256, (count, 1, 2, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = (numbers // 256).to(torch.uint8), (numbers % 256).to(torch.uint8)
+    clean = numbers * 7 % classes
+    labels = clean.clone()
+    labels[:wrong] = (labels[:wrong] + 1) % classes
+    return make_images(images, labels, clean=clean)
+
+
+def numbers_of(part) -> list[int]:
+    return (part.images[:, 0, 0, 0].long() * 256 + part.images[:, 0, 0, 1].long()).tolist()
+
+
+def clean_dataset(wrong: int = 0) -> Dataset:
+    return Dataset("numbers", 5, train=numbered(600, 5, wrong=wrong), test=numbered(90, 5))
+
+
+def validation_of(parts: Parts):
+    assert parts.validation is not None
+    return parts.validation
+
+
+def test_the_parts_are_apart_and_together_are_all():
+    dataset = clean_dataset()
+    parts = make_parts(dataset)
+    train, validation = numbers_of(parts.train), numbers_of(validation_of(parts))
+    assert (len(train), len(validation)) == (480, 120)
+    assert sorted(train + validation) == list(range(600))
+    assert numbers_of(parts.test) == list(range(90))
+    assert parts.classes == 5
+    for part, whole in (
+        (parts.train, dataset.train),
+        (validation_of(parts), dataset.train),
+        (parts.test, dataset.test),
+    ):
+        assert part.labels.tolist() == [int(whole.clean[number]) for number in numbers_of(part)]
+
+
+def test_the_split_is_the_same_whatever_the_noise():
+    plain = make_parts(clean_dataset(), subset=200, split_seed=3)
+    split = numbers_of(plain.train), numbers_of(validation_of(plain))
+    for noise, noise_seed in ((0.4, 0), (0.4, 1), (0.1, 2)):
+        noisy = make_parts(clean_dataset(), subset=200, split_seed=3, noise=noise, noise_seed=noise_seed)
+        assert (numbers_of(noisy.train), numbers_of(validation_of(noisy))) == split
+        assert noisy.normalisation == plain.normalisation
+    real = make_parts(clean_dataset(wrong=300), subset=200, split_seed=3)
+    assert (numbers_of(real.train), numbers_of(validation_of(real))) == split
+    other = make_parts(clean_dataset(), subset=200, split_seed=4)
+    assert numbers_of(other.train) != split[0]
+
+
+def test_training_on_everything_has_the_images_of_both_parts_and_their_noise():
+    settings = {"subset": 200, "split_seed": 3, "noise": 0.4, "noise_seed": 5, "validation_labels": "noisy"}
+    cut, whole = (make_parts(clean_dataset(), trained_on=share, **settings) for share in ("80%", "100%"))
+    assert whole.validation is None
+    given = {
+        number: int(label)
+        for part in (cut.train, validation_of(cut))
+        for number, label in zip(numbers_of(part), part.labels, strict=True)
+    }
+    assert dict(zip(numbers_of(whole.train), whole.train.labels.tolist(), strict=True)) == given
+
+
+def test_the_noise_is_an_exact_share_of_the_subset_and_is_known():
+    parts = make_parts(clean_dataset(), trained_on="100%", subset=200, noise=0.35)
+    assert len(parts.train) == 200
+    assert int(parts.train.wrong.sum()) == 70
+    clean = clean_dataset().train.clean
+    assert parts.train.clean.tolist() == [int(clean[number]) for number in numbers_of(parts.train)]
+    other = make_parts(clean_dataset(), trained_on="100%", subset=200, noise=0.35, noise_seed=1)
+    assert not torch.equal(other.train.wrong, parts.train.wrong)
+
+
+@pytest.mark.parametrize("settings", [{"noise": 0.5}, {}], ids=["synthetic", "real"])
+def test_validation_labels_are_clean_unless_noisy_ones_are_asked_for(settings):
+    dataset = clean_dataset() if settings else clean_dataset(wrong=300)
+    clean, noisy = (make_parts(dataset, validation_labels=kind, **settings) for kind in ("clean", "noisy"))
+    assert not validation_of(clean).wrong.any()
+    assert validation_of(noisy).wrong.any()
+    assert torch.equal(validation_of(clean).clean, validation_of(noisy).clean)
+    assert torch.equal(clean.train.labels, noisy.train.labels)
+    assert clean.train.wrong.any()
+
+
+def test_the_test_part_has_clean_labels_and_may_be_a_subset():
+    dataset = Dataset("numbers", 5, train=numbered(600, 5), test=numbered(90, 5, wrong=50))
+    parts = make_parts(dataset, noise=0.4, test_subset=20)
+    assert Counter(parts.test.labels.tolist()) == dict.fromkeys(range(5), 4)
+    assert not parts.test.wrong.any()
+    assert parts.test.labels.tolist() == [int(dataset.test.clean[number]) for number in numbers_of(parts.test)]
+
+
+def test_the_normalisation_is_measured_on_the_training_part_alone():
+    parts = make_parts(clean_dataset())
+    assert parts.normalisation == normalisation_of(parts.train)
+    assert parts.normalisation != make_parts(clean_dataset(), trained_on="100%").normalisation
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"trained_on": "90%"}, "trained_on is '90%'; give '80%' or '100%'"),
+        ({"validation_labels": "dirty"}, "validation_labels is 'dirty'; give 'clean' or 'noisy'"),
+        ({"subset": 601}, "a subset of 601 was asked for out of 600 examples; give 1 to 600"),
+        ({"test_subset": 0}, "a subset of 0 was asked for out of 90 examples"),
+        ({"subset": 2}, "a validation share of 0.2 of 2 examples is 0 of them"),
+        ({"noise": 1.5}, "share is 1.5"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        make_parts(clean_dataset(), **settings)
+
+
+def test_synthetic_noise_is_not_put_on_top_of_real_noise():
+    with pytest.raises(ValueError, match="noise is 0.2, but 30 labels of numbers are wrong already; give noise=0"):
+        make_parts(clean_dataset(wrong=30), noise=0.2)

@@ -1,0 +1,171 @@
+"""Equal-mass bins against a plain loop over sorted samples, and what a perfectly calibrated model scores."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from emabank.study.metrics.calibration import ReliabilityCurve, calibrated_ece, default_bins, ece, reliability_curve
+from emabank.study.metrics.probabilities import softmax
+
+
+def with_confidence(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities and labels of three classes with these confidences (above ½) in class 1, right or wrong."""
+    rest = (1 - confidence) / 2
+    return np.stack([rest, confidence, rest], axis=1), np.where(right, 1, 2)
+
+
+def made_up(seed: int, samples: int, *, levels: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    confidence = generator.uniform(0.5, 1.0, samples)
+    if levels is not None:  # few different ones, 1.0 among them
+        confidence = 0.5 + np.ceil((confidence - 0.5) * 2 * levels) / (2 * levels)
+    return with_confidence(confidence, generator.random(samples) < 0.7)
+
+
+def curve_by_definition(probabilities, labels, bins: int) -> list[tuple[float, float, int]]:
+    """Sort, cut into equal parts, look at each; equal confidences share their mean accuracy."""
+    samples = []
+    for row, label in zip(probabilities.tolist(), labels.tolist(), strict=True):
+        samples.append((max(row), row.index(max(row)) == label))
+    groups: dict[float, list[bool]] = {}
+    for confidence, right in samples:
+        groups.setdefault(confidence, []).append(right)
+    samples.sort()
+    parts = []
+    for indices in np.array_split(np.arange(len(samples)), bins):
+        confidences = [samples[i][0] for i in indices]
+        accuracies = [sum(groups[c]) / len(groups[c]) for c in confidences]
+        parts.append((sum(confidences) / len(indices), sum(accuracies) / len(indices), len(indices)))
+    return parts
+
+
+CASES = {
+    "seed": st.integers(0, 999),
+    "samples": st.integers(1, 60),
+    "levels": st.one_of(st.none(), st.integers(1, 4)),
+    "share": st.floats(0, 1),
+}
+
+
+@given(**CASES)
+def test_the_curve_is_what_the_definition_says(seed, samples, levels, share):
+    probabilities, labels = made_up(seed, samples, levels=levels)
+    bins = 1 + int(share * (samples - 1))
+    curve = reliability_curve(probabilities, labels, bins=bins)
+    expected = curve_by_definition(probabilities, labels, bins)
+    np.testing.assert_allclose(np.stack(curve[:2], axis=1), [part[:2] for part in expected], rtol=1e-12)
+    assert curve.samples.tolist() == [part[2] for part in expected]
+    by_hand = sum(count * abs(accuracy - confidence) for confidence, accuracy, count in expected) / samples
+    assert ece(probabilities, labels, bins=bins) == pytest.approx(by_hand, rel=1e-10, abs=1e-14)
+    assert curve.ece == ece(probabilities, labels, bins=bins)
+
+
+@given(seed=st.integers(0, 999), bins=st.integers(1, 40))
+def test_where_confidences_differ_it_is_the_plain_sort_and_split(seed, bins):
+    probabilities, labels = made_up(seed, 40)
+    confidence = probabilities.max(axis=1)
+    order = confidence.argsort()
+    right = (probabilities.argmax(axis=1) == labels)[order]
+    parts = zip(np.array_split(confidence[order], bins), np.array_split(right, bins), strict=True)
+    expected = sum(len(c) / 40 * abs(r.mean() - c.mean()) for c, r in parts)
+    assert ece(probabilities, labels, bins=bins) == pytest.approx(expected, rel=1e-12)
+
+
+@given(**CASES, order=st.integers(0, 99))
+def test_the_order_of_the_samples_does_not_matter_at_all(seed, samples, levels, share, order):
+    probabilities, labels = made_up(seed, samples, levels=levels)
+    bins = 1 + int(share * (samples - 1))
+    other = np.random.default_rng(order).permutation(samples)
+    assert ece(probabilities[other], labels[other], bins=bins) == ece(probabilities, labels, bins=bins)
+    shuffled = calibrated_ece(probabilities[other], bins=bins, draws=2)
+    assert shuffled == calibrated_ece(probabilities, bins=bins, draws=2)
+
+
+def test_a_bins_edge_among_equal_confidences_hides_nothing_and_adds_nothing():
+    # 100 samples, all sure, 90 right: however they are cut, the error is 10%
+    probabilities, labels = with_confidence(np.ones(100), np.arange(100) >= 10)
+    curve = reliability_curve(probabilities, labels, bins=10)
+    assert curve.accuracy.tolist() == pytest.approx([0.9] * 10)
+    assert [ece(probabilities, labels, bins=bins) for bins in (1, 7, 100)] == pytest.approx([0.1] * 3)
+
+
+def test_a_confidence_of_exactly_1_is_in_a_bin():
+    probabilities, labels = with_confidence(np.array([0.95, 1.0]), np.array([False, True]))
+    assert ece(probabilities, labels, bins=2) == pytest.approx(0.475)  # torchmetrics: 0.525
+
+
+def test_accuracy_within_a_bin_makes_up_for_itself_and_between_bins_does_not():
+    probabilities, labels = with_confidence(np.array([0.7, 0.7001, 0.9, 0.9001]), np.array([1, 1, 1, 0], dtype=bool))
+    assert ece(probabilities, labels, bins=1) == pytest.approx(0.80005 - 0.75)
+    assert ece(probabilities, labels, bins=2) == pytest.approx((0.29995 + 0.40005) / 2)
+
+
+def test_a_big_sample_of_a_perfectly_calibrated_model_scores_near_0():
+    generator = np.random.default_rng(0)
+    confidence = generator.uniform(0.5, 1.0, 200_000)
+    probabilities, labels = with_confidence(confidence, generator.random(200_000) < confidence)
+    assert ece(probabilities, labels, bins=20) < 0.006
+    assert ece(probabilities, np.full_like(labels, 1), bins=20) > 0.2, "control: it is not always near 0"
+
+
+def test_how_many_bins_a_number_of_samples_gets():
+    expected = {1: 5, 499: 5, 500: 5, 600: 6, 1999: 19, 2000: 20, 9_999: 99, 10_000: 100, 10_100: 100, 10**6: 100}
+    assert {samples: default_bins(samples) for samples in expected} == expected
+    probabilities, labels = made_up(0, 730)
+    assert len(reliability_curve(probabilities, labels).samples) == 7
+    assert ece(probabilities, labels) == ece(probabilities, labels, bins=7) != ece(probabilities, labels, bins=8)
+    assert (
+        calibrated_ece(probabilities) == calibrated_ece(probabilities, bins=7) < calibrated_ece(probabilities, bins=8)
+    )
+
+
+@pytest.mark.parametrize(("bins", "said"), [(0, "bins is 0"), (-1, "bins is -1"), (5, "bins is 5 for 4 samples")])
+def test_bins_without_samples_are_refused(bins, said):
+    probabilities, labels = made_up(0, 4)
+    for call in (ece, reliability_curve):
+        with pytest.raises(ValueError, match=said):
+            call(probabilities, labels, bins=bins)
+    with pytest.raises(ValueError, match=said):
+        calibrated_ece(probabilities, bins=bins)
+    with pytest.raises(ValueError, match="bins is 5 for 4 samples; give at least 1 bin and at least as many samples"):
+        ece(probabilities, labels)
+
+
+@pytest.mark.parametrize("bins", [1, 20, 100])
+def test_a_calibrated_model_scores_what_the_binomial_distribution_says(bins):
+    confidence = np.repeat(np.linspace(0.505, 0.995, bins), 500 // bins)
+    confidence += np.linspace(0, 1e-9, 500)  # all different, all but equal within a bin
+    size = 500 // bins
+    expected = np.mean(
+        [
+            sum(stats.binom.pmf(k, size, p) * abs(k / size - p) for k in range(size + 1))
+            for p in confidence.reshape(bins, size).mean(axis=1)
+        ]
+    )
+    probabilities, _ = with_confidence(confidence, np.ones(500))
+    tolerance = 5 * expected / np.sqrt(400 * bins)  # five standard errors
+    assert calibrated_ece(probabilities, bins=bins, draws=400) == pytest.approx(expected, abs=tolerance)
+
+
+def test_few_samples_in_100_bins_make_a_perfect_model_look_bad():
+    # 500 samples at a mean confidence of 85%; method.md has 11.6% for its model
+    probabilities, _ = with_confidence(np.linspace(0.7, 1.0, 500), np.ones(500))
+    assert calibrated_ece(probabilities, bins=100) == pytest.approx(0.116, abs=0.005)
+    assert calibrated_ece(probabilities) < 0.03
+
+
+def test_a_calibrated_model_is_drawn_alike_from_the_same_seed_only():
+    probabilities = softmax(np.random.default_rng(0).normal(size=(200, 4)))
+    before = np.random.get_state()[1].copy()
+    assert calibrated_ece(probabilities, draws=3) == calibrated_ece(probabilities, draws=3, seed=0)
+    assert calibrated_ece(probabilities, draws=3) != calibrated_ece(probabilities, draws=3, seed=1)
+    assert np.array_equal(np.random.get_state()[1], before), "numpy's global random numbers must stay where they were"
+    with pytest.raises(ValueError, match="draws is 0; give 1 or more"):
+        calibrated_ece(probabilities, draws=0)
+
+
+def test_the_error_of_a_curve_is_weighted_by_its_samples():
+    curve = ReliabilityCurve(np.array([0.6, 0.9]), np.array([0.5, 0.7]), np.array([3, 1]))
+    assert curve.ece == pytest.approx((3 * 0.1 + 0.2) / 4)

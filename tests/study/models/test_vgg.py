@@ -1,0 +1,128 @@
+"""VGG-16 is the one of the SWA authors; VGG-small passes its signal on, learns, and memorises."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from emabank.study.models.vgg import vgg16, vgg_small
+
+# The authors' own list (timgaripov/swa, models/vgg.py); M is max-pooling.
+PUBLISHED = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"]
+
+
+def convolutions(widths: list[int], channels: int = 3) -> int:
+    """The parameters of 3x3 convolutions with biases, one behind the other."""
+    return sum(9 * before * after + after for before, after in zip([channels, *widths], widths, strict=False))
+
+
+@pytest.mark.parametrize(("classes", "parameters"), [(10, 15_245_130), (100, 15_291_300)])
+def test_parameter_counts_of_vgg16(classes, parameters):
+    with torch.device("meta"):
+        model = vgg16(classes=classes)
+    count = sum(p.numel() for p in model.parameters())
+    first = convolutions([width for width in PUBLISHED if width != "M"])
+    assert first == 14_714_688
+    assert count == first + 2 * (512 * 512 + 512) + 512 * classes + classes == parameters
+
+
+@pytest.mark.parametrize("width", [1, 16, 24])
+def test_parameter_counts_of_vgg_small(width):
+    widths = [width, width, 2 * width, 2 * width, 4 * width, 4 * width]
+    expected = convolutions(widths, channels=1) + 4 * width * 10 + 10
+    assert sum(p.numel() for p in vgg_small(classes=10, channels=1, width=width).parameters()) == expected
+
+
+def test_the_layers_are_the_published_ones():
+    with torch.device("meta"):
+        model = vgg16(classes=10)
+    layers = [layer for stage in model.stages for layer in stage]
+    told = [getattr(layer, "out_channels", "M") for layer in layers if not isinstance(layer, nn.ReLU)]
+    assert told == PUBLISHED
+    assert all(isinstance(after, nn.ReLU) for at, after in pairwise(layers) if hasattr(at, "bias"))
+    kinds = [nn.Dropout, nn.Linear, nn.ReLU] * 2
+    assert [type(layer) for layer in model.hidden] == kinds
+    assert all(layer.p == 0.5 for layer in model.hidden if isinstance(layer, nn.Dropout))
+
+
+def test_convolutions_begin_as_published():
+    model = vgg16(classes=10)
+    for convolution in (m for m in model.modules() if isinstance(m, nn.Conv2d) and m.in_channels > 3):
+        assert convolution.weight.std().item() == pytest.approx((2 / (9 * convolution.out_channels)) ** 0.5, rel=0.02)
+        assert not convolution.bias.any()
+
+
+def test_on_32_pixels_it_is_the_authors_network():
+    model = vgg16(classes=10).eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        theirs = nn.Sequential(model.stages, nn.Flatten(), model.hidden, model.head)(x)  # no pooling to one pixel
+        assert torch.equal(model(x), theirs)
+
+
+@pytest.mark.parametrize(
+    ("build", "channels", "size"),
+    [(vgg16, 3, 32), (vgg16, 1, 64), (vgg_small, 1, 8), (vgg_small, 3, 32), (vgg_small, 3, 64)],
+)
+def test_the_last_layer_sees_the_features(build, channels, size):
+    model = build(classes=7, channels=channels).eval()
+    images = torch.randn(2, channels, size, size)
+    with torch.no_grad():
+        features, logits = model.features(images), model(images)
+        again = model.features(images)
+    assert features.shape == (2, model.head.in_features)
+    assert logits.shape == (2, 7)
+    assert torch.equal(features, again)
+    assert torch.equal(model.head(features), logits)
+
+
+def test_dropout_changes_the_features_in_training():
+    model = vgg16(classes=10, channels=1)
+    images = torch.randn(1, 1, 32, 32)
+    with torch.no_grad():
+        assert not torch.equal(model.features(images), model.features(images))
+
+
+@pytest.mark.parametrize(("build", "size"), [(vgg16, 32), (vgg_small, 8)])
+def test_images_that_are_too_small_are_refused_and_no_others(build, size):
+    with torch.device("meta"):
+        model = build(classes=10)
+        assert model(torch.empty(1, 3, size, size)).shape == (1, 10)
+        with pytest.raises(ValueError, match=rf"images are {size} x {size - 1} pixels; .* {size} x {size} or more"):
+            model(torch.empty(1, 3, size, size - 1))
+
+
+@pytest.mark.parametrize(("build", "size"), [(vgg16, 32), (vgg_small, 8)])
+def test_every_parameter_is_trained(build, size):
+    torch.manual_seed(0)
+    model = build(classes=3, channels=1).eval()  # dropout would hide some by chance
+    model(torch.randn(2, 1, size, size)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize(("channels", "size", "width"), [(1, 8, 16), (3, 32, 16), (1, 8, 64)])
+def test_vgg_small_passes_its_signal_on(channels, size, width):
+    torch.manual_seed(0)
+    model = vgg_small(classes=10, channels=channels, width=width)
+    sizes = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _module, _given, out: sizes.append(out.square().mean().sqrt().item()))
+    with torch.no_grad():
+        model(torch.randn(16, channels, size, size))
+    # Zeros of the padding take some away, max-pooling adds some: without them each would be sqrt(2).
+    assert len(sizes) == 6 and all(0.5 < value < 5 for value in sizes), sizes
+
+
+def test_vgg_small_memorises():
+    torch.manual_seed(0)
+    model = vgg_small(classes=10, channels=1, width=8)
+    images, labels = torch.randn(64, 1, 8, 8), torch.randint(10, (64,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    for _ in range(150):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    assert (model(images).argmax(dim=1) == labels).all()

@@ -1,0 +1,181 @@
+"""Learning rates against loops and closed forms; forks share every bit before the fork."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from interpreter import run
+
+from emabank.study.schedules import Schedule
+
+PAPER = {"peak": 0.8, "epochs": 200, "steps_per_epoch": 391, "warmup_epochs": 5}
+
+
+def rates(schedule: Schedule) -> list[float]:
+    return [schedule.rate(step) for step in range(schedule.steps)]
+
+
+def plain_cosine(peak: float, steps: int, warmup: float) -> list[float]:
+    """A loop over the steps: rising while the warm-up lasts, half a turn of a circle afterwards."""
+    told, turned = [], 0.0
+    for step in range(steps):
+        if step < warmup:
+            told.append(min(peak, peak / warmup * (step + 1)))
+            turned = (step + 1 - warmup) / (steps - warmup) * 180
+        else:
+            told.append(peak * math.cos(math.radians(turned / 2)) ** 2)  # (1 + cos x) / 2 = cos²(x / 2)
+            turned += 180 / (steps - warmup)
+    return told
+
+
+@st.composite
+def runs(draw, kind: str = "cosine") -> Schedule:
+    epochs = draw(st.integers(1, 20))
+    warmup = draw(st.sampled_from([0, 0.5, 1, 2.25, 5]).filter(lambda warmup: warmup < epochs))
+    inside = st.floats(warmup, epochs, exclude_max=True).filter(lambda epoch: epoch > 0)
+    return Schedule(
+        kind,
+        peak=draw(st.floats(1e-4, 10)),
+        epochs=epochs,
+        steps_per_epoch=draw(st.integers(1, 12)),
+        warmup_epochs=warmup,
+        milestones=tuple(sorted(draw(st.sets(inside, max_size=4)))) if kind == "step" else (60, 120, 160),
+        factor=draw(st.floats(1.1, 10)),
+        constant_from=draw(st.none() | st.floats(warmup, epochs, exclude_max=True)),
+    )
+
+
+@pytest.mark.parametrize(("epochs", "per_epoch", "warmup"), [(200, 391, 5), (60, 11, 5), (3, 7, 0.5), (1, 1, 0)])
+def test_warm_up_and_cosine_are_the_loop(epochs, per_epoch, warmup):
+    schedule = Schedule("cosine", peak=0.8, epochs=epochs, steps_per_epoch=per_epoch, warmup_epochs=warmup)
+    assert schedule.steps == epochs * per_epoch
+    assert rates(schedule) == pytest.approx(plain_cosine(0.8, schedule.steps, warmup * per_epoch), abs=1e-9)
+
+
+def test_closed_form_points_of_the_papers_cosine():
+    schedule = Schedule("cosine", **PAPER)
+    assert schedule.rate(0) == pytest.approx(0.8 / (5 * 391))
+    assert schedule.rate(5 * 391 - 1) == schedule.rate(5 * 391) == 0.8
+    half = 5 + 195 / 2
+    assert schedule.rate(schedule.first_step(half)) == pytest.approx(0.4, rel=1e-4)
+    third = 5 + 195 / 3
+    assert schedule.rate(int(third * 391)) == pytest.approx(0.8 * 3 / 4)  # cos 60° = 1/2
+    assert schedule.rate(schedule.steps) == pytest.approx(0, abs=1e-15)
+    assert 0 < schedule.rate(schedule.steps - 1) < 1e-8
+
+
+def test_steps_are_the_loop():
+    schedule = Schedule("step", **{**PAPER, "peak": 0.1, "steps_per_epoch": 7, "warmup_epochs": 2})
+    rate, expected = 0.1, []
+    for epoch, batch in itertools.product(range(200), range(7)):
+        if epoch in (60, 120, 160) and batch == 0:
+            rate /= 5
+        expected.append(0.1 * (epoch * 7 + batch + 1) / 14 if epoch < 2 else rate)
+    assert rates(schedule) == pytest.approx(expected, rel=1e-12)
+
+
+def test_milestones_and_factor_are_arguments():
+    schedule = Schedule("step", peak=1, epochs=3, steps_per_epoch=4, warmup_epochs=0, milestones=(0.5, 1.6), factor=10)
+    # 1.6 epochs are 6.4 steps: the first whole step behind them is the seventh.
+    assert rates(schedule) == pytest.approx([1] * 2 + [0.1] * 5 + [0.01] * 5)
+    assert set(rates(Schedule("step", peak=1, epochs=3, steps_per_epoch=4, warmup_epochs=0, milestones=()))) == {1}
+
+
+@example(epoch=7, parts=100, per_epoch=100)  # 0.07 * 100 > 7 in floats
+@given(epoch=st.integers(0, 2000), parts=st.integers(1, 500), per_epoch=st.integers(1, 2000))
+def test_the_first_step_of_a_fraction_is_exact(epoch, parts, per_epoch):
+    schedule = Schedule("cosine", peak=1, epochs=1, steps_per_epoch=per_epoch, warmup_epochs=0)
+    exact = -(-epoch * per_epoch // parts)  # whole numbers know no rounding
+    assert schedule.first_step(epoch / parts) == exact
+
+
+@given(schedule=runs())
+def test_a_cosine_rises_then_falls_and_stays_between_0_and_the_peak(schedule):
+    warm = [step < schedule.warmup_epochs * schedule.steps_per_epoch for step in range(schedule.steps)]
+    told = rates(schedule)
+    assert all(0 < rate <= schedule.peak for rate in told)
+    for (now, later), (_, warming) in zip(itertools.pairwise(told), itertools.pairwise(warm), strict=True):
+        assert now <= later if warming else now >= later
+    if schedule.warmup_epochs == 0:
+        assert told[0] == schedule.peak
+
+
+@given(schedule=runs(kind="step"))
+def test_steps_fall_after_the_warm_up_by_the_factor_alone(schedule):
+    told = rates(schedule)[math.ceil(schedule.warmup_epochs * schedule.steps_per_epoch) :]
+    for now, later in itertools.pairwise(told):
+        fallen = round(math.log(now / later, schedule.factor))
+        assert later == pytest.approx(now / schedule.factor**fallen) and 0 <= fallen <= len(schedule.milestones)
+
+
+@given(schedule=st.sampled_from(["cosine", "step"]).flatmap(lambda kind: runs(kind=kind)), share=st.floats(0, 1))
+def test_a_fork_shares_every_bit_before_it_and_holds_the_value_there(schedule, share):
+    warmup = schedule.warmup_epochs
+    fork = min(warmup + share * (schedule.epochs - warmup), math.nextafter(schedule.epochs, 0))
+    whole = Schedule(**{**vars(schedule), "constant_from": None})
+    held = Schedule(**{**vars(schedule), "constant_from": fork})
+    first = held.first_step(fork)
+    assert [rate.hex() for rate in rates(held)[:first]] == [rate.hex() for rate in rates(whole)[:first]]
+    assert all(held.rate(step) == whole.rate(first) for step in range(first, held.steps + 1))
+
+
+def test_constant_from_three_quarters_of_the_paper():
+    held = Schedule("cosine", **PAPER, constant_from=150)
+    whole = Schedule("cosine", **PAPER)
+    fork = 150 * 391
+    assert rates(held)[: fork + 1] == rates(whole)[: fork + 1]
+    assert set(rates(held)[fork:]) == {whole.rate(fork)}
+    assert whole.rate(fork) == 0.8 * (1 + math.cos(math.pi * (fork - 1955) / (78200 - 1955))) / 2
+    assert held.rate(fork - 1) > held.rate(fork)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "step"])
+def test_epochs_scale_with_the_steps_in_them(kind):
+    coarse = Schedule(kind, **{**PAPER, "steps_per_epoch": 4, "warmup_epochs": 0}, constant_from=130)
+    fine = Schedule(kind, **{**PAPER, "steps_per_epoch": 40, "warmup_epochs": 0}, constant_from=130)
+    assert rates(coarse) == pytest.approx(rates(fine)[::10])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"kind": "linear"}, "kind is 'linear'; give 'cosine' or 'step'"),
+        ({"peak": 0}, "peak is 0; give the highest learning rate"),
+        ({"peak": float("inf")}, "peak is inf"),
+        ({"peak": "0.1"}, "peak is '0.1'"),
+        ({"epochs": 0}, "epochs is 0; give a whole number, 1 or more"),
+        ({"epochs": 2.5}, "epochs is 2.5"),
+        ({"epochs": True}, "epochs is True"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch is 0"),
+        ({"warmup_epochs": -1}, "warmup_epochs is -1; give a number from 0 to below the 200 epochs"),
+        ({"warmup_epochs": 200}, "warmup_epochs is 200"),
+        ({"warmup_epochs": float("nan")}, "warmup_epochs is nan"),
+        ({"factor": 1}, "factor is 1; the rate is divided by it"),
+        ({"milestones": (120, 60)}, r"milestones are \(120, 60\); give epochs above 0 in rising order"),
+        ({"milestones": (60, 60)}, r"milestones are \(60, 60\)"),
+        ({"milestones": (0, 60)}, r"milestones are \(0, 60\)"),
+        ({"milestones": ("60",)}, "milestones are"),
+        ({"kind": "step", "epochs": 60}, r"milestones are \(60, 120, 160\); in a run of 60 epochs .* so scale them"),
+        ({"kind": "step", "warmup_epochs": 61}, "with 61 of warm-up they must lie between"),
+        ({"constant_from": 200}, "constant_from is 200; give None, or an epoch from the end of the warm-up, 5, to"),
+        ({"constant_from": 4.9}, "constant_from is 4.9"),
+        ({"constant_from": float("nan")}, "constant_from is nan"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        Schedule(**{"kind": "cosine", **PAPER, **arguments})
+
+
+@pytest.mark.parametrize("step", [-1, 78_201])
+def test_a_step_outside_the_run_is_refused(step):
+    with pytest.raises(ValueError, match=f"step is {step}; the run has 78200 steps, so give 0 to 78200"):
+        Schedule("cosine", **PAPER).rate(step)
+
+
+def test_schedules_load_no_torch():
+    code = "import sys, emabank.study.schedules\nassert 'torch' not in sys.modules"
+    assert run(code).returncode == 0
+    assert "AssertionError" in run(f"import torch\n{code}").stderr, "a control: torch would be seen"
