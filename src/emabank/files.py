@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -233,6 +234,21 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the keys of the metadata in order: safetensors writes them as they fall, and equal files should be equal."""
+    with open(path, "r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        metadata = header.pop("__metadata__", None)
+        if metadata:
+            ordered = {"__metadata__": dict(sorted(metadata.items())), **header}
+            text = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode()
+            if len(text) <= size:  # the rest is spaces, as the format has it
+                file.seek(8)
+                file.write(text.ljust(size))
 
 
 def _read_safetensors(path: Path, safetensors: Any) -> Mapping[str, Any]:

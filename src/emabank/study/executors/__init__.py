@@ -1,0 +1,90 @@
+"""Where runs are carried out: an executor is given tasks and brings each to its end, or says why it could not.
+
+This file is what all executors have in common; `local` has processes on this machine. A task is a command line, so an
+executor needs to know nothing of training, and what a task does is kept in its run's folder alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from rich.console import Console
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One run to be carried out by a process of its own, which marks the run's folder as done."""
+
+    id: str
+    title: str
+    """How it is called in front of people."""
+    folder: Path
+    """The run's folder; made if it is not there. What the process prints goes to its log.txt."""
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables to add to those of this process, OMP_NUM_THREADS say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a task."""
+
+    task: Task
+    state: Literal["done", "already done", "failed"]
+    seconds: float = 0.0
+    reason: str | None = None
+    """Why it failed, in a few words."""
+    log: tuple[str, ...] = ()
+    """If it failed: the last lines that it printed."""
+
+
+class Executor(Protocol):
+    """Anything that can carry out tasks."""
+
+    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+        """Bring every task to its end, in any order, and tell how each ended; the failed ones stop none of the others.
+
+        Tasks whose folder is done are not started. Interrupted, it stops what it started and raises
+        `KeyboardInterrupt`; the same call goes on from there.
+        """
+        ...
+
+
+class TasksFailedError(ChildProcessError):
+    """Some runs could not be carried out; the message names them."""
+
+
+def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
+    """Raise `TasksFailedError` when a task failed: for callers that cannot go on without all of them.
+
+    >>> task = Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",))
+    >>> raise_if_failed([Outcome(task=task, state="done"), Outcome(task=task, state="failed", reason="exit code 1")])
+    Traceback (most recent call last):
+    emabank.study.executors.TasksFailedError: 1 of 2 runs failed: seed 0; see runs/a/log.txt, then start it again
+    """
+    failed = [outcome.task for outcome in outcomes if outcome.state == "failed"]
+    if failed:
+        titles = ", ".join(task.title for task in failed[:5]) + (", ..." if len(failed) > 5 else "")
+        log = failed[0].folder / "log.txt"
+        raise TasksFailedError(
+            f"{len(failed)} of {len(outcomes)} runs failed: {titles}; see {log.as_posix()}, then start it again"
+        )
+
+
+def in_order(tasks: Sequence[Task]) -> list[Task]:
+    """Each task once, in the order given: two studies that need the same run share it.
+
+    >>> task = Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",))
+    >>> len(in_order([task, task]))
+    1
+    """
+    by_id: dict[str, Task] = {}
+    for task in tasks:
+        known = by_id.setdefault(task.id, task)
+        if (known.folder, known.command) != (task.folder, task.command):
+            raise ValueError(
+                f"two tasks have the id {task.id} and differ: {known.title!r} and {task.title!r}; give each an id of "
+                "its own"
+            )
+    return list(by_id.values())

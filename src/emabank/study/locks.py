@@ -1,0 +1,123 @@
+"""One process at a time writes a run: a lock that the system frees when its holder ends, however it ends.
+
+The lock is `flock` on a file. Kill -9 frees it at once, and the file stays: nothing has to be removed by hand. Across
+hosts it holds where the file system carries locks: NFS on Linux does (as byte-range locks, freed when the server sees
+that a host is gone), Lustre when mounted with `flock`; a mount with `local_lock` keeps out processes of its own host
+only. Standard library only.
+"""
+
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# is_locked() shares the lock for an instant to find out; who wants it whole tries again for so many seconds.
+PATIENCE = 0.5
+_BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+
+_held: set[int] = set()  # descriptors, for a child of fork() to close
+
+
+class LockedError(OSError):
+    """Another process holds the lock; the message says which, where and since when."""
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str], *, what: str) -> Generator[None]:
+    """Hold the lock at this path, whose folder must be there; `LockedError` when someone else does.
+
+    `what` is locked is for the message. Children made by `fork` or `subprocess` do not hold it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, locked(f"{folder}/lock", what="the run"):
+    ...     is_locked(f"{folder}/lock")
+    True
+    """
+    path, process = Path(path), os.getpid()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _held.add(descriptor)
+    try:
+        if not _taken(descriptor, path, exclusive=True, patience=PATIENCE):
+            raise LockedError(f"{what} is in use by {_owner(path)}; wait until it has ended, or end it")
+        with suppress(OSError):  # on a full disk the lock still locks, and only the message says less
+            _sign(descriptor)
+        yield
+    finally:
+        if os.getpid() == process:  # a forked child that ends in here has closed its own already
+            _held.discard(descriptor)
+            os.close(descriptor)  # frees the lock
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Whether a process holds the lock at this path; a lock that was never taken is no file.
+
+    >>> is_locked("no/such/folder/lock")
+    False
+    """
+    path = Path(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _taken(descriptor, path, exclusive=False, patience=0)
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int, path: Path, *, exclusive: bool, patience: float) -> bool:
+    if fcntl is None:
+        raise OSError(
+            "runs are locked with flock, which this system does not have; use Linux, macOS or the Windows Subsystem "
+            "for Linux"
+        )
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _BUSY:
+                reason = f"cannot be locked ({error.strerror}); keep the runs on a file system that supports flock"
+                raise OSError(error.errno, reason, str(path)) from error
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _sign(descriptor: int) -> None:
+    since = datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
+    text = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since})
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+
+
+def _owner(path: Path) -> str:
+    try:
+        owner = json.loads(path.read_bytes())
+        return f"process {owner['process']} on {owner['host']} since {owner['since']}"
+    except (OSError, ValueError, TypeError, KeyError):  # just taken, or taken on a full disk
+        return "another process"
+
+
+def _let_go_in_child() -> None:
+    # A forked child shares the parent's open file; were it to keep it, the lock would outlive the parent.
+    while _held:
+        with suppress(OSError):
+            os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_in_child)

@@ -1,0 +1,165 @@
+"""One row a measurement: what a run leaves for selection and for the report, a JSON line each.
+
+Standard library only; the report reads rows without torch.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+TrainedOn = Literal["80%", "100%"]
+BatchNorm = Literal["averaged", "recomputed", "own"]
+SelectedBy = Literal["accuracy", "loss", "last"]
+Part = Literal["train", "val", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number, and everything that is needed to know what it is a number of.
+
+    >>> row = Row(
+    ...     run="d8cb8c03b3709a2a", dataset="digits", network="resnet8", trained_on="80%", seed=0, weights="ema-0.998",
+    ...     batchnorm="averaged", selected_by="loss", epoch=12, split="val", metric="accuracy", value=0.964, other=None,
+    ... )
+    >>> from_json_line(to_json_line(row)) == row
+    True
+    """
+
+    run: str
+    """The run's id."""
+    dataset: str
+    network: str
+    trained_on: TrainedOn
+    """The share of the training data that the network learnt from; the rest is the validation part."""
+    seed: int
+    weights: str
+    """"live", or the name of an average."""
+    batchnorm: BatchNorm
+    """Which batch-norm statistics: the live weights, and networks without batch norm, have their own."""
+    selected_by: SelectedBy | None
+    """The criterion that chose this epoch and average on the validation part; None: nothing was chosen."""
+    epoch: int | None
+    """Counted from 1, 0 being the untrained network; None where a number belongs to no epoch."""
+    split: Part
+    metric: str
+    value: float | None
+    """Finite; None where the measure is not defined, or was not a finite number."""
+    other: str | None
+    """The id of the other run, for a measure of two."""
+
+    def __post_init__(self) -> None:
+        wrong = next((name for name, holds in _HOLDS.items() if not holds(getattr(self, name))), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} of a row is {getattr(self, wrong)!r}; give {_ALLOWED[wrong]}")
+        if self.value is not None:
+            object.__setattr__(self, "value", float(self.value))
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def to_json_line(row: Row) -> str:
+    """The row as one line of JSON, without the line's end; floats come back bit for bit."""
+    return json.dumps(asdict(row), allow_nan=False, ensure_ascii=False)
+
+
+def from_json_line(line: str, *, place: str = "the line") -> Row:
+    """The row that a line of JSON holds; `place` is for the message when it holds none.
+
+    >>> from_json_line('{"run": "d8cb8c03b3709a2a"}', place="rows.jsonl, line 3")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: rows.jsonl, line 3 lacks dataset, network, trained_on, seed, weights, batchnorm, ...
+    """
+    try:
+        values: Any = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place} is damaged: it is not a line of JSON; measure that run again") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{place} is not a row: it holds no JSON object; measure that run again")
+    if len(values) != len(COLUMNS) or any(name not in values for name in COLUMNS):
+        missing = [name for name in COLUMNS if name not in values]
+        unknown = [str(name) for name in values if name not in COLUMNS]
+        found = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown {', '.join(unknown)}"] * bool(unknown)
+        raise ValueError(
+            f"{place} {' and '.join(found)}; a row has exactly {', '.join(COLUMNS)}, so measure that run again with "
+            "this emabank"
+        )
+    try:
+        return Row(**values)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def rows_text(rows: Iterable[Row]) -> str:
+    r"""What a file of rows holds: a line each, every line ended.
+
+    >>> rows_text([])
+    ''
+    """
+    return "".join(f"{to_json_line(row)}\n" for row in rows)
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """The rows of a file; what is damaged is named by file and line.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "rows.jsonl")
+    ...     _ = path.write_text("")
+    ...     read_rows(path)
+    []
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is damaged: it is not UTF-8 text; measure that run again") from error
+    if text and not text.endswith("\n"):
+        raise ValueError(f"{path} is damaged: its last line is cut short; measure that run again")
+    # Not splitlines(): a name may hold a character that Unicode calls a line's end.
+    lines = text.split("\n")[:-1]
+    return [from_json_line(line, place=f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+
+
+# What a field may hold -----------------------------------------------------------------------------------------------
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _one_of(*allowed: object) -> tuple[Callable[[object], bool], str]:
+    # Compared as texts alone: 1 == True, and a list has no hash.
+    return lambda value: (value is None or isinstance(value, str)) and value in allowed, " or ".join(map(repr, allowed))
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("run", "dataset", "network", "weights", "metric"), (_is_text, "a string with something in it")),
+    "trained_on": _one_of(*get_args(TrainedOn)),
+    "batchnorm": _one_of(*get_args(BatchNorm)),
+    "selected_by": _one_of(*get_args(SelectedBy), None),
+    "split": _one_of(*get_args(Part)),
+    "seed": (_is_count, "a whole number, 0 or more"),
+    "epoch": (lambda value: value is None or _is_count(value), "a whole number, 0 or more, or None"),
+    "value": (lambda value: value is None or _is_finite(value), "a finite number, or None"),
+    "other": (lambda value: value is None or _is_text(value), "another run's id, or None"),
+}
+_HOLDS = {name: holds for name, (holds, _) in _RULES.items()}
+_ALLOWED = {name: allowed for name, (_, allowed) in _RULES.items()}
