@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("src/emabank", "tests", "benchmarks", "docs")
+FOLDERS = ("src/emabank", "tests", "benchmarks", "docs", "examples")
 
 
 def drawn(text: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from emabank.cli import COMMANDS
+from emabank.study.arguments import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

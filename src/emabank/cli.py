@@ -3,13 +3,12 @@
 It imports torch only once a stage runs, so that `--help` is quick.
 """
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from emabank import __version__
-from emabank.study.config import DemoConfig
 
-COMMANDS = {"demo": DemoConfig}
 _DESCRIPTION = (
     f"emabank {__version__}: keep a bank of weight averages while you train; know which one to ship. "
     "`emabank COMMAND --help` explains a command, `emabank --version` prints the version."
@@ -22,42 +21,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"emabank {__version__}")
         return 0
-    return _told_in_a_sentence(lambda: _run(given))
+    return _told_in_a_sentence(lambda: _run(given), resumable=given[:1] == ["protocol"])
 
 
-def _run(given: list[str]) -> None:
-    match _parsed(given):
-        case DemoConfig() as config:
+def _run(given: list[str]) -> int:
+    from emabank.study.arguments import DataArguments, ProtocolArguments, parse
+    from emabank.study.config import DemoConfig
+
+    try:
+        parsed = parse(given or ["--help"], description=_DESCRIPTION)
+    except ValueError as error:  # what a configuration refuses; tyro itself ends the process
+        sys.exit(_failed(str(error), 2))
+    match parsed:
+        case DemoConfig():
             from emabank.study.demo import run_demo
 
-            run_demo(config)
+            run_demo(parsed)
+        case ProtocolArguments():
+            from emabank.study.launch import launch_protocol, show_plan
+
+            if parsed.dry_run:
+                show_plan(parsed.protocol, parsed.place)
+            else:
+                launch_protocol(parsed.protocol, parsed.place)
+        case DataArguments():
+            from emabank.study.datafiles import check_files, fetch_files
+
+            act = check_files if parsed.action == "check" else fetch_files
+            return 0 if act(parsed.name, parsed.data) else 1
+    return 0
 
 
-def _parsed(given: list[str]) -> DemoConfig:
-    import tyro
-
-    arguments = given or ["--help"]
-    try:
-        return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="emabank", description=_DESCRIPTION, args=arguments)
-    except ValueError as error:  # before 1.0.16 tyro leaves it to its caller when a configuration refuses its values
-        sys.exit(_failed(str(error), 2))
-
-
-def _told_in_a_sentence(command: Callable[[], None]) -> int:
+def _told_in_a_sentence(command: Callable[[], int], *, resumable: bool) -> int:
     """Failures that are no fault of the program end in one sentence; any other keeps its traceback."""
     try:
-        command()
+        return command()
     except KeyboardInterrupt:
-        return _failed("interrupted", 130)
+        return _failed("interrupted" + ("; the same command goes on from where it was" if resumable else ""), 130)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "emabank"):
             raise
         return _failed(f'the commands need the package {missing}, which is missing: pip install "emabank[study]"', 2)
+    except BrokenPipeError:  # whoever reads the output, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
+        return 1
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _failed(f"{place}{error.strerror or error}", 1)
-    return 0
+    except ValueError as error:  # what a stage refuses: its messages are sentences for the user
+        return _failed(str(error), 1)
 
 
 def _failed(sentence: str, code: int) -> int:

@@ -12,9 +12,13 @@ from rich.console import Console
 from torch import nn
 
 from emabank import EMABank
-from emabank.study.config import DemoConfig
-from emabank.study.demo import HALF_LIVES, averages, learning_rate, run_demo
+from emabank.study.config import AveragesConfig, DemoConfig
+from emabank.study.data.loader import Loader
+from emabank.study.demo import demo_parts, run_demo
 from emabank.study.report.rows import Record
+from emabank.study.train import rules
+
+NAMES = AveragesConfig().names
 
 
 def demo(out: Path, **settings) -> tuple[Record, str]:
@@ -39,7 +43,7 @@ def test_one_row_for_each_measurement(short_run):
     rows = short_run[0].rows
     places = {(row.epoch, row.average, row.statistics) for row in rows}
     expected = {(epoch, "live", "live") for epoch in (1, 2)}
-    expected |= {(e, name, kind) for e in (1, 2) for name in HALF_LIVES for kind in ("averaged", "recomputed")}
+    expected |= {(e, name, kind) for e in (1, 2) for name in NAMES for kind in ("averaged", "recomputed")}
     assert places == expected
     assert len(rows) == len(places)
     for row in rows:
@@ -60,7 +64,7 @@ def test_the_choice_is_made_on_validation_with_averaged_statistics(short_run):
 def test_it_prints_the_progress_the_table_and_where_the_files_are(short_run):
     _, printed, out = short_run
     assert "epoch 2/2" in printed
-    assert all(name in printed for name in ("live", *HALF_LIVES))
+    assert all(name in printed for name in ("live", *NAMES))
     assert f"{out}/curves.svg" in printed.replace("\n", "")
 
 
@@ -85,7 +89,7 @@ def test_the_five_averages_of_the_full_run_really_differ():
     """On weights that grow by 1 a step an average lags by its horizon; each next one has to lag 1.8 times as far."""
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
-    bank = EMABank(model, averages(660), every=1)
+    bank = EMABank(model, rules(AveragesConfig(), 660), every=1)
     for _ in range(660):
         with torch.no_grad():
             model.weight += 1
@@ -95,10 +99,24 @@ def test_the_five_averages_of_the_full_run_really_differ():
     assert all(slow > 1.8 * fast for fast, slow in pairwise(lags))
 
 
-def test_the_learning_rate_rises_and_falls_whatever_the_length():
-    for steps in (1, 11, 660):
-        rates = [learning_rate(step, steps) for step in range(steps)]
-        peak = rates.index(max(rates))
-        assert all(0 <= rate <= 0.8 for rate in rates)
-        assert rates[: peak + 1] == sorted(rates[: peak + 1])
-        assert rates[peak:] == sorted(rates[peak:], reverse=True)
+def test_half_of_the_other_digits_choose_and_half_are_tested_on():
+    parts = demo_parts(DemoConfig())
+    assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [1297, 250, 250]
+    images = torch.cat([part.images for part in (parts.train, parts.validation, parts.test)]).flatten(1)
+    assert len(images.unique(dim=0)) == 1797, "no image is in two of them"
+    difference = parts.validation.labels.bincount(minlength=10) - parts.test.labels.bincount(minlength=10)
+    assert difference.abs().max() <= 1
+    assert not parts.validation.wrong.any() and not parts.test.wrong.any()
+
+
+def test_wrong_labels_are_spread_over_an_epoch():
+    """With one stream of random numbers for both, the first batches would hold the wrong labels alone."""
+    parts = demo_parts(DemoConfig())
+    loader = Loader(parts.train, size=128, normalisation=parts.normalisation, seed=0)
+    wrong = parts.train.images[parts.train.wrong].flatten(1)
+    marked = {tuple(image) for image in wrong.tolist()}
+    std, mean = parts.normalisation.std[0], parts.normalisation.mean[0]
+    for inputs, _ in loader:
+        pixels = (inputs * std + mean).round().int().flatten(1).tolist()
+        share = sum(tuple(image) in marked for image in pixels) / len(pixels)
+        assert 0.2 < share < 0.6

@@ -1,4 +1,52 @@
 """The study: the paper's protocol from data to report. Needs `pip install "emabank[study]"`.
 
-It uses the public names of the library only, and the library never imports it.
+It uses the public names of the library only, and the library never imports it. Its own public names resolve on first
+use, so that reading results loads no torch.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from emabank.study.config import AveragesConfig as AveragesConfig
+    from emabank.study.config import DataConfig as DataConfig
+    from emabank.study.config import HardwareConfig as HardwareConfig
+    from emabank.study.config import MeasuringConfig as MeasuringConfig
+    from emabank.study.config import ProtocolConfig as ProtocolConfig
+    from emabank.study.config import TrainingConfig as TrainingConfig
+    from emabank.study.own import run_protocol as run_protocol
+    from emabank.study.results import load_results as load_results
+
+_HOME = {
+    "AveragesConfig": "config",
+    "DataConfig": "config",
+    "HardwareConfig": "config",
+    "MeasuringConfig": "config",
+    "ProtocolConfig": "config",
+    "TrainingConfig": "config",
+    "load_results": "results",
+    "run_protocol": "own",
+}
+
+__all__ = [
+    "AveragesConfig",
+    "DataConfig",
+    "HardwareConfig",
+    "MeasuringConfig",
+    "ProtocolConfig",
+    "TrainingConfig",
+    "load_results",
+    "run_protocol",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'emabank.study' has no attribute {name!r}")
+    value = getattr(import_module(f"emabank.study.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -4,38 +4,40 @@ Data in, training, measurements out; the table and the figure are the report's.
 """
 
 import json
-import math
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
-from torch import nn
 
 import emabank
-from emabank import EMA, BestTracker, EMABank, recalibrate_batchnorm
+from emabank import EMA
 from emabank.checkpoint import write_atomically
-from emabank.study.config import DemoConfig
-from emabank.study.data.digits import CLASSES, Split, load_digits
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    DemoConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Recipe,
+    RunConfig,
+    TrainingConfig,
+)
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import Images, normalisation_of
 from emabank.study.data.noise import symmetric_noise
-from emabank.study.models.resnet import resnet8
+from emabank.study.data.splits import Parts, stratified_split
+from emabank.study.models.catalogue import build_network
 from emabank.study.progress import progress
 from emabank.study.report.curves import draw_curves
 from emabank.study.report.rows import Chosen, Record, Row
-from emabank.study.report.table import closing_line, comparison_table, percent
+from emabank.study.report.table import closing_line, comparison_table
+from emabank.study.train import LIVE, Measured, Training, rules
 
-# Half-lives as shares of the run: those of the paper's five decays, 0.968 to 0.998 every 16 of its 78,200 steps.
-HALF_LIVES = {f"ema-{percentage}%": percentage / 100 for percentage in (0.44, 0.88, 1.8, 3.5, 7.1)}
-BATCH = 128
-FORWARD_BATCH = 256  # the fastest on a CPU when nothing has to be kept for a backward pass
 WIDTH = 8
 PEAK_RATE = 0.8
-WARMUP_SHARE = 1 / 12  # of the steps: 5 of 60 epochs
-WEIGHT_DECAY = 5e-4
 
 
 def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
@@ -54,163 +56,133 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
     return record
 
 
+def run_config(config: DemoConfig) -> RunConfig:
+    """The demo as a run of the study: all training images, measured on everything after each epoch.
+
+    >>> run_config(DemoConfig()).recipe.averages.names[-1]
+    'ema-7.1%'
+    """
+    recipe = Recipe(
+        data=DataConfig(noise=config.noise, noise_seed=config.seed),
+        training=TrainingConfig(
+            network="resnet8",
+            width=WIDTH,
+            epochs=config.epochs,
+            weight_decay=5e-4,
+            warmup_epochs=config.epochs / 12,
+        ),
+        averages=AveragesConfig(),
+        measuring=MeasuringConfig(recompute="each-epoch", on_train=True, test_curves=True),
+        hardware=HardwareConfig(device="cpu", threads=config.threads),
+    )
+    return RunConfig(recipe=recipe, rate=PEAK_RATE, seed=config.seed, trained_on="100%")
+
+
+def demo_parts(config: DemoConfig) -> Parts:
+    """All 1297 training digits, some with wrong labels; the 500 test digits, half to choose on and half to test on.
+
+    >>> parts = demo_parts(DemoConfig(noise=0.4))
+    >>> len(parts.train), int(parts.train.wrong.sum()), len(parts.validation), len(parts.test)
+    (1297, 519, 250, 250)
+    """
+    digits = digits_dataset()
+    clean = digits.train.clean
+    noisy, _ = symmetric_noise(clean, config.noise, classes=digits.classes, seed=config.seed)
+    train = Images(digits.train.images, noisy, clean)
+    test, validation = stratified_split(digits.test.clean, 0.5, seed=0)
+    return Parts(train, digits.test.take(validation), digits.test.take(test), digits.classes, normalisation_of(train))
+
+
 def _train(config: DemoConfig, console: Console) -> Record:
     started = time.monotonic()
-    parts = _parts(config)
+    run = run_config(config)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = resnet8(classes=CLASSES, channels=1, width=WIDTH)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=PEAK_RATE, momentum=0.9, nesterov=True, weight_decay=WEIGHT_DECAY
-    )
-    steps = config.epochs * math.ceil(len(parts.train.labels) / BATCH)
-    rules = averages(steps)
-    bank = EMABank(model, rules, every=1)
-    tracker = BestTracker(bank, {"accuracy": "max"}, snapshots=None)
-    shuffle = torch.Generator().manual_seed(config.seed)
-
-    rows: list[Row] = []
-    rates: list[float] = []
-    with progress(console, config.epochs) as tell:
-        for epoch in range(1, config.epochs + 1):
-            model.train()
-            for batch in torch.randperm(len(parts.train.labels), generator=shuffle).split(BATCH):
-                optimizer.param_groups[0]["lr"] = learning_rate(bank.num_steps, steps)
-                F.cross_entropy(model(parts.train.images[batch]), parts.train.labels[batch]).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                bank.update()
-            rates.append(optimizer.param_groups[0]["lr"])
-            measured = list(_measured(bank, model, parts, epoch))
-            # As in the paper's protocol, weights are chosen with averaged statistics.
-            selectable = [row for row in measured if row.statistics != "recomputed"]
-            tracker.observe(epoch, {row.average: {"accuracy": row.validation_accuracy} for row in selectable})
-            rows += measured
-            tell(epoch, _in_short(selectable))
+        training = Training(
+            run,
+            demo_parts(config),
+            lambda: build_network("resnet8", classes=10, channels=1, width=WIDTH),
+            device=torch.device("cpu"),
+        )
+        with progress(console, config.epochs) as tell:
+            training.run(tell=tell)
+    steps = training.schedule.steps
+    averages = rules(run.recipe.averages, steps)
+    rows = _rows([*training.measured, *training.test_curves])
+    chosen = _chosen(training, averages, rows)
     return Record(
-        conditions=_conditions(config, steps, seconds=time.monotonic() - started),
-        learning_rate=rates,
-        best=tracker.best("accuracy").average,
-        chosen=_chosen(tracker, rules, rows),
+        conditions=_conditions(config, run, steps, seconds=time.monotonic() - started),
+        learning_rate=[each["rate"] for each in training.history()],
+        best=_best(training, averages),
+        chosen=chosen,
         rows=rows,
     )
 
 
-def averages(steps: int) -> dict[str, EMA]:
-    """The five averages for a run of so many steps, sampled at every step.
-
-    No warm-up: (t+1)/(t+10) stays below the slow decays for most of so short a run, and they would coincide.
-
-    >>> [round(rule.half_life or 0, 1) for rule in averages(660).values()]
-    [2.9, 5.8, 11.9, 23.1, 46.9]
-    """
-    return {name: EMA(half_life=share * steps, warmup=None) for name, share in HALF_LIVES.items()}
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """The rate at a step counted from 0: a linear rise over the first twelfth of the run, then a cosine to 0.
-
-    >>> [round(learning_rate(step, 120), 3) for step in (0, 9, 10, 65, 120)]
-    [0.08, 0.8, 0.8, 0.4, 0.0]
-    """
-    warmup = WARMUP_SHARE * steps
-    if step < warmup:
-        return PEAK_RATE * min(1.0, (step + 1) / warmup)
-    return PEAK_RATE * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+def _rows(measured: list[Measured]) -> list[Row]:
+    """The measurements of one set of weights at one epoch, side by side."""
+    table: dict[tuple[int, str, str], dict[str, float]] = {}
+    for each in measured:
+        place = table.setdefault((each.epoch, each.weights, each.batchnorm), {})
+        place[f"{each.split} {each.metric}"] = each.value
+    return [
+        Row(
+            epoch=epoch,
+            average=weights,
+            statistics="live" if weights == LIVE else statistics,  # type: ignore[arg-type]
+            validation_accuracy=found["val accuracy"],
+            test_accuracy=found["test accuracy"],
+            memorised=found.get("train memorised"),
+        )
+        for (epoch, weights, statistics), found in table.items()
+    ]
 
 
-class _Parts(NamedTuple):
-    train: Split
-    """With the labels as they were given, wrong ones included."""
-    mislabelled: Split
-    """The part of them that has wrong labels, and those labels."""
-    validation: Split
-    test: Split
+def _best(training: Training, averages: dict[str, EMA]) -> str:
+    """What validation chose among all, the live weights included; of equals the earliest, of those the live weights."""
+    live, best = training.live.best("accuracy"), training.averages.best("accuracy", list(averages))
+    return best.average if (-best.value, best.epoch) < (-live.value, live.epoch) else LIVE
 
 
-def _parts(config: DemoConfig) -> _Parts:
-    digits = load_digits()
-    images, labels = digits.train
-    noisy, wrong = symmetric_noise(labels, config.noise, classes=CLASSES, seed=config.seed)
-    return _Parts(Split(images, noisy), Split(images[wrong], noisy[wrong]), digits.validation, digits.test)
-
-
-def _measured(bank: EMABank, model: nn.Module, parts: _Parts, epoch: int) -> Iterator[Row]:
-    """The live weights, then every average with averaged and with recomputed batch-norm statistics."""
-    model.eval()
-    recalibrate_batchnorm(bank, parts.train.images.split(FORWARD_BATCH))
-    yield _row(model, parts, epoch, "live", "live")
-    kinds: tuple[Literal["averaged", "recomputed"], ...] = ("averaged", "recomputed")
-    for name in bank.names:
-        for kind in kinds:
-            with bank.applied(name, batchnorm=kind):
-                row = _row(model, parts, epoch, name, kind)
-            yield row
-
-
-def _row(
-    model: nn.Module, parts: _Parts, epoch: int, average: str, statistics: Literal["live", "averaged", "recomputed"]
-) -> Row:
-    return Row(
-        epoch=epoch,
-        average=average,
-        statistics=statistics,
-        validation_accuracy=_accuracy(model, parts.validation),
-        test_accuracy=_accuracy(model, parts.test),
-        memorised=_accuracy(model, parts.mislabelled) if len(parts.mislabelled.labels) else None,
-    )
-
-
-@torch.no_grad()
-def _accuracy(model: nn.Module, part: Split) -> float:
-    logits = torch.cat([model(batch) for batch in part.images.split(FORWARD_BATCH)])
-    return (logits.argmax(dim=1) == part.labels).float().mean().item()
-
-
-def _chosen(tracker: BestTracker, rules: dict[str, EMA], rows: list[Row]) -> list[Chosen]:
+def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> list[Chosen]:
     by_place = {(row.average, row.statistics, row.epoch): row for row in rows}
-    last = max(row.epoch for row in rows)
     chosen: list[Chosen] = []
-    for name in ("live", *rules):
+    for name in (LIVE, *averages):
+        tracker = training.live if name == LIVE else training.averages
         epoch = tracker.best("accuracy", name).epoch
-        statistics = "live" if name == "live" else "averaged"
+        statistics = "live" if name == LIVE else "averaged"
         chosen.append(
             Chosen(
                 average=name,
-                half_life=None if name == "live" else rules[name].half_life,
+                half_life=None if name == LIVE else averages[name].half_life,
                 epoch=epoch,
                 at_choice=by_place[name, statistics, epoch],
                 at_choice_recomputed=by_place.get((name, "recomputed", epoch)),
-                at_end=by_place[name, statistics, last],
+                at_end=by_place[name, statistics, training.epoch],
             )
         )
     return chosen
 
 
 def _opening_lines(config: DemoConfig) -> str:
+    averages = len(AveragesConfig().names)
     return (
         f"ResNet-8, 1297 handwritten digits, {100 * config.noise:g}% of them with a wrong label.\n"
-        f"{config.epochs} epochs, seed {config.seed}; beside it {len(HALF_LIVES)} averages of its weights.\n"
+        f"{config.epochs} epochs, seed {config.seed}; beside it {averages} averages of its weights.\n"
         "All are measured after each epoch on 500 other digits, whose labels are right."
     )
 
 
-def _in_short(rows: list[Row]) -> str:
-    live, *averages = rows
-    best = max(averages, key=lambda row: row.validation_accuracy)
-    return f"live {percent(live.validation_accuracy)}%, {best.average} {percent(best.validation_accuracy)}%"
-
-
-def _conditions(config: DemoConfig, steps: int, *, seconds: float) -> dict[str, Any]:
+def _conditions(config: DemoConfig, run: RunConfig, steps: int, *, seconds: float) -> dict[str, Any]:
     settings = asdict(config)
     del settings["out"]  # where a run is kept is no part of what it is
+    training = run.recipe.training
     return {
         **settings,
         "steps": steps,
-        "batch": BATCH,
-        "width": WIDTH,
-        "peak_rate": PEAK_RATE,
-        "weight_decay": WEIGHT_DECAY,
+        "batch": training.batch,
+        "width": training.width,
+        "peak_rate": run.rate,
+        "weight_decay": training.weight_decay,
         "torch": torch.__version__,
         "emabank": emabank.__version__,
         "seconds": round(seconds, 1),

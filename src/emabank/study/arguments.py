@@ -1,0 +1,167 @@
+"""What the commands are told: the configurations as tyro makes a command line of them. Imports tyro and config.
+
+tyro reads unchecked copies of them; the real ones are built from these, and say in a sentence what they refuse.
+"""
+
+import os
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+import tyro
+
+from emabank.study.config import DemoConfig, Place, ProtocolConfig, PublishedName
+from emabank.study.plain import read_toml
+
+_PROG = "emabank"
+_MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProtocolArguments:
+    """Tune on 80% of the training images, choose on the rest, refit on all, and measure on the test images.
+
+    For each seed and learning rate one run is trained, with the averages beside it; each seed chooses a learning rate,
+    and for best accuracy and lowest loss the average and the epoch. The same command goes on where it was interrupted,
+    and does nothing where all is done. To see it at work: emabank protocol --noise 0.4 --epochs 20 --seeds 1
+    """
+
+    protocol: Annotated[ProtocolConfig, tyro.conf.arg(name="")] = field(default_factory=ProtocolConfig)
+    place: Place = field(default_factory=Place)
+    config: Path | None = None
+    """A TOML file with other defaults; a box below is a table there, such as [data]. `None` undoes one of them."""
+    dry_run: bool = False
+    """Say what would be trained, as such a TOML file, and train nothing."""
+
+    def __post_init__(self) -> None:
+        self.place.check_trackers()  # before the first run, which would look for them only in its own process
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataArguments:
+    """Verify the files of a data set against the published checksums, or download them."""
+
+    action: tyro.conf.Positional[Literal["check", "fetch"]]
+    """check says what is missing or damaged and where it comes from; fetch downloads it."""
+    name: tyro.conf.Positional[PublishedName]
+    """Which data set."""
+    data: Path = Path("data")
+    """Folder with the data sets."""
+
+
+Arguments = DemoConfig | ProtocolArguments | DataArguments
+COMMANDS: dict[str, type[Arguments]] = {"demo": DemoConfig, "protocol": ProtocolArguments, "data": DataArguments}
+
+
+def parse(given: list[str], *, description: str) -> Arguments:
+    """The arguments of one command, from the words after `emabank`.
+
+    Ends the process, as argparse does, where help is asked for or words make no sense; raises `ValueError` where their
+    values are refused.
+
+    >>> parse(["demo", "--epochs", "3"], description="").epochs
+    3
+    """
+    if given[0] not in COMMANDS:
+        kinds = [Annotated[_unchecked(kind), tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
+        union: Any = Union[tuple(kinds)]  # noqa: UP007  # it has no other form for kinds that are not known before
+        return _checked(tyro.cli(union, prog=_PROG, description=description, args=given, config=_MARKERS))
+    command, words = f"{_PROG} {given[0]}", given[1:]
+    try:
+        defaults = _defaults(words, prog=command) if given[0] == "protocol" else None
+        kind: Any = _unchecked(COMMANDS[given[0]])
+        more = {} if defaults is None else {"default": _loose(kind, defaults)}
+        return _checked(tyro.cli(kind, prog=command, args=words, config=_MARKERS, **more))
+    except ValueError as error:
+        raise ValueError(f"{error} (`{command} --help` explains every option)") from error
+
+
+# A configuration file ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File(ProtocolConfig):
+    """What a TOML file may hold."""
+
+    place: Place = field(default_factory=Place)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WhichFile:
+    config: Path | None = None
+
+
+def _defaults(words: list[str], *, prog: str) -> ProtocolArguments:
+    """The defaults of the command `protocol`: those of the TOML file that `--config` names, if there is one."""
+    named, _ = tyro.cli(_WhichFile, prog=prog, args=words, add_help=False, return_unknown_args=True)
+    path = named.config
+    if path is None:
+        return ProtocolArguments()
+    if not os.path.isfile(path):
+        raise ValueError(f"--config is {path}, which is no file; give a TOML file")
+    read = read_toml(path, _File)
+    for key, value in (("data: dataset", read.data.dataset), ("training: network", read.training.network)):
+        if value == "own":
+            raise ValueError(f"{path}, {key} is own, which no command can know; use emabank.study.run_protocol for it")
+    protocol = ProtocolConfig(**{each.name: getattr(read, each.name) for each in fields(ProtocolConfig)})
+    return ProtocolArguments(protocol=protocol, place=read.place, config=path)
+
+
+# Unchecked copies ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _unchecked(kind: type[Any]) -> type[Any]:
+    """A class like this one that takes any values, with its fields described as a command line needs it.
+
+    tyro has words of its own around what a class says when it refuses values, and each version other ones. Explanations
+    are inherited: tyro finds them in the source of the class below.
+    """
+    hints, plain_hints = get_type_hints(kind, include_extras=True), get_type_hints(kind)
+    described = [
+        (each.name, *_described(each, hints[each.name], plain_hints[each.name])) for each in fields(cast("Any", kind))
+    ]
+    body = {"__doc__": kind.__doc__, "__post_init__": lambda self: None}  # type: ignore[misc]
+    return make_dataclass(kind.__name__, described, bases=(kind,), namespace=body, frozen=True, kw_only=True)
+
+
+def _described(known: "Field[Any]", hint: Any, kind: Any) -> tuple[Any, Any]:
+    """The annotation and the default of a field."""
+    if is_dataclass(kind):
+        inner = _unchecked(cast("type[Any]", kind))
+        marks = getattr(hint, "__metadata__", ())
+        return (Annotated[(inner, *marks)] if marks else inner), field(default_factory=inner)
+    if get_origin(kind) is Literal and "own" in get_args(kind):  # for Python alone
+        hint = kind = Literal[tuple(each for each in get_args(kind) if each != "own")]  # type: ignore[valid-type]
+    shown: dict[str, Any] = {"help_behavior_hint": _default_in_words}
+    if NoneType in get_args(kind):
+        shown["metavar"] = _metavar(next(each for each in get_args(kind) if each is not NoneType))
+    return Annotated[hint, tyro.conf.arg(**shown)], field(default=known.default)
+
+
+def _default_in_words(default: str) -> str:
+    """What help adds to an explanation; one of a field without a default says itself what happens then."""
+    return "" if default in ("None", "") else f"(default: {default})"
+
+
+def _metavar(kind: Any) -> str:
+    """How the value of a field that may be left out is called: without None, which is allowed and rarely wanted."""
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(get_args(kind))}}}"
+    return "{True,False}" if kind is bool else kind.__name__.upper()
+
+
+def _loose(kind: type[Any], value: Any) -> Any:
+    """An unchecked copy of a configuration."""
+    hints = get_type_hints(kind)
+    values = {each.name: getattr(value, each.name) for each in fields(value)}
+    return kind(**{name: _loose(hints[name], each) if is_dataclass(each) else each for name, each in values.items()})
+
+
+def _checked(value: Any) -> Any:
+    """The configuration that an unchecked copy stands for, or its refusal."""
+    (kind,) = type(value).__bases__
+    values = {each.name: getattr(value, each.name) for each in fields(value)}
+    return kind(**{name: _checked(each) if is_dataclass(each) else each for name, each in values.items()})

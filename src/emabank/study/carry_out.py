@@ -1,0 +1,227 @@
+"""One run from its configuration to its finished folder, in this process; as a program, for an executor's worker.
+
+It resumes where the run was interrupted, and does nothing where it is done. May import everything below protocol.
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from emabank.study import checkpoints
+from emabank.study.config import Place, RunConfig
+from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
+from emabank.study.executors.worker import stop_with_executor
+from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
+from emabank.study.models.catalogue import build_network
+from emabank.study.plain import from_plain, to_plain
+from emabank.study.runs import OpenRun, RunFolder, open_run
+from emabank.study.train import Interrupted, Training
+from emabank.study.watchers import watchers
+
+MakeModel = Callable[[], nn.Module]
+
+
+class Job(NamedTuple):
+    """A run to be carried out, and where it may start from."""
+
+    config: RunConfig
+    fork: Path | None = None
+    """A checkpoint of another run that is the same up to there; without it the run starts from the beginning."""
+    forks: tuple[int, ...] = ()
+    """Epochs after which checkpoints are kept for other runs."""
+
+
+def carry_out(
+    job: Job,
+    place: Place,
+    dataset: Dataset | None = None,
+    *,
+    make_model: MakeModel | None = None,
+    tell: Callable[[int, str], None] = lambda epoch, words: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RunFolder:
+    """Train, measure and write one run, unless it is done.
+
+    Without `make_model` the configuration's network is built. The global random state and the number of threads are
+    as before when it returns.
+    """
+    config = job.config
+    folder = folder_of(config, place)
+    if folder.is_done():
+        return folder
+    dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
+    _refuse_other_data(dataset, config.fingerprint)
+    make_model = make_model or network_of(config, dataset)
+    hardware = config.recipe.hardware
+    threads = torch.get_num_threads()
+    torch.set_num_threads(hardware.threads)
+    try:
+        with (
+            _random_state_kept(device_of(config)),
+            open_run(place.runs, to_plain(config), threads=hardware.threads) as run,
+            watchers(place, run.path, config) as observe,
+        ):
+            if not run.is_done():  # another process may have finished it meanwhile
+                _carry_out(job, run, place, dataset, make_model, tell, observe, should_stop)
+            return run
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _random_state_kept(device: torch.device) -> Generator[None]:
+    """The global random state of the CPU and of this one device is as before at the end."""
+    with torch.random.fork_rng(devices=[]):  # without this list it would start up every GPU of the machine
+        before = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
+        try:
+            yield
+        finally:
+            if before is not None:
+                torch.get_device_module(device).set_rng_state(before)
+
+
+def folder_of(config: RunConfig, place: Place) -> RunFolder:
+    """Where a run is, or will be."""
+    return RunFolder.of(place.runs, to_plain(config))
+
+
+def network_of(config: RunConfig, dataset: Dataset) -> MakeModel:
+    """What builds the network of a configuration for the images of a data set."""
+    training, channels = config.recipe.training, dataset.train.images.shape[1]
+    return lambda: build_network(training.network, classes=dataset.classes, channels=channels, width=training.width)
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """The device that a configuration names; `auto` must have been resolved before the run got its identity."""
+    name = config.recipe.hardware.device
+    if name == "auto":
+        raise ValueError("the device of a run is auto; resolve it with emabank.study.protocol.resolved first")
+    return torch.device(name)
+
+
+def _carry_out(
+    job: Job,
+    run: OpenRun,
+    place: Place,
+    dataset: Dataset,
+    make_model: MakeModel,
+    tell: Callable[[int, str], None],
+    observe: Callable[[Training], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    config = job.config
+    epochs = config.recipe.training.epochs
+    parts = load_parts(config.recipe.data, dataset, config.trained_on)
+    training = Training(config, parts, make_model, device=device_of(config))
+    target = None if config.transfer is None else _target(config, place)
+    state = run.load_checkpoint()
+    if state is None and job.fork is not None and job.fork.exists():
+        state = checkpoints.read(job.fork)
+    if state is not None:
+        training.load_state_dict(state)
+
+    started, first = time.monotonic(), training.epoch
+
+    def told(epoch: int, words: str) -> None:
+        each = (time.monotonic() - started) / max(1, epoch - first)
+        run.tell(epoch, epochs, words, seconds_left=each * (epochs - epoch))
+        tell(epoch, words)
+
+    training.run(
+        run,
+        forks=job.forks,
+        checkpoint_seconds=place.checkpoint_seconds,
+        tell=told,
+        observe=observe,
+        should_stop=should_stop,
+    )
+    rows = rows_of_history(run.id, config, training.measured)
+    for kept in predicted(training, parts, make_model):
+        about = {**to_plain(kept.keep), "mean": parts.normalisation.mean, "std": parts.normalisation.std}
+        run.save_snapshot(kept.keep.name, kept.model.state_dict(), metadata=about)
+        run.save_predictions(kept.keep.name, {**kept.predictions})
+        rows += rows_of_kept(run.id, config, kept, parts)
+        if target is not None:
+            rows += rows_of_transfer(run.id, config, kept, parts, target)
+    run.save_history(training.history())
+    run.write_rows(rows)
+    run.write_test_curves(rows_of_history(run.id, config, training.test_curves))
+    run.mark_done({"diverged": training.diverged, "chosen": training.chosen(), "has_batchnorm": training.has_batchnorm})
+
+
+def _target(config: RunConfig, place: Place) -> Dataset:
+    target = load_transfer_target(
+        config.transfer or "", place.data, split_seed=config.recipe.data.split_seed, cache=place.cache
+    )
+    _refuse_other_data(target, config.transfer_fingerprint)
+    return target
+
+
+def _refuse_other_data(dataset: Dataset, planned: str) -> None:
+    found = fingerprint(dataset)
+    if planned != found:
+        raise ValueError(
+            f"the data of {dataset.name} has changed since this run was planned (fingerprint {found}, planned with "
+            f"{planned}); plan it again with the data as it is"
+        )
+
+
+class StopRequest:
+    """Ctrl-C and SIGTERM become a request that the loop sees after its step, so that a checkpoint can be written."""
+
+    def __init__(self) -> None:
+        self.received = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+
+
+def to_text(job: Job, place: Place) -> str:
+    """A job as text, for the command line of a worker."""
+    fork = None if job.fork is None else str(job.fork)
+    return json.dumps(
+        {"config": to_plain(job.config), "fork": fork, "forks": list(job.forks), "place": to_plain(place)}
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out the job that the one argument describes, as `to_text` gave it."""
+    stop_with_executor()
+    given = json.loads(arguments[0])
+    fork = None if given["fork"] is None else Path(given["fork"])
+    job = Job(from_plain(RunConfig, given["config"], where="the job"), fork, tuple(given["forks"]))
+    place = from_plain(Place, given["place"], where="the job")
+    try:
+        with StopRequest() as request:
+            carry_out(job, place, should_stop=lambda: request.received)
+    except Interrupted as error:
+        print(error)
+        return 130
+    except (OSError, ValueError) as error:
+        print(f"emabank: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

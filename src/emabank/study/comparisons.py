@@ -1,0 +1,186 @@
+"""What is measured of several runs at once: agreement between seeds, and the columns of the protocol's tables.
+
+Reads finished runs; may import metrics, rows, folders and config.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from emabank.study.config import Keep
+from emabank.study.folders import RunFolder
+from emabank.study.metrics.accuracy import loss
+from emabank.study.metrics.agreement import churn, jensen_shannon
+from emabank.study.metrics.calibration import ece
+from emabank.study.metrics.probabilities import softmax
+from emabank.study.metrics.temperature import apply_temperature
+from emabank.study.rows import Row
+
+
+class Column(NamedTuple):
+    """One column of the protocol's tables: its title, and under which name each seed's run keeps these weights."""
+
+    title: str
+    kept: tuple[str, ...]
+
+
+class Stage(NamedTuple):
+    """The runs of one stage, one a seed, measured on one split, and the columns of their table."""
+
+    trained_on: str
+    split: str
+    runs: Sequence[RunFolder]
+    columns: Sequence[Column]
+
+
+# Rows of more than one run --------------------------------------------------------------------------------------------
+
+
+def pairs(stage: Stage) -> list[Row]:
+    """Churn and Jensen-Shannon divergence between all pairs of seeds, for each column; each number once.
+
+    >>> pairs(Stage("80%", "val", runs=[], columns=[Column("SGD", kept=())]))
+    []
+    """
+    index = _index(row for run in stage.runs for row in run.rows())
+    rows: list[Row] = []
+    for column in stage.columns:
+        logits = [
+            run.load_predictions(name)[stage.split].logits for run, name in zip(stage.runs, column.kept, strict=True)
+        ]
+        for holder, other in _pairs_of(stage, column):
+            like = _row_of(index, stage, holder, column.kept[holder])
+            found = _agreement(logits[min(holder, other)], logits[max(holder, other)])
+            rows += [
+                replace(like, metric=metric, value=value, other=stage.runs[other].id) for metric, value in found.items()
+            ]
+    return list(dict.fromkeys(rows))  # without batch norm two columns may be the same weights, in all seeds or in some
+
+
+def with_tuned_temperatures(tuned: Iterable[RunFolder], refitted: Iterable[RunFolder]) -> list[Row]:
+    """Calibration of the refits on test with the temperatures that the tuning runs fitted on validation.
+
+    Each gets the temperature of its likes: of the same average with the same statistics, chosen by the same criterion.
+    So the last live weights of a refit get that of the last live weights in tuning. What has no likes there (SWA) has
+    no temperature.
+
+    >>> with_tuned_temperatures([], [])
+    []
+    """
+    rows: list[Row] = []
+    for before, after in zip(tuned, refitted, strict=True):
+        temperatures = {
+            name: row.value
+            for (_, name, _, metric, _), row in _index(before.rows()).items()
+            if metric == "temperature" and row.value is not None
+        }
+        index = _index(after.rows())
+        for name in after.predictions():
+            logits, labels = after.load_predictions(name)["test"]
+            if name not in temperatures or not np.isfinite(logits).all():
+                continue
+            like = index[after.id, name, "test", "accuracy", None]
+            scaled = apply_temperature(logits, temperatures[name])
+            found = {
+                "temperature": temperatures[name],
+                "ece_ts": ece(softmax(scaled), labels),
+                "loss_ts": loss(scaled, labels),
+            }
+            rows += [replace(like, metric=metric, value=value) for metric, value in found.items()]
+    return rows
+
+
+def _agreement(one: np.ndarray, other: np.ndarray) -> dict[str, float | None]:
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return {"churn": None, "js": None}
+    return {"churn": churn(one, other), "js": jensen_shannon(softmax(one), softmax(other))}
+
+
+def _pairs_of(stage: Stage, column: Column) -> Iterator[tuple[int, int]]:
+    """All pairs of seeds as (the one whose row it is, the other).
+
+    A row names the weights of its own run alone. Without batch norm the chosen average may be the slowest in one run
+    and not in the other: the row belongs to the run whose weights tell the two columns apart.
+    """
+    for one, other in combinations(range(len(stage.runs)), 2):
+        alike = [each for each in stage.columns if each.kept[one] == column.kept[one]]
+        yield (one, other) if all(each.kept[other] == column.kept[other] for each in alike) else (other, one)
+
+
+# Rows of kept weights, by what they say -------------------------------------------------------------------------------
+
+Key = tuple[str, str, str, str, str | None]
+"""Run, name of the kept weights, split, metric, other run."""
+
+
+def _index(rows: Iterable[Row]) -> dict[Key, Row]:
+    return {(row.run, _name(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None}
+
+
+def _name(row: Row) -> str:
+    """Under which name the run keeps the weights that a row is about."""
+    keep = Keep(weights=row.weights, epoch=row.epoch or 0, batchnorm=row.batchnorm, selected_by=row.selected_by)  # type: ignore[arg-type]
+    return keep.name
+
+
+def _row_of(index: Mapping[Key, Row], stage: Stage, seed: int, name: str) -> Row:
+    """A row about kept weights; which measure it holds does not matter."""
+    run = stage.runs[seed]
+    try:
+        return index[run.id, name, stage.split, "accuracy", None]
+    except KeyError:
+        raise ValueError(
+            f"run {run.id} has no row for the accuracy of {name} on {stage.split}; remove its folder {run.path} to "
+            "train and measure it again"
+        ) from None
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+TRANSFER = "transfer:"
+OF_PAIRS = ("churn", "js")
+ON_TRAIN = ("clean_accuracy", "memorised")
+MEASURES = ("accuracy", "loss", *OF_PAIRS, "ece", "ece_if_calibrated", "ece_ts", *ON_TRAIN)
+
+
+def tables(stages: Sequence[Stage], shared: Sequence[Row]) -> list[dict[str, Any]]:
+    """Every measure by stage and column: one number a seed (a pair of seeds, for measures of two runs), in order.
+
+    A number that is not defined is None. Mean and standard deviation (of a sample: divided by n - 1) are there where
+    all numbers are. `shared` are the rows that belong to no single run.
+
+    >>> tables([], [])
+    []
+    """
+    runs = {run.id: run for stage in stages for run in stage.runs}
+    index = _index([*(row for run in runs.values() for row in run.rows()), *shared])
+    return [_table(stage, column, index) for stage in stages for column in stage.columns]
+
+
+def _table(stage: Stage, column: Column, index: Mapping[Key, Row]) -> dict[str, Any]:
+    first = [_row_of(index, stage, seed, name) for seed, name in enumerate(column.kept)]
+    values: dict[str, list[float | None]] = {}
+    for metric in (*MEASURES, *sorted({key[3] for key in index if key[3].startswith(TRANSFER)})):
+        split = "train" if metric in ON_TRAIN else stage.split
+        if metric in OF_PAIRS:
+            of = [(one, stage.runs[other].id) for one, other in _pairs_of(stage, column)]
+        else:
+            of = [(seed, None) for seed in range(len(stage.runs))]
+        rows = [index.get((stage.runs[seed].id, column.kept[seed], split, metric, other)) for seed, other in of]
+        found = [None if row is None else row.value for row in rows]
+        if any(value is not None for value in found):
+            values[metric] = found
+    whole = {metric: np.array(found, dtype=float) for metric, found in values.items() if None not in found}
+    return {
+        "trained_on": stage.trained_on,
+        "split": stage.split,
+        "column": column.title,
+        "epochs": [row.epoch for row in first],
+        "weights": [row.weights for row in first],
+        "values": values,
+        "mean": {metric: float(found.mean()) for metric, found in whole.items()},
+        "std": {metric: float(found.std(ddof=1)) for metric, found in whole.items() if len(found) > 1},
+    }

@@ -1,0 +1,112 @@
+"""From a command to work on this machine: reads the data, has the runs carried out, shows what came of it.
+
+May import everything of the study but the commands' arguments.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rich.console import Console
+
+from emabank.study.carry_out import Job, folder_of, to_text
+from emabank.study.config import Place, ProtocolConfig, RunConfig
+from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.datasets import load_dataset, load_parts
+from emabank.study.executors import Task, raise_if_failed
+from emabank.study.executors.local import LocalExecutor
+from emabank.study.folders import RunFolder
+from emabank.study.plain import toml_text
+from emabank.study.progress import counting
+from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs
+from emabank.study.report.columns import protocol_tables
+
+
+def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol:
+    """Carry out a protocol in worker processes on this machine, and print its tables."""
+    console = console or Console()
+    config = resolved(config)
+    dataset = read_data(config, place, console)
+    for share in ("80%", "100%"):
+        load_parts(config.data, dataset, share)  # a subset that does not exist is found before any run starts
+    done = carry_out_protocol(
+        config,
+        place,
+        dataset,
+        locally(config, place, console),
+        say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
+    )
+    show(done, console)
+    return done
+
+
+def show(done: Protocol, console: Console) -> None:
+    """Print the tables of a protocol, and where the rest of it is."""
+    for table in protocol_tables(done.summary, width=console.width):
+        console.print(table)
+        console.print()
+    console.print(f"Rows and tables: {done.folder}, and each run's folder beside it", highlight=False, soft_wrap=True)
+
+
+def show_plan(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> None:
+    """Print the complete configuration as a TOML file would have it, and the tuning runs with their state.
+
+    All of it is a TOML file: what is said beside the configuration is a comment there.
+    """
+    console = console or Console()
+    config = resolved(config)
+    dataset = read_data(config, place, Console(stderr=True))
+    console.print(toml_text(config), highlight=False, markup=False, soft_wrap=True)
+    for job in tuning_jobs(config, data=fingerprint(dataset)):
+        folder = folder_of(job.config, place)
+        console.print(f"# {title(job.config)}: {folder.path}, {folder.state()}", highlight=False, soft_wrap=True)
+    swa = f" and {config.seeds} runs with SWA" if config.swa else ""
+    console.print(f"# then {config.seeds} refits{swa}, with what these choose", highlight=False, soft_wrap=True)
+
+
+def read_data(config: ProtocolConfig, place: Place, console: Console) -> Dataset:
+    """The data set of a protocol, with a bar while images are decoded for the first time."""
+    with counting(console, "images decoded") as tell:
+        return load_dataset(config.data, place.data, cache=place.cache, tell=tell)
+
+
+def locally(config: ProtocolConfig, place: Place, console: Console) -> CarryOut:
+    """Carries out jobs in processes on this machine, as many at a time as the place says."""
+    hardware = config.hardware
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jobs = place.jobs or (1 if hardware.device != "cpu" else max(1, cores // hardware.threads))
+    executor = LocalExecutor(jobs=jobs)
+    place = replace(
+        place,
+        data=place.data.absolute(),
+        runs=place.runs.absolute(),
+        cache=None if place.cache is None else place.cache.absolute(),
+    )
+
+    def carry_out(tasks: Sequence[Job]) -> list[RunFolder]:
+        place.runs.mkdir(parents=True, exist_ok=True)  # so is a folder that cannot be made
+        raise_if_failed(executor.run_all([task_of(job, place) for job in tasks], console=console))
+        return [folder_of(job.config, place) for job in tasks]
+
+    return carry_out
+
+
+def task_of(job: Job, place: Place) -> Task:
+    """The process that carries out a job."""
+    folder = folder_of(job.config, place)
+    command = (sys.executable, "-m", "emabank.study.carry_out", to_text(job, place))
+    threads = str(job.config.recipe.hardware.threads)
+    return Task(
+        id=folder.id,
+        title=title(job.config),
+        folder=folder.path,
+        command=command,
+        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+    )
+
+
+def title(config: RunConfig) -> str:
+    """What a run is called in front of people."""
+    kind = "SWA" if config.swa else "tune" if config.trained_on == "80%" else "refit"
+    return f"{kind}, rate {config.rate:g}, seed {config.seed}"

@@ -1,0 +1,141 @@
+"""Configurations as plain values and back: what is written into a run's folder, and what a TOML file gives.
+
+Unknown keys and values of the wrong kind are errors that name the key. Imports the standard library alone.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path as a text"}
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses as dicts, tuples as lists, paths as texts; numbers, texts, booleans and None as they are.
+
+    >>> from emabank.study.config import Keep
+    >>> to_plain(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last"))
+    {'weights': 'live', 'epoch': 3, 'batchnorm': 'own', 'selected_by': 'last'}
+    """
+    if is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [to_plain(each) for each in cast("list[Any]", value)]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_plain(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    """Build a dataclass from plain values; `where` begins the sentence of an error.
+
+    >>> from emabank.study.config import Keep
+    >>> from_plain(Keep, {"weights": "live", "epoch": "3"}, where="keep.toml")
+    Traceback (most recent call last):
+    ...
+    ValueError: keep.toml: epoch is '3'; give a whole number
+    """
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(cast("Any", kind))}
+    unknown = [repr(key) for key in values if key not in known]
+    if unknown:
+        raise ValueError(f"{where}: unknown key {', '.join(unknown)}; there are {', '.join(known)}")
+    built = {key: _converted(hints[key], value, where, key) for key, value in values.items()}
+    optional = [name for name, field in known.items() if (field.default, field.default_factory) != (MISSING, MISSING)]
+    missing = [name for name in known if name not in built and name not in optional]
+    if missing:
+        raise ValueError(f"{where}: {', '.join(missing)} is missing; give every key that has no default")
+    try:
+        return kind(**built)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def read_toml(path: Path, kind: type[T]) -> T:
+    r"""Build a dataclass from a TOML file; its tables are the nested dataclasses.
+
+    >>> import tempfile
+    >>> from emabank.study.config import ProtocolConfig
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "study.toml")
+    ...     _ = path.write_text("seeds = 2\n[training]\nepochs = 20")
+    ...     read_toml(path, ProtocolConfig).training.epochs
+    20
+    """
+    if sys.version_info < (3, 11):
+        import tomli as tomllib  # pyright: ignore
+    else:
+        import tomllib
+    try:
+        values = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+    return from_plain(kind, values, where=str(path))
+
+
+def toml_text(config: Any) -> str:
+    """A configuration as the TOML file that gives it; what is None is left out, as TOML has no such value.
+
+    >>> from emabank.study.config import Keep
+    >>> toml_text(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last")).splitlines()[:2]
+    ['weights = "live"', 'epoch = 3']
+    """
+    return "\n".join(_toml_lines(to_plain(config), "")) + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], name: str) -> list[str]:
+    """The values of a table, then the tables in it, since a value after a table would belong to that."""
+    given = {key: value for key, value in table.items() if value is not None}
+    lines = [f"{key} = {_toml(value)}" for key, value in given.items() if not isinstance(value, dict)]
+    for key, value in given.items():
+        if isinstance(value, dict):
+            inner = f"{name}.{key}" if name else key
+            lines += ["", f"[{inner}]", *_toml_lines(cast("dict[str, Any]", value), inner)]
+    return lines
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(each) for each in cast('list[Any]', value))}]"
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in items if each is not None)}}}"
+    # Numbers, booleans and texts are the same in JSON, but for the one control character that TOML alone forbids.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in arguments:
+            return None
+        (kind,) = (each for each in arguments if each is not NoneType)  # all our unions are `X | None`
+        return _converted(kind, value, where, key)
+    if origin is Literal:
+        if isinstance(value, str) and value in arguments:
+            return value
+        raise ValueError(f"{where}: {key} is {value!r}; give one of {', '.join(arguments)}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{where}: {key} is {value!r}; give a list")
+        items = enumerate(cast("list[Any]", value))
+        return tuple(_converted(arguments[0], each, where, f"{key}[{i}]") for i, each in items)
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where}: {key} is {value!r}; give a table")
+        return from_plain(cast("type[Any]", kind), cast("Mapping[str, Any]", value), where=f"{where}, {key}")
+    return _converted_value(kind, value, where, key)
+
+
+def _converted_value(kind: Any, value: Any, where: str, key: str) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if kind is float and type(value) is int and abs(value) < 10**300:  # a float can hold no more
+        return float(value)
+    if type(value) is kind:
+        return value
+    raise ValueError(f"{where}: {key} is {value!r}; give {_WORDS[kind]}")

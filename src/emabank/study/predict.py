@@ -1,0 +1,109 @@
+"""Where a model meets data to be measured: the only place. Logits out, float32 arrays on the CPU.
+
+May import torch; knows nothing of metrics, runs and configurations.
+"""
+
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Precision = Literal["float32", "bf16", "fp16"]
+Batches = Iterable[tuple[Tensor, Tensor]]
+Logits = np.ndarray
+Key = TypeVar("Key", bound=Hashable)
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """The context in which a forward pass has this precision.
+
+    >>> with computing("bf16", torch.device("cpu")):
+    ...     nn.Linear(2, 1)(torch.ones(1, 2)).dtype
+    torch.bfloat16
+    """
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, _DTYPES[precision])
+
+
+def predict(model: nn.Module, batches: Batches, *, precision: Precision = "float32") -> Logits:
+    """The logits of a model in eval mode for every image, in the order of the batches.
+
+    >>> predict(nn.Linear(2, 3), [(torch.zeros(4, 2), torch.zeros(4))]).shape
+    (4, 3)
+    """
+    return predict_each(model, {"live": None}, batches, precision=precision)["live"]
+
+
+def predict_each(
+    model: nn.Module,
+    weights: Mapping[Key, Mapping[str, Tensor] | None],
+    batches: Batches,
+    *,
+    precision: Precision = "float32",
+) -> dict[Key, Logits]:
+    """The logits of several sets of weights in one pass: each batch is prepared once and seen by all of them.
+
+    A set is a mapping from the model's own names to tensors (`EMABank.functional` gives one), or None for the weights
+    the model has. The model is left as it was, its mode included, and so are the global random numbers.
+
+    >>> model = nn.Linear(2, 3)
+    >>> sets = {"live": None, "zero": {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}}
+    >>> predict_each(model, sets, [(torch.ones(4, 2), torch.zeros(4))])["zero"].sum()
+    np.float32(0.0)
+    """
+    found: dict[Key, list[Tensor]] = {name: [] for name in weights}
+    # A loader may draw from the global generator as soon as it is iterated.
+    with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for inputs, _ in batches:
+            with computing(precision, inputs.device):
+                for name, tensors in weights.items():
+                    output = model(inputs) if tensors is None else functional_call(model, dict(tensors), (inputs,))
+                    found[name].append(output.float().cpu())
+    if not all(found.values()):
+        raise ValueError("there are no images to predict; give at least one batch")
+    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+
+
+def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tensor:
+    """What the model's last layer sees, `[samples, width]` in float32, in the order of the batches.
+
+    The model is in eval mode meanwhile, and afterwards in the modes it was in; gradients are off, and the global random
+    numbers stay where they were. Batches should come without augmentation and in a fixed order: only their inputs are
+    used, and the caller keeps the labels.
+
+    >>> class Model(nn.Module):
+    ...     def features(self, x):
+    ...         return x.flatten(1)
+    >>> features_of(Model(), [(torch.zeros(2, 1, 8, 8), None), (torch.zeros(1, 1, 8, 8), None)]).shape
+    torch.Size([3, 64])
+    """
+    features: Callable[[Tensor], Tensor] | None = getattr(model, "features", None)
+    if not callable(features):
+        raise ValueError(f"{type(model).__name__} has no features(x); give it a method that returns [n, width]")
+    device = next((parameter.device for parameter in model.parameters()), None)
+    with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        found = [features(inputs.to(device)).float() for inputs, _ in batches]
+    if not found:
+        raise ValueError("there are no batches to compute features of; give at least one")
+    if found[0].ndim != 2:
+        raise ValueError(
+            f"the features of {type(model).__name__} have the shape {tuple(found[0].shape)}; "
+            "its features(x) must return [n, width], what the last layer sees"
+        )
+    return torch.cat(found)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Generator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:  # one by one: a part may have been frozen on its own
+            module.training = mode

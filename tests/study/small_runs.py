@@ -1,0 +1,226 @@
+"""Runs of a few seconds on digits with wrong labels, and the plain loops that say what must come out of them."""
+
+import json
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from emabank.study import checkpoints
+from emabank.study.carry_out import network_of
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Recipe,
+    RunConfig,
+    TrainingConfig,
+)
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import Dataset, Images, fingerprint
+from emabank.study.data.loader import Loader
+from emabank.study.data.splits import Parts
+from emabank.study.datasets import load_parts
+from emabank.study.folders import RunFolder
+from emabank.study.schedules import Schedule
+from emabank.study.train import EVALUATION_BATCH, Training
+
+CPU = torch.device("cpu")
+NAMES = ("ema-5%", "ema-20%", "ema-60%")
+MakeModel = Callable[[], nn.Module]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Generator[None]:
+    """Results are compared bit for bit, so the number of threads is fixed. Test files import this to use it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def digits() -> tuple[Dataset, str]:
+    """The data set, read once, and its fingerprint."""
+    dataset = digits_dataset()
+    return dataset, fingerprint(dataset)
+
+
+def config(
+    *,
+    data: dict[str, Any] | None = None,
+    training: dict[str, Any] | None = None,
+    averages: dict[str, Any] | None = None,
+    measuring: dict[str, Any] | None = None,
+    hardware: dict[str, Any] | None = None,
+    **run: Any,
+) -> RunConfig:
+    """160 training images, 40 to choose on, 50 to test on; 5 steps an epoch, 4 epochs."""
+    recipe = Recipe(
+        data=DataConfig(**{"noise": 0.4, "subset": 200, "test_subset": 50, "crop": 1, "flip": True, **(data or {})}),
+        training=TrainingConfig(**{"width": 4, "epochs": 4, "batch": 32, "warmup_epochs": 0.4, **(training or {})}),
+        averages=AveragesConfig(**{"half_lives": (5.0, 20.0, 60.0), **(averages or {})}),
+        measuring=MeasuringConfig(**(measuring or {})),
+        hardware=HardwareConfig(**{"device": "cpu", **(hardware or {})}),
+    )
+    return RunConfig(recipe=recipe, **{"rate": 0.4, "seed": 0, "trained_on": "80%", "fingerprint": digits()[1], **run})
+
+
+def parts_of(config: RunConfig) -> Parts:
+    return load_parts(config.recipe.data, digits()[0], config.trained_on)
+
+
+def with_garbage_for_test(parts: Parts) -> Parts:
+    """The same parts, but for test images of noise with labels drawn at random."""
+    generator = torch.Generator().manual_seed(7)
+    images = torch.randint(0, 256, parts.test.images.shape, generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 10, (len(images),), generator=generator)
+    return replace(parts, test=Images(images, labels, labels))
+
+
+def training_of(config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None) -> Training:
+    """A training that has not begun."""
+    make_model = make_model or network_of(config, digits()[0])
+    return Training(config, parts or parts_of(config), make_model, device=CPU)
+
+
+def trained(config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None) -> Training:
+    """A training that is over; torch's random numbers go on as if it had not been."""
+    with torch.random.fork_rng():
+        training = training_of(config, parts=parts, make_model=make_model)
+        training.run()
+    return training
+
+
+def weights_of_each_epoch(config: RunConfig) -> tuple[Training, dict[tuple[str, int], dict[str, Tensor]]]:
+    """The run once more, with a copy of all weights at the end of each epoch, by name and epoch."""
+    found: dict[tuple[str, int], dict[str, Tensor]] = {}
+
+    def observe(training: Training) -> None:
+        banks = [training.bank, *([] if training.swa is None else [training.swa])]
+        names = ["live", *(name for bank in banks for name in bank.names)]
+        for name in names:
+            bank = banks[-1] if name == "swa" else banks[0]
+            found[name, training.epoch] = bank.weights(name)
+
+    with torch.random.fork_rng():
+        training = training_of(config)
+        training.run(observe=observe)
+    return training, found
+
+
+def plain_training(
+    config: RunConfig,
+    *,
+    at_start: Callable[[nn.Module], None] = lambda model: None,
+    after_step: Callable[[nn.Module], None] = lambda model: None,
+    after_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
+) -> nn.Module:
+    """The training as one would write it without this package: no bank, nothing measured."""
+    training, parts = config.recipe.training, parts_of(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        model = network_of(config, digits()[0])()
+        crop, flip = config.recipe.data.crop or 0, bool(config.recipe.data.flip)
+        loader = Loader(
+            parts.train, size=training.batch, normalisation=parts.normalisation, crop=crop, flip=flip, seed=config.seed
+        )
+        schedule = Schedule(
+            "cosine", peak=config.rate, epochs=training.epochs, steps_per_epoch=len(loader), warmup_epochs=0.4,
+            constant_from=config.constant_from,
+        )  # fmt: skip
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=config.rate, momentum=0.9, nesterov=True, weight_decay=training.weight_decay or 0
+        )
+        step = 0
+        at_start(model)
+        for epoch in range(1, training.epochs + 1):
+            for inputs, labels in loader:
+                optimizer.param_groups[0]["lr"] = schedule.rate(step)
+                F.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                step += 1
+                after_step(model)
+            after_epoch(model, epoch)
+    return model
+
+
+def network_with(config: RunConfig, tensors: dict[str, Tensor]) -> nn.Module:
+    """A new network in eval mode that has these weights."""
+    model = network_of(config, digits()[0])()
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def inputs_of(part: Images, parts: Parts) -> Tensor:
+    """All images of a part as a network sees them."""
+    return (part.images.float() - parts.normalisation.mean[0]) / parts.normalisation.std[0]
+
+
+def logits_of(model: nn.Module, part: Images, parts: Parts) -> Tensor:
+    """What a network says to all images of a part, in batches as large as those for measuring."""
+    with torch.no_grad():
+        return torch.cat([model(inputs) for inputs in inputs_of(part, parts).split(EVALUATION_BATCH)])
+
+
+def recalibrated(model: nn.Module, parts: Parts) -> nn.Module:
+    """The network with the statistics of all that its batch-norm layers see of the training images, in float64."""
+    seen: dict[nn.BatchNorm2d, list[Tensor]] = {}
+    handles = [
+        layer.register_forward_pre_hook(lambda layer, given: seen.setdefault(layer, []).append(given[0].double()))
+        for layer in model.modules()
+        if isinstance(layer, nn.BatchNorm2d)
+    ]
+    logits_of(model.train(), parts.train, parts)
+    for handle in handles:
+        handle.remove()
+    for layer, inputs in seen.items():
+        variance, mean = torch.var_mean(torch.cat(inputs), dim=(0, 2, 3), correction=1)
+        layer.running_mean, layer.running_var = mean.float(), variance.float()
+    return model.eval()
+
+
+class Drawer:
+    """Keeps the checkpoints and forks of a training as files, as a run's folder does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.saved = folder, 0
+
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
+        checkpoints.write(self.folder / "checkpoint.pt", state)
+        self.saved += 1
+
+    def load_checkpoint(self) -> dict[str, Any]:
+        return checkpoints.read(self.folder / "checkpoint.pt")
+
+    def save_fork(self, epoch: int, state: dict[str, Any]) -> None:
+        checkpoints.write(self.folder / f"epoch-{epoch}.pt", state)
+
+    def load_fork(self, epoch: int) -> dict[str, Any]:
+        return checkpoints.read(self.folder / f"epoch-{epoch}.pt")
+
+
+# What must be the same whenever and however often a run was interrupted; times and machines are in the other files.
+LEFT = ("config.json", "history.json", "rows.jsonl", "test_curves.jsonl", "snapshots", "predictions", "forks")
+
+
+def left(folder: RunFolder) -> dict[Any, Any]:
+    """The bytes of every file that a run leaves, but for those that tell the time."""
+    paths = [path for name in LEFT for path in (folder.path / name, *(folder.path / name).glob("*"))]
+    found: dict[Any, Any] = {}
+    for path in paths:
+        if path.is_file():
+            content = path.read_bytes()
+            if path.suffix == ".safetensors":  # in its header the metadata comes in any order
+                size = 8 + int.from_bytes(content[:8], "little")
+                found[path.name, "header"], content = json.loads(content[8:size]), content[size:]
+            found[path.relative_to(folder.path).as_posix()] = content
+    return found

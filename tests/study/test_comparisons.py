@@ -1,0 +1,268 @@
+"""What is measured of several runs at once, on made-up runs, against loops written from the definitions."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+from scipy.special import logsumexp
+
+from emabank.study.comparisons import Column, Stage, pairs, tables, with_tuned_temperatures
+from emabank.study.config import Keep
+from emabank.study.folders import RunFolder
+from emabank.study.rows import Row
+from emabank.study.runs import open_run
+
+SAMPLES, CLASSES = 60, 4
+LABELS = np.random.default_rng(0).integers(0, CLASSES, SAMPLES)
+BEST = Keep(weights="live", epoch=2, batchnorm="own", selected_by="accuracy")
+LAST = Keep(weights="live", epoch=9, batchnorm="own", selected_by="last")
+
+
+def average(name: str, selected_by: Any = "accuracy", *, epoch: int = 5, batchnorm: Any = "averaged") -> Keep:
+    return Keep(weights=name, epoch=epoch, batchnorm=batchnorm, selected_by=selected_by)
+
+
+def logits_of(seed: int, keep: Keep, split: str) -> np.ndarray:
+    """Other logits for each run, each of its kept weights and each split."""
+    place = [seed, *map(ord, f"{keep.name} {split}")]
+    return np.random.default_rng(place).normal(size=(SAMPLES, CLASSES)).astype(np.float32)
+
+
+def number_of(seed: int, keep: Keep, split: str, metric: str) -> float:
+    return float(np.random.default_rng([seed, *map(ord, f"{keep.name} {split} {metric}")]).random())
+
+
+def made(
+    root: Path,
+    seed: int,
+    *kept: Keep,
+    trained_on: Any = "80%",
+    metrics: Mapping[str, tuple[str, ...]] | None = None,
+    replaced: Mapping[tuple[str, str], np.ndarray] | None = None,
+    numbers: Mapping[tuple[str, str], float | None] | None = None,
+) -> RunFolder:
+    """A finished run that kept these weights; rows of single epochs, which belong to no column, are all 99."""
+    metrics = metrics or {"accuracy": ("val", "test"), "loss": ("val", "test"), "ece": ("val", "test")}
+    with open_run(root, {"seed": seed, "trained_on": trained_on}, threads=1) as run:
+        rows: list[Row] = []
+        for keep in kept:
+            parts = {split: logits_of(seed, keep, split) for split in ("val", "test")}
+            parts |= {split: each for (name, split), each in (replaced or {}).items() if name == keep.name}
+            run.save_predictions(keep.name, {split: (logits, LABELS) for split, logits in parts.items()})
+            for metric, splits in metrics.items():
+                for split in splits:
+                    like = {"run": run.id, "dataset": "d", "network": "n", "trained_on": trained_on, "seed": seed,
+                            "weights": keep.weights, "batchnorm": keep.batchnorm, "split": split, "metric": metric,
+                            "other": None, "epoch": keep.epoch}  # fmt: skip
+                    value = (numbers or {}).get((keep.name, metric), number_of(seed, keep, split, metric))
+                    rows.append(Row(**like, selected_by=None, value=99.0))
+                    rows.append(Row(**like, selected_by=keep.selected_by, value=value))
+                    rows.append(Row(**like, selected_by=None, value=99.0))
+        run.write_rows(rows)
+        run.mark_done({})
+    return RunFolder(run.path)
+
+
+def weights_of(what: Row | Keep) -> tuple[str, str, str | None]:
+    return what.weights, what.batchnorm, what.selected_by
+
+
+def churn_by_a_loop(one: np.ndarray, other: np.ndarray) -> float:
+    return sum(list(a).index(max(a)) != list(b).index(max(b)) for a, b in zip(one, other, strict=True)) / len(one)
+
+
+def js_by_scipy(one: np.ndarray, other: np.ndarray) -> float:
+    def probabilities(logits: np.ndarray) -> np.ndarray:
+        return np.exp(logits.astype(float) - logsumexp(logits.astype(float), axis=1, keepdims=True))
+
+    return float(np.mean(jensenshannon(probabilities(one), probabilities(other), axis=1) ** 2))
+
+
+def ece_by_a_loop(logits: np.ndarray, temperature: float, bins: int = 5) -> float:
+    """Equal-mass bins; with 60 samples there are five of them."""
+    scaled = logits.astype(float) / temperature
+    probabilities = np.exp(scaled - logsumexp(scaled, axis=1, keepdims=True))
+    order = sorted(range(len(logits)), key=lambda i: probabilities[i].max())
+    total = 0.0
+    for members in np.array_split(order, bins):
+        right = np.mean([probabilities[i].argmax() == LABELS[i] for i in members])
+        total += len(members) * abs(right - np.mean([probabilities[i].max() for i in members]))
+    return total / len(logits)
+
+
+# Pairs of seeds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_path: Path, split: str):
+    """The seeds chose different averages, and both criteria the same one at the same epoch."""
+    chosen = [average(name) for name in ("ema-1%", "ema-2%", "ema-1%")]
+    lowest = [average(name, "loss") for name in ("ema-1%", "ema-2%", "ema-1%")]
+    slowest = average("ema-2%", batchnorm="recomputed")
+    keeps = [(BEST, one, other, slowest) for one, other in zip(chosen, lowest, strict=True)]
+    runs = [made(tmp_path, seed, *kept) for seed, kept in enumerate(keeps)]
+    columns = [
+        Column(title, tuple(kept[place].name for kept in keeps)) for place, title in enumerate(["SGD", "A", "L", "S"])
+    ]
+    stage = Stage("80%", split, runs, columns)
+    rows = pairs(stage)
+    assert len(rows) == len(set(rows)) == 4 * 3 * 2
+    made_tables = {table["column"]: table for table in tables([stage], rows)}
+    for place, column in enumerate(columns):
+        expected: dict[str, list[float]] = {"churn": [], "js": []}
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            one, other = (logits_of(seed, keeps[seed][place], split) for seed in (i, j))
+            keep = keeps[i][place]
+            for metric, value in (("churn", churn_by_a_loop(one, other)), ("js", js_by_scipy(one, other))):
+                mine = [row for row in rows if (row.run, row.other, row.metric) == (runs[i].id, runs[j].id, metric)]
+                [row] = [row for row in mine if weights_of(row) == weights_of(keep)]
+                assert row.value == pytest.approx(value, abs=1e-6)
+                assert (row.split, row.epoch, row.seed, row.trained_on) == (split, keep.epoch, i, "80%")
+                expected[metric].append(value)
+        for metric, values in expected.items():
+            assert made_tables[column.title]["values"][metric] == pytest.approx(values, abs=1e-6)
+            assert made_tables[column.title]["std"][metric] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
+
+
+@pytest.mark.parametrize("chose_slowest", [(True, False, True), (False, True, False), (True, True, False), (True,) * 3])
+def test_two_columns_with_the_same_weights_in_some_seeds_do_not_mix(tmp_path: Path, chose_slowest: tuple[bool, ...]):
+    """Without batch norm, a seed that chose the slowest average has one set of weights in both columns."""
+    slow, fast = average("ema-9%"), average("ema-1%")
+    chosen = [slow if is_slowest else fast for is_slowest in chose_slowest]
+    runs = [made(tmp_path, seed, *{keep.name: keep for keep in (chosen[seed], slow)}.values()) for seed in range(3)]
+    columns = [Column("EMA", tuple(keep.name for keep in chosen)), Column("slowest", (slow.name,) * 3)]
+    stage = Stage("80%", "test", runs, columns)
+    rows = pairs(stage)
+    keys = {(row.run, row.weights, row.batchnorm, row.selected_by, row.metric, row.other) for row in rows}
+    assert len(keys) == len(rows), "a key says which number it is"
+    found = tables([stage], rows)
+    for table, kept in zip(found, (chosen, [slow] * 3), strict=True):
+        logits = [logits_of(seed, kept[seed], "test") for seed in range(3)]
+        churns = [churn_by_a_loop(logits[i], logits[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
+        assert table["values"]["churn"] == pytest.approx(churns)
+        assert table["values"]["accuracy"] == [number_of(s, kept[s], "test", "accuracy") for s in range(3)]
+        assert table["weights"] == [keep.weights for keep in kept]
+
+
+def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_path: Path):
+    bad = np.full((SAMPLES, CLASSES), np.nan, dtype=np.float32)
+    runs = [made(tmp_path, seed, BEST, replaced={(BEST.name, "test"): bad} if seed == 1 else {}) for seed in range(3)]
+    stage = Stage("80%", "test", runs, [Column("SGD", (BEST.name,) * 3)])
+    rows = pairs(stage)
+    assert [row.value is None for row in rows if row.metric == "churn"] == [True, False, True]
+    [table] = tables([stage], rows)
+    assert [value is None for value in table["values"]["js"]] == [True, False, True]
+    assert "js" not in table["mean"] and "js" not in table["std"], "a mean of fewer seeds would look like one of all"
+
+
+def test_one_seed_has_no_pairs(tmp_path: Path):
+    stage = Stage("80%", "val", [made(tmp_path, 0, BEST)], [Column("SGD", (BEST.name,))])
+    assert pairs(stage) == []
+    [table] = tables([stage], [])
+    assert set(table["values"]) == {"accuracy", "loss", "ece"}
+    assert table["std"] == {}
+
+
+# Temperatures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_refit_is_scaled_by_the_temperature_of_its_likes_in_tuning(tmp_path: Path):
+    kept = (BEST, LAST, average("ema-1%"), average("ema-1%", "loss"), average("ema-9%", batchnorm="recomputed"))
+    temperatures = {(keep.name, "temperature"): 0.5 + place for place, keep in enumerate(kept)}
+    tuned = [
+        made(tmp_path, seed, *kept, metrics={"temperature": ("val",), "accuracy": ("val", "test")},
+             numbers={key: value + 10 * seed for key, value in temperatures.items()})
+        for seed in range(2)
+    ]  # fmt: skip
+    swa = Keep(weights="swa", epoch=9, batchnorm="recomputed", selected_by="last")
+    refitted = [made(tmp_path, seed, *kept, swa, trained_on="100%") for seed in range(2)]
+    rows = with_tuned_temperatures(tuned, refitted)
+    assert len(rows) == 2 * len(kept) * 3, "what was not tuned has no temperature"
+    for seed, run in enumerate(refitted):
+        for keep in kept:
+            mine = {row.metric: row for row in rows if row.run == run.id and weights_of(row) == weights_of(keep)}
+            temperature = temperatures[keep.name, "temperature"] + 10 * seed
+            logits = logits_of(seed, keep, "test")
+            scaled = logits.astype(float) / temperature
+            losses = logsumexp(scaled, axis=1) - scaled[np.arange(SAMPLES), LABELS]
+            assert mine["temperature"].value == temperature
+            assert mine["ece_ts"].value == pytest.approx(ece_by_a_loop(logits, temperature))
+            assert mine["loss_ts"].value == pytest.approx(losses.mean())
+            assert {(row.split, row.epoch, row.seed, row.trained_on, row.other) for row in mine.values()} == {
+                ("test", keep.epoch, seed, "100%", None)
+            }
+    [table] = tables([Stage("100%", "test", refitted, [Column("SGD", (LAST.name,) * 2)])], rows)
+    assert table["values"]["ece_ts"] == pytest.approx(
+        [ece_by_a_loop(logits_of(seed, LAST, "test"), temperatures[LAST.name, "temperature"] + 10 * seed)
+         for seed in range(2)]
+    )  # fmt: skip
+
+
+def test_without_a_temperature_or_finite_logits_there_is_nothing_to_scale(tmp_path: Path):
+    bad = np.full((SAMPLES, CLASSES), math.inf, dtype=np.float32)
+    metrics = {"temperature": ("val",), "accuracy": ("val", "test")}
+    tuned = made(tmp_path, 0, BEST, LAST, metrics=metrics, numbers={(LAST.name, "temperature"): None})
+    refit = made(tmp_path, 0, BEST, LAST, trained_on="100%", replaced={(BEST.name, "test"): bad})
+    assert with_tuned_temperatures([tuned], [refit]) == []
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_a_table_are_those_of_its_runs_split_and_column_in_the_order_of_the_seeds(tmp_path: Path):
+    kept = (
+        BEST,
+        LAST,
+        average("ema-1%"),
+        average("ema-1%", "loss", epoch=7),
+        average("ema-1%", batchnorm="recomputed"),
+    )
+    metrics = {
+        "accuracy": ("train", "val", "test"),
+        "ece_if_calibrated": ("train", "val", "test"),
+        "memorised": ("train",),
+        "transfer:cifar100": ("test",),
+        "loss_ts": ("test",),
+    }
+    runs = [made(tmp_path, seed, *kept, metrics=metrics) for seed in range(4)]
+    columns = [Column(keep.name, (keep.name,) * 4) for keep in kept]
+    stages = [Stage("80%", split, runs, columns) for split in ("val", "test")]
+    found = tables(stages, [])
+    assert [(table["split"], table["column"]) for table in found] == [
+        (split, keep.name) for split in ("val", "test") for keep in kept
+    ]
+    for table, keep in zip(found, kept * 2, strict=True):
+        split = table["split"]
+        places = {"accuracy": split, "ece_if_calibrated": split, "memorised": "train"}
+        places |= {"transfer:cifar100": "test"} if split == "test" else {}
+        assert set(table["values"]) == set(places), "what the method has no line for is in the rows alone"
+        for metric, measured_on in places.items():
+            values = [number_of(seed, keep, measured_on, metric) for seed in range(4)]
+            assert table["values"][metric] == values
+            assert table["mean"][metric] == pytest.approx(np.mean(values))
+            assert table["std"][metric] == pytest.approx(np.std(values, ddof=1))
+        assert table["epochs"] == [keep.epoch] * 4
+        assert table["weights"] == [keep.weights] * 4
+        assert table["trained_on"] == "80%"
+
+
+def test_a_number_that_is_not_defined_keeps_its_place(tmp_path: Path):
+    runs = [made(tmp_path, seed, BEST, numbers={(BEST.name, "loss"): None} if seed == 1 else {}) for seed in range(3)]
+    [table] = tables([Stage("80%", "val", runs, [Column("SGD", (BEST.name,) * 3)])], [])
+    first, second, third = table["values"]["loss"]
+    assert second is None
+    assert (first, third) == tuple(number_of(seed, BEST, "val", "loss") for seed in (0, 2))
+    assert set(table["mean"]) == {"accuracy", "ece"}
+
+
+def test_a_run_without_the_rows_is_named_with_what_to_do(tmp_path: Path):
+    run = made(tmp_path, 0, BEST)
+    stage = Stage("80%", "val", [run], [Column("SGD", (LAST.name,))])
+    with pytest.raises(
+        ValueError, match=f"run {run.id} has no row for the accuracy of live-last on val; remove its fo"
+    ):
+        tables([stage], [])

@@ -1,0 +1,287 @@
+"""The command `emabank protocol` as people use it: real processes, killed, interrupted and started again."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from processes import SOURCE, is_alive, wait_until
+from rich.console import Console
+
+from emabank.cli import main
+from emabank.study import launch
+from emabank.study.carry_out import Job, carry_out
+from emabank.study.config import DataConfig, HardwareConfig, Place, ProtocolConfig, TrainingConfig
+from emabank.study.datasets import load_dataset
+from emabank.study.executors import Outcome, Task
+from emabank.study.folders import RunFolder
+from emabank.study.launch import launch_protocol, locally, show_plan, task_of, title
+from emabank.study.plain import read_toml
+from emabank.study.protocol import carry_out_protocol, resolved, tuning_jobs
+
+CONFIG = ProtocolConfig(
+    data=DataConfig(subset=200, test_subset=100),
+    training=TrainingConfig(width=4, epochs=2),
+    hardware=HardwareConfig(device="cpu"),
+    rates=(0.1,),
+    seeds=2,
+    swa=False,
+)
+WORDS = ["--subset", "200", "--test-subset", "100", "--width", "4", "--epochs", "2", "--device", "cpu"]
+WORDS += ["--rates", "0.1", "--seeds", "2", "--no-swa"]
+
+
+class Command:
+    """`emabank protocol` in a process of its own, whose lines are read as they come."""
+
+    def __init__(self, runs: Path) -> None:
+        self.errors = runs.parent / "errors.txt"
+        with open(self.errors, "w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "emabank", "protocol", *WORDS, "--runs", str(runs), "--jobs", "2"],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"},
+            )
+        self.said: list[str] = []
+        self.workers: set[int] = set()
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # its workers notice
+        self.process.communicate()
+
+    def until(self, words: str) -> None:
+        """Read on until a line has these words; workers that are seen on the way are remembered."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip("\n"))
+            self.workers |= self.children()
+            if words in line:
+                return
+        raise AssertionError(f"{words!r} was not said, but: {self.said} {self.errors.read_text()}")
+
+    def end(self) -> int:
+        """Read the rest and give the exit code; no worker may be left."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip("\n"))
+            self.workers |= self.children()
+        code = self.process.wait(timeout=120)
+        wait_until(lambda: not any(is_alive(worker) for worker in self.workers))
+        return code
+
+    def children(self) -> set[int]:
+        pid = self.process.pid
+        try:
+            return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+        except (FileNotFoundError, ProcessLookupError):
+            return set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at processes through /proc")
+def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened(tmp_path: Path):
+    runs = tmp_path / "runs"
+
+    with Command(runs) as first:  # a worker is killed, as by the system for want of memory
+        first.until("started: tune, rate 0.1, seed 0")
+        wait_until(lambda: bool(first.children()))
+        os.kill(min(first.children()), signal.SIGKILL)
+        assert first.end() == 1
+    assert any(line.startswith("done in") and "seed 1" in line for line in first.said), "the other is finished"
+    report = first.said[first.said.index("1 of 2 runs failed:") :]
+    assert report[1] == "- tune, rate 0.1, seed 0: killed by SIGKILL, for want of memory perhaps"
+    log = report[-1].removeprefix("  log: ")
+    assert first.errors.read_text() == (
+        f"emabank: 1 of 2 runs failed: tune, rate 0.1, seed 0; see {log}, then start it again\n"
+    )
+    assert Path(log).exists() and Path(log).is_relative_to(runs)
+
+    with Command(runs) as second:  # Ctrl-C, when the refits have begun
+        second.until("started: refit, rate 0.1, seed 1")
+        second.process.send_signal(signal.SIGINT)
+        assert second.end() == 130
+    assert [line for line in second.said if "already done" in line] == ["already done: tune, rate 0.1, seed 1 [1 of 2]"]
+    assert second.workers
+    assert second.errors.read_text() == "emabank: interrupted; the same command goes on from where it was\n"
+    assert not list(runs.glob("protocol-*"))
+
+    with Command(runs) as third:
+        assert third.end() == 0
+    assert third.errors.read_text() == ""
+    said = "\n".join(third.said)
+    assert said.count("started: ") == said.count("started: refit, rate 0.1, seed ") == 2
+    assert "Trained on 100% with what validation chose, measured on test; learning rate by seed: 0.1, 0.1" in said
+    assert "…" not in said
+    [summary] = runs.glob("protocol-*/summary.json")
+    assert third.said[-1] == f"Rows and tables: {summary.parent}, and each run's folder beside it"
+
+    undisturbed = in_this_process(tmp_path / "undisturbed")
+    assert summary.read_bytes() == (undisturbed / "summary.json").read_bytes()
+    assert (summary.parent / "rows.jsonl").read_bytes() == (undisturbed / "rows.jsonl").read_bytes()
+    assert summary.parent.name == undisturbed.name
+
+    ended = {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")}
+    assert len(ended) == 4
+    with Command(runs) as fourth:
+        assert fourth.end() == 0
+    assert not fourth.workers
+    assert "started: " not in "\n".join(fourth.said)
+    assert {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")} == ended
+    assert fourth.said[-1] == third.said[-1]
+
+
+def in_this_process(runs: Path) -> Path:
+    """The folder of the same protocol, carried out without a command, workers or interruptions."""
+    config, place = resolved(CONFIG), Place(runs=runs)
+    dataset = load_dataset(config.data, place.data)
+    return carry_out_protocol(
+        config, place, dataset, lambda jobs: [carry_out(job, place, dataset) for job in jobs]
+    ).folder
+
+
+# In this process -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_trains_nothing_and_what_it_prints_gives_the_same_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    half_lives = tuple(0.1 + i / 7 for i in range(12))
+    arguments = [*WORDS, "--half-lives", *map(str, half_lives), "--runs", str(tmp_path / "runs")]
+    assert main(["protocol", *arguments, "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+    assert [line.partition(":")[0] for line in text.splitlines() if line.startswith("#")][:2] == [
+        "# tune, rate 0.1, seed 0",
+        "# tune, rate 0.1, seed 1",
+    ]
+    assert text.count("waiting") == 2
+    assert "# then 2 refits, with what these choose" in text
+    [line] = [line for line in text.splitlines() if line.startswith("half_lives")]
+    assert len(line) > 100 and line.endswith("]"), "no line is broken, however narrow the terminal"
+    (tmp_path / "plan.toml").write_text(text)
+    read = read_toml(tmp_path / "plan.toml", ProtocolConfig)
+    assert read == resolved(replace(CONFIG, averages=replace(CONFIG.averages, half_lives=half_lives)))
+    again = ["protocol", "--config", str(tmp_path / "plan.toml"), "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert main(again) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_a_plan_says_which_runs_are_done(tmp_path: Path):
+    place = Place(runs=tmp_path)
+    config = resolved(replace(CONFIG, training=TrainingConfig(width=4, epochs=3), swa=True))
+    dataset = load_dataset(config.data, place.data)
+    jobs = tuning_jobs(config, data=launch.fingerprint(dataset))
+    carry_out(jobs[1], place, dataset)
+    console = Console(file=io.StringIO(), width=80)
+    show_plan(config, place, console=console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    states = [line.rpartition(", ")[2] for line in lines if line.startswith("# tune")]
+    assert states == ["waiting", "done"]
+    assert lines[-1] == "# then 2 refits and 2 runs with SWA, with what these choose"
+
+
+class Pretending:
+    """An executor that finishes nothing and fails nothing; it remembers what it was given."""
+
+    given: ClassVar[list[Any]] = []
+
+    def __init__(self, *, jobs: int) -> None:
+        Pretending.given = [jobs]
+
+    def run_all(self, tasks: list[Task], *, console: Console) -> list[Outcome]:
+        Pretending.given.append(tasks)
+        return [Outcome(task=task, state="done") for task in tasks]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "threads", "device", "cores", "expected"),
+    [(None, 1, "cpu", 8, 8), (None, 3, "cpu", 8, 2), (None, 9, "cpu", 8, 1), (5, 3, "cpu", 8, 5),
+     (None, 1, "cuda", 8, 1), (2, 1, "cuda", 8, 2)],
+)  # fmt: skip
+def test_as_many_runs_at_a_time_as_there_are_cores_for_or_as_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, jobs: Any, threads: int, device: Any, cores: int, expected: int
+):
+    monkeypatch.setattr(launch, "LocalExecutor", Pretending)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    config = replace(CONFIG, hardware=HardwareConfig(device=device, threads=threads))
+    locally(config, Place(jobs=jobs), Console(file=io.StringIO()))
+    assert Pretending.given == [expected]
+
+
+def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(launch, "LocalExecutor", Pretending)
+    monkeypatch.chdir(tmp_path)
+    config = resolved(replace(CONFIG, hardware=HardwareConfig(device="cpu", threads=3)))
+    jobs = tuning_jobs(config, data="abc")
+    folders = locally(config, Place(runs=Path("runs"), data=Path("data")), Console(file=io.StringIO()))(jobs)
+    _, tasks = Pretending.given
+    assert [task.title for task in tasks] == ["tune, rate 0.1, seed 0", "tune, rate 0.1, seed 1"]
+    for task, folder in zip(tasks, folders, strict=True):
+        assert task.folder == folder.path and folder.path.is_absolute()
+        assert task.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
+        place = json.loads(task.command[-1])["place"]
+        assert (place["runs"], place["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
+
+
+def test_titles_tell_the_stages_apart():
+    [job, _] = tuning_jobs(resolved(CONFIG), data="")
+    refit = replace(job.config, trained_on="100%")
+    assert title(job.config) == "tune, rate 0.1, seed 0"
+    assert title(refit) == "refit, rate 0.1, seed 0"
+    assert title(replace(refit, constant_from=1, swa=True)) == "SWA, rate 0.1, seed 0"
+    assert task_of(Job(refit), Place()).title == title(refit)
+
+
+def test_data_that_is_not_there_is_one_sentence_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["--dataset", "cifar10", "--data", str(tmp_path / "data"), "--runs", str(tmp_path / "runs")]
+    assert main(["protocol", *words]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("emabank: ") and said.err.count("\n") == 1
+    assert str(tmp_path / "data") in said.err
+    assert said.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_network_too_deep_for_the_images_is_one_sentence_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["protocol", "--network", "vgg16", "--no-swa", "--runs", str(tmp_path / "runs")]) == 1
+    assert "of digits: images are 8 x 8 pixels; this VGG halves them 5 times" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_told_of_a_finished_protocol(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The same numbers that summary.json holds, in tables that fit, and the choices on the way."""
+
+    def here(config: ProtocolConfig, place: Place, console: Console) -> Any:
+        def all_of(jobs: list[Job]) -> list[RunFolder]:
+            return [carry_out(job, place) for job in jobs]
+
+        return all_of
+
+    monkeypatch.setattr(launch, "locally", here)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    config = replace(CONFIG, seeds=1, training=TrainingConfig(width=4, epochs=1))
+    done = launch_protocol(config, Place(runs=tmp_path), console=console)
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "tuning: 1 runs on 80% of the training images" in said
+    assert f"seed 0 chose rate 0.1; {done.choices[0].averages['accuracy'][0]} at epoch 1 (accuracy)" in said
+    assert "…" not in said
+    for table in done.summary["tables"]:
+        assert f"{100 * table['mean']['accuracy']:.1f}" in said

@@ -1,0 +1,513 @@
+"""The protocol: what it chooses and by what, what it keeps, that it trains nothing twice, and the rows it leaves."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from emabank.study import load_results
+from emabank.study.carry_out import Job, carry_out, folder_of
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Place,
+    ProtocolConfig,
+    TrainingConfig,
+)
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import Dataset, fingerprint, make_images
+from emabank.study.folders import RunFolder
+from emabank.study.protocol import (
+    Choice,
+    Protocol,
+    carry_out_protocol,
+    check_model,
+    choose,
+    refit_job,
+    swa_job,
+    tuning_jobs,
+)
+from emabank.study.train import Interrupted
+from emabank.study.transfer import linear_evaluation
+
+DIGITS = digits_dataset()
+KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
+
+
+class Net(nn.Module):
+    """Small, with batch norm, and with features that a linear head can use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(4 * 36, 10)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+def without_batchnorm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def small_digits(*, garbage: bool = False) -> Dataset:
+    """160 digits to train on and 60 to test on, or nonsense to test on."""
+    test = make_images(DIGITS.test.images[:60], DIGITS.test.labels[:60])
+    if garbage:
+        generator = torch.Generator().manual_seed(1)
+        pixels = torch.randint(0, 17, test.images.shape, generator=generator, dtype=torch.uint8)
+        test = make_images(pixels, torch.randint(0, 10, (60,), generator=generator))
+    return Dataset("small", 10, make_images(DIGITS.train.images[:160], DIGITS.train.labels[:160]), test)
+
+
+def protocol(**given: Any) -> ProtocolConfig:
+    """A protocol of a few seconds."""
+    small: dict[str, Any] = {
+        "data": DataConfig(dataset="own"),
+        "training": TrainingConfig(network="own", epochs=4, batch=40),
+        "hardware": HardwareConfig(device="cpu"),
+        "rates": (0.05, 0.2),
+        "seeds": 2,
+    }
+    return ProtocolConfig(**{**small, **given}).completed()
+
+
+class Here:
+    """Carries out runs in this process, remembers which it trained, and can be told to break down on its way."""
+
+    def __init__(self, runs: Path, *, make_model: Any = Net, garbage: bool = False, last: int = 10**9) -> None:
+        self.place = Place(runs=runs)
+        self.dataset = small_digits(garbage=garbage)
+        self.make_model, self.last = make_model, last
+        self.trained: list[Job] = []
+
+    def __call__(self, jobs: Sequence[Job]) -> list[RunFolder]:
+        return [self.one(job) for job in jobs]
+
+    def one(self, job: Job) -> RunFolder:
+        if not folder_of(job.config, self.place).is_done():
+            self.trained.append(job)
+        steps = iter(range(10**9))
+        breaks_down = len(self.trained) > self.last
+
+        def should_stop() -> bool:
+            return breaks_down and next(steps) == 2
+
+        return carry_out(job, self.place, self.dataset, make_model=self.make_model, should_stop=should_stop)
+
+    def carry_out(self, config: ProtocolConfig) -> Protocol:
+        return carry_out_protocol(config, self.place, self.dataset, self, make_model=self.make_model)
+
+
+EVERYTHING = protocol(
+    data=DataConfig(dataset="own", noise=0.3),
+    measuring=MeasuringConfig(on_train=True, test_curves=True),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Protocol, Here]:
+    """A protocol with everything switched on but transfer, which takes longer than all the rest."""
+    here = Here(tmp_path_factory.mktemp("finished"))
+    return here.carry_out(EVERYTHING), here
+
+
+# The choice ----------------------------------------------------------------------------------------------------------
+
+
+def said(folder: Path, value: float | None, *, diverged: bool = False, epoch: int = 1) -> RunFolder:
+    """A finished tuning run that says no more than how well its live weights did; None: nothing at all."""
+    best = {"average": "ema-1.8%", "epoch": epoch, "value": 0.5}
+    chosen = {} if value is None else {"live": {"epoch": epoch, "value": value}, "accuracy": best, "loss": best}
+    folder.mkdir()
+    done = {"files": {}, "summary": {"diverged": diverged, "chosen": chosen}}
+    (folder / "done.json").write_text(json.dumps(done))
+    return RunFolder(folder)
+
+
+@settings(max_examples=30)
+@given(values=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=6))
+def test_the_rate_with_the_best_live_accuracy_is_chosen_and_of_equals_the_first(
+    tmp_path_factory: pytest.TempPathFactory, values: list[float]
+):
+    folder = tmp_path_factory.mktemp("runs")
+    rates = [0.1 * (i + 1) for i in range(len(values))]
+    runs = [said(folder / str(i), value, epoch=i + 1) for i, value in enumerate(values)]
+    first_best = sorted(range(len(values)), key=lambda i: (-values[i], i))[0]
+    choice = choose(7, rates, runs)
+    assert (choice.seed, choice.rate, choice.run) == (7, rates[first_best], str(first_best))
+    assert choice.live_epoch == first_best + 1
+    assert choice.averages == dict.fromkeys(("accuracy", "loss"), ("ema-1.8%", first_best + 1))
+
+
+def test_runs_that_diverged_are_passed_over(tmp_path: Path):
+    runs = [
+        said(tmp_path / "a", None, diverged=True),
+        said(tmp_path / "b", 0.9, diverged=True),  # it did well, until it did not
+        said(tmp_path / "c", 0.3),
+    ]
+    assert choose(0, (0.1, 0.2, 0.3), runs).rate == 0.3
+
+
+def test_when_all_diverged_one_sentence_says_so(tmp_path: Path):
+    runs = [said(tmp_path / "a", None, diverged=True), said(tmp_path / "b", 0.9, diverged=True)]
+    with pytest.raises(ValueError, match="^with seed 3 the training diverged at every learning rate .0.1, 10.; give l"):
+        choose(3, (0.1, 10), runs)
+
+
+def test_a_rate_that_diverges_is_passed_over_in_a_real_protocol(tmp_path: Path):
+    here = Here(tmp_path, make_model=without_batchnorm)
+    done = here.carry_out(protocol(rates=(1e20, 0.1), seeds=1, swa=False))
+    assert [folder_of(job.config, here.place).summary()["diverged"] for job in here.trained] == [True, False, False]
+    assert done.choices[0].rate == 0.1
+    with pytest.raises(ValueError, match="diverged at every learning rate"):
+        here.carry_out(protocol(rates=(1e20,), seeds=1, swa=False))
+
+
+def test_choosing_reads_nothing_but_what_the_runs_said_of_validation(
+    finished: tuple[Protocol, Here], monkeypatch: pytest.MonkeyPatch
+):
+    done, here = finished
+    runs = [folder_of(job.config, here.place) for job in tuning_jobs(EVERYTHING, data=done.summary["data"])]
+    assert all(run.is_done() for run in runs)
+    read: list[str] = []
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a choice reached for what it must not see")
+
+    for name in ("rows", "load_predictions", "load_snapshot", "predictions", "history", "load_fork"):
+        monkeypatch.setattr(RunFolder, name, refuse)
+    really = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, **given: read.append(self.name) or really(self, **given))
+    assert [choose(seed, EVERYTHING.rates, runs[2 * seed : 2 * seed + 2]) for seed in (0, 1)] == list(done.choices)
+    assert set(read) == {"done.json"}
+
+
+def test_garbage_to_test_on_changes_no_choice(finished: tuple[Protocol, Here], tmp_path: Path):
+    here = Here(tmp_path, garbage=True)
+    jobs = tuning_jobs(replace(EVERYTHING, seeds=1), data=fingerprint(here.dataset))
+    choice = choose(0, EVERYTHING.rates, here(jobs))
+    usual = finished[0].choices[0]
+    assert choice._replace(run="") == usual._replace(run="")
+    assert choice.run != usual.run, "other data is another run"
+
+
+def test_what_a_choice_says_is_what_the_validation_rows_say(finished: tuple[Protocol, Here]):
+    """From the rows, by a search of one's own: nothing is smoothed, and averaged statistics alone count."""
+    done, _ = finished
+    for choice, run in zip(done.choices, done.tuned, strict=True):
+        rows = [row for row in run.rows() if row.selected_by is None and row.split == "val"]
+        for criterion, sign in (("accuracy", -1), ("loss", 1)):
+            candidates = [r for r in rows if r.metric == criterion and r.batchnorm == "averaged"]
+            best = min(candidates, key=lambda row: sign * row.value)  # of equals the first: the earliest epoch
+            assert choice.averages[criterion] == (best.weights, best.epoch)
+        live = [r for r in rows if r.metric == "accuracy" and r.weights == "live"]
+        assert choice.live_epoch == max(live, key=lambda row: row.value).epoch
+
+
+# The runs of each stage ----------------------------------------------------------------------------------------------
+
+CHOICE = Choice(3, 0.2, "run", 2, {"accuracy": ("ema-1.8%", 3), "loss": ("ema-7.1%", 1)})
+
+
+@pytest.mark.parametrize(
+    ("has_batchnorm", "kept"),
+    [
+        (True, ["live-accuracy 2", "ema-1.8%-accuracy 3", "ema-7.1%-recomputed-accuracy 3",
+                "ema-7.1%-loss 1", "ema-7.1%-recomputed-loss 1"]),
+        (False, ["live-accuracy 2", "ema-1.8%-accuracy 3", "ema-7.1%-accuracy 3", "ema-7.1%-loss 1"]),
+    ],
+)  # fmt: skip
+def test_a_refit_keeps_the_columns_of_the_choice_each_once(has_batchnorm: bool, kept: list[str]):
+    config = protocol()
+    tuned = next(job.config for job in tuning_jobs(config, data="abc") if job.config.rate == 0.2)
+    job = refit_job(config, CHOICE, tuned, has_batchnorm=has_batchnorm, target="")
+    assert [f"{each.name} {each.epoch}" for each in job.config.keep] == kept
+    assert replace(job.config, keep=(), trained_on="80%") == tuned, "all else is as it was tuned"
+    assert job.forks == (3,)
+
+
+def test_the_refits_have_the_seed_and_the_rate_that_were_chosen_and_all_images(finished: tuple[Protocol, Here]):
+    done, _ = finished
+    for choice, tuned, refit in zip(done.choices, done.tuned, done.refitted, strict=True):
+        before, after = tuned.config(), refit.config()
+        assert (after["seed"], after["rate"], after["trained_on"]) == (choice.seed, choice.rate, "100%")
+        assert after["recipe"] == before["recipe"]
+        names = {f"{each['weights']} {each['epoch']} {each['selected_by']}" for each in after["keep"]}
+        assert names == {f"live {choice.live_epoch} accuracy"} | {
+            f"{weights} {epoch} {criterion}"
+            for criterion, (average, epoch) in choice.averages.items()
+            for weights in (average, "ema-7.1%")
+        }
+        assert set(refit.snapshots()) == set(tuned.snapshots()), "the same columns, and the last live weights"
+        assert len(refit.load_predictions("live-last")["train"].labels) == 160
+        assert len(tuned.load_predictions("live-last")["train"].labels) == 128
+
+
+def test_swa_keeps_the_rate_that_the_cosine_has_at_three_quarters(finished: tuple[Protocol, Here]):
+    done, _ = finished
+    steps, warmup = 4 * 4, 0.1 * 4  # 160 images in batches of 40; a fortieth of 4 epochs
+    for refit, swa in zip(done.refitted, done.swa, strict=True):
+        peak = refit.config()["rate"]
+        constant = peak * (1 + math.cos(math.pi * (3 * 4 - warmup) / (steps - warmup))) / 2
+        assert [epoch["rate"] for epoch in swa.history()][:3] == [epoch["rate"] for epoch in refit.history()][:3]
+        assert swa.history()[3]["rate"] == pytest.approx(constant, rel=1e-12)
+        assert refit.history()[3]["rate"] < constant / 2
+        assert swa.history()[:3] == refit.history()[:3], "it is the same run up to there"
+        assert set(swa.snapshots()) == {"live-last", "swa-recomputed-last"}
+
+
+def test_a_forked_run_is_what_it_would_be_from_the_beginning(finished: tuple[Protocol, Here], tmp_path: Path):
+    done, here = finished
+    refit = next(job for job in here.trained if job.config.trained_on == "100%" and not job.config.swa)
+    forked = swa_job(EVERYTHING, refit, here.place)
+    assert forked.fork is not None and forked.fork.exists()
+    alone = Here(tmp_path).one(forked._replace(fork=None))
+    assert alone.id == done.swa[0].id
+    assert alone.rows() == done.swa[0].rows()
+    for name in alone.predictions():
+        for split, found in alone.load_predictions(name).items():
+            assert np.array_equal(found.logits, done.swa[0].load_predictions(name)[split].logits)
+
+
+def test_a_refit_or_an_swa_run_that_diverges_is_one_sentence(
+    finished: tuple[Protocol, Here], monkeypatch: pytest.MonkeyPatch
+):
+    _, here = finished
+    really = RunFolder.summary
+    for kind, said_of_it in (("100%", "diverged on all training images, though not on 80%"), ("swa", "when SWA kept")):
+
+        def summary(self: RunFolder, kind: str = kind) -> dict[str, Any]:
+            config = self.config()
+            mine = config["swa"] if kind == "swa" else config["trained_on"] == "100%" and not config["swa"]
+            return {**really(self), "diverged": True} if mine else really(self)
+
+        monkeypatch.setattr(RunFolder, "summary", summary)
+        with pytest.raises(ValueError, match=f"^with seed 0 and rate [0-9.]+ the training .*{said_of_it}"):
+            here.carry_out(EVERYTHING)
+
+
+# Nothing is trained twice --------------------------------------------------------------------------------------------
+
+
+def left(runs: Path) -> dict[str, Any]:
+    """All that a protocol leaves, but for times and conditions."""
+    found: dict[str, Any] = {}
+    for path in sorted(runs.rglob("*")):
+        name = path.relative_to(runs).as_posix()
+        if path.suffix in (".jsonl", ".npz") or path.name in ("summary.json", "history.json"):
+            found[name] = path.read_bytes()
+        if path.suffix == ".safetensors":  # the order of what is noted in such a file is not always the same
+            tensors, notes = RunFolder(path.parents[1]).load_snapshot(path.stem)
+            found[name] = notes, {key: tensor.tolist() for key, tensor in tensors.items()}
+        if path.name == "done.json":
+            found[name] = json.loads(path.read_text())["summary"]
+    return found
+
+
+def test_carried_out_again_it_trains_nothing_and_says_the_same(finished: tuple[Protocol, Here], tmp_path: Path):
+    done, before = finished
+    again = Here(tmp_path / "runs")
+    shutil.copytree(before.place.runs, again.place.runs)
+    assert again.carry_out(EVERYTHING).summary == done.summary
+    assert again.trained == []
+    assert left(again.place.runs) == left(before.place.runs)
+    runs = [path.parent for path in again.place.runs.glob("*/done.json")]
+    assert len(runs) == len(before.trained) == 4 + 2 + 2
+    assert all(len(RunFolder(run).environment()) == 1 for run in runs), "each was opened for training once"
+
+
+def test_two_protocols_that_need_the_same_runs_share_them(finished: tuple[Protocol, Here], tmp_path: Path):
+    done, before = finished
+    here = Here(tmp_path / "runs")
+    shutil.copytree(before.place.runs, here.place.runs)
+    less = replace(EVERYTHING, seeds=1, swa=False)
+    assert here.carry_out(less).choices == done.choices[:1]
+    assert here.trained == []
+    other_rate = replace(less, rates=(done.choices[0].rate, 0.001))
+    assert here.carry_out(other_rate).choices == done.choices[:1]
+    assert [(job.config.rate, job.config.trained_on) for job in here.trained] == [(0.001, "80%")]
+
+
+def test_interrupted_again_and_again_it_goes_on_and_ends_the_same(tmp_path: Path):
+    """In the middle of a run each time: in tuning, in a refit, in SWA."""
+    config = protocol(rates=(0.1,))
+    undisturbed = Here(tmp_path / "undisturbed", make_model=without_batchnorm)
+    undisturbed.carry_out(config)
+    assert len(undisturbed.trained) == 2 + 2 + 2
+    for last, kind in ((1, ("80%", False)), (2, ("100%", False)), (2, ("100%", True))):
+        interrupted = Here(tmp_path / "interrupted", make_model=without_batchnorm, last=last)
+        with pytest.raises(Interrupted):
+            interrupted.carry_out(config)
+        stopped = interrupted.trained[-1].config
+        assert (stopped.trained_on, stopped.swa) == kind
+        assert not list((tmp_path / "interrupted").glob("protocol-*"))
+    resumed = Here(tmp_path / "interrupted", make_model=without_batchnorm)
+    resumed.carry_out(config)
+    assert len(resumed.trained) == 1
+    assert left(tmp_path / "interrupted") == left(tmp_path / "undisturbed")
+
+
+def test_another_configuration_data_or_model_is_another_protocol(tmp_path: Path):
+    config = protocol(training=TrainingConfig(network="own", epochs=1, batch=80), seeds=1, rates=(0.1,), swa=False)
+    folders = {Here(tmp_path, make_model=without_batchnorm).carry_out(config).folder}
+    folders.add(Here(tmp_path, make_model=without_batchnorm, garbage=True).carry_out(config).folder)
+    here = Here(tmp_path, make_model=without_batchnorm)
+    folders.add(carry_out_protocol(config, here.place, here.dataset, here, make_model=here.make_model,
+                                   model_fingerprint="another").folder)  # fmt: skip
+    folders.add(here.carry_out(replace(config, rates=(0.2,))).folder)
+    assert len(folders) == 4
+
+
+# What it leaves ------------------------------------------------------------------------------------------------------
+
+
+def test_every_measure_has_its_rows_on_its_splits(finished: tuple[Protocol, Here]):
+    done, here = finished
+    frame = load_results(here.place.runs)
+    chosen = frame[frame.selected_by.notna()]
+    tuned, refitted = {run.id for run in done.tuned}, {run.id for run in done.refitted}
+    for runs, splits in ((tuned, {"train", "val", "test"}), (refitted, {"train", "test"})):
+        mine = chosen[chosen.run.isin(runs)]
+        assert set(mine.seed) == {0, 1}
+        for metric in ("accuracy", "loss", "ece"):
+            assert set(mine[mine.metric == metric].split) == splits
+        for metric in ("memorised", "clean_accuracy"):
+            assert set(mine[mine.metric == metric].split) == {"train"}
+        for metric in ("churn", "js"):
+            rows = mine[mine.metric == metric]
+            assert set(rows.split) == splits - {"train"}
+            assert set(rows.other) <= runs
+        assert mine[~mine.metric.isin(["churn", "js"])].other.isna().all()
+    of = chosen.set_index("run")
+    assert set(of.loc[list(tuned)].query("metric == 'temperature'").split) == {"val"}
+    assert set(of.loc[list(tuned)].query("metric == 'ece_ts'").split) == {"train", "val", "test"}
+    assert set(of.loc[list(refitted)].query("metric in ('temperature', 'ece_ts')").split) == {"test"}
+    assert set(chosen[chosen.run.isin([run.id for run in done.swa])].weights) == {"live", "swa"}
+
+
+def test_every_row_of_an_epoch_and_every_test_curve_is_there_once(finished: tuple[Protocol, Here]):
+    done, here = finished
+    frame = load_results(here.place.runs)
+    assert not frame.duplicated(KEY).any()
+    curves = frame[frame.selected_by.isna()]
+    names = {"live", *EVERYTHING.averages.names}
+    for run, split in [(done.tuned[0].id, "val"), (done.tuned[0].id, "train"), (done.refitted[0].id, "test")]:
+        mine = curves[(curves.run == run) & (curves.split == split) & (curves.metric == "accuracy")]
+        assert sorted(zip(mine.epoch, mine.weights, strict=True)) == sorted((e, n) for e in range(1, 5) for n in names)
+    assert set(curves[curves.trained_on == "80%"].split) == {"train", "val"}, "tuning has no test curves"
+
+
+def test_transfer_rows_are_the_linear_evaluation_of_what_the_refits_keep(tmp_path: Path):
+    done = Here(tmp_path).carry_out(protocol(rates=(0.1,), seeds=1, transfer="digits"))
+    frame = load_results(tmp_path)
+    rows = frame[frame.metric == "transfer:digits"]
+    assert set(rows.split) == {"test"} and rows.selected_by.notna().all()
+    kept = {run.id: len(run.snapshots()) for run in (*done.refitted, *done.swa)}
+    assert rows.run.value_counts().to_dict() == kept
+    [value] = rows[(rows.run == done.refitted[0].id) & (rows.weights == "live") & (rows.selected_by == "last")].value
+    tensors, notes = done.refitted[0].load_snapshot("live-last")
+    model = Net()
+    model.load_state_dict(tensors)
+    model.eval()
+    parts: list[torch.Tensor] = []
+    with torch.no_grad():
+        for part in (DIGITS.train, DIGITS.test):
+            scaled = (part.images.float() - torch.tensor(notes["mean"])) / torch.tensor(notes["std"])
+            parts += [model.features(scaled), part.labels]
+    expected = linear_evaluation(*parts, classes=10, seed=0).accuracy
+    assert value == pytest.approx(expected, abs=0.005)
+    assert expected > 0.7
+    table = next(t for t in done.summary["tables"] if t["trained_on"] == "100%" and t["column"] == "SGD")
+    assert table["values"]["transfer:digits"] == [value]
+
+
+def test_the_tables_have_the_columns_of_the_method(finished: tuple[Protocol, Here]):
+    summary = json.loads((finished[0].folder / "summary.json").read_text())
+    assert summary == json.loads(json.dumps(finished[0].summary))
+    titles: dict[tuple[str, str], list[str]] = {}
+    for table in summary["tables"]:
+        titles.setdefault((table["trained_on"], table["split"]), []).append(table["column"])
+    averages = ["EMA (acc.)", "EMA (loss)", "slowest (acc.)", "slowest (loss)"]
+    assert titles == {
+        ("80%", "val"): ["SGD", "SGD (last)", *averages],  # under label noise both
+        ("80%", "test"): ["SGD", "SGD (last)", *averages],
+        ("100%", "test"): ["SGD", "SGD (best)", *averages, "SWA"],
+    }
+    live = {(t["trained_on"], t["column"]): t["epochs"] for t in summary["tables"] if t["column"].startswith("SGD")}
+    best = [choice.live_epoch for choice in finished[0].choices]
+    assert live == {("80%", "SGD"): best, ("80%", "SGD (last)"): [4, 4],
+                    ("100%", "SGD"): [4, 4], ("100%", "SGD (best)"): best}  # fmt: skip
+
+
+def test_the_tables_are_the_rows_with_numpys_mean_and_standard_deviation(finished: tuple[Protocol, Here]):
+    done, here = finished
+    frame = load_results(here.place.runs)
+    kept = {"EMA (acc.)": ("averaged", "accuracy"), "slowest (loss)": ("recomputed", "loss"), "SGD": ("own", "last")}
+    tables = {t["column"]: t for t in done.summary["tables"] if t["trained_on"] == "100%"}
+    for title, (batchnorm, selected_by) in kept.items():
+        mine = frame[(frame.batchnorm == batchnorm) & (frame.selected_by == selected_by)]
+        for metric in ("accuracy", "loss", "ece", "ece_ts", "memorised", "clean_accuracy"):
+            split = "train" if metric in ("memorised", "clean_accuracy") else "test"
+            numbers = mine[(mine.metric == metric) & (mine.split == split)].set_index("run").value
+            values = [numbers[run.id] for run in done.refitted]
+            assert tables[title]["values"][metric] == values
+            assert tables[title]["mean"][metric] == pytest.approx(np.mean(values))
+            assert tables[title]["std"][metric] == pytest.approx(np.std(values, ddof=1))
+
+
+# Refused before anything is trained ----------------------------------------------------------------------------------
+
+
+def test_features_of_another_kind_of_image_are_refused_before_training(tmp_path: Path):
+    colours = Dataset("colours", 10, *(
+        make_images(part.images.expand(-1, 3, -1, -1), part.labels) for part in (DIGITS.train, DIGITS.test)
+    ))  # fmt: skip
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    with pytest.raises(
+        ValueError, match="transfer is to digits, whose images have 1 channels, and those of colours ha"
+    ):
+        check_model(lambda: model, colours, target=DIGITS)
+    here = Here(tmp_path, make_model=without_batchnorm)
+    with pytest.raises(ValueError, match="on images .2, 1, 8, 8. of digits: Sequential has no features"):
+        here.carry_out(protocol(transfer="digits"))
+    assert here.trained == [] and not list(tmp_path.iterdir())
+
+
+def test_a_network_that_is_too_deep_for_the_images_is_refused_before_training(tmp_path: Path):
+    config = protocol(training=TrainingConfig(network="vgg16", epochs=4), swa=False)
+    place = Place(runs=tmp_path)
+
+    def unused(jobs: Sequence[Job]) -> list[RunFolder]:
+        raise AssertionError(f"{len(jobs)} runs were to be trained")
+
+    with pytest.raises(ValueError, match="fails on images .2, 1, 8, 8. of small: images are 8 x 8 pixels; this VGG"):
+        carry_out_protocol(config, place, small_digits(), unused)
+
+
+def test_without_batchnorm_the_slowest_average_may_be_the_chosen_one(tmp_path: Path):
+    """With one average it always is: the two columns are the same weights, and every row is there once."""
+    here = Here(tmp_path, make_model=without_batchnorm)
+    done = here.carry_out(protocol(averages=AveragesConfig(half_lives=(7.1,)), rates=(0.1,), swa=False))
+    assert not load_results(tmp_path).duplicated(KEY).any()
+    assert set(done.refitted[0].snapshots()) == {"live-accuracy", "live-last", "ema-7.1%-accuracy", "ema-7.1%-loss"}
+    by_title = {(t["trained_on"], t["split"], t["column"]): t["values"] for t in done.summary["tables"]}
+    for (trained_on, split, title), values in by_title.items():
+        assert len(values["accuracy"]) == 2 and len(values["churn"]) == 1
+        if title.startswith("EMA"):
+            assert values == by_title[trained_on, split, title.replace("EMA", "slowest")]

@@ -1,0 +1,269 @@
+"""The training loop against plain loops: the same weights, the averages of the definition, the choice of a search."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from reference import EMAOracle, Oracle, assert_close, capped, live_weights, states_equal
+from sklearn.metrics import accuracy_score, log_loss
+from study.small_runs import (
+    NAMES,
+    config,
+    logits_of,
+    network_with,
+    parts_of,
+    plain_training,
+    recalibrated,
+    trained,
+    training_of,
+    weights_of_each_epoch,
+    with_garbage_for_test,
+)
+from study.small_runs import one_thread as one_thread
+from torch import Tensor, nn
+
+from emabank.study.config import Keep
+from emabank.study.train import Measured, Training
+
+ALL = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[Training, dict[tuple[str, int], dict[str, Tensor]]]:
+    """A finished training with everything measured, and its weights at the end of each epoch."""
+    return weights_of_each_epoch(config(measuring=ALL))
+
+
+def values(measured: Sequence[Measured], split: str, metric: str, batchnorm: str) -> dict[tuple[str, int], float]:
+    chosen = [m for m in measured if (m.split, m.metric, m.batchnorm) == (split, metric, batchnorm)]
+    found = {(m.weights, m.epoch): m.value for m in chosen}
+    assert len(found) == len(chosen), "each is measured once"
+    return found
+
+
+# The training itself
+
+
+@pytest.mark.parametrize("network", ["resnet8", "vgg-small"])
+@pytest.mark.parametrize("measuring", [{}, ALL], ids=["little", "all"])
+def test_beside_the_bank_the_training_is_bit_for_bit_the_training_without_it(network, measuring):
+    given = config(training={"network": network}, measuring=measuring, averages={"every": 2})
+    training = trained(given)
+    assert training.steps == training.bank.num_steps == 20
+    assert states_equal(training.model.state_dict(), plain_training(given).state_dict())
+
+
+def test_every_seed_is_another_training_and_the_same_seed_the_same():
+    ones, others, twins = (trained(config(seed=seed, training={"epochs": 1})) for seed in (0, 1, 0))
+    assert states_equal(ones.model.state_dict(), twins.model.state_dict())
+    assert not states_equal(ones.model.state_dict(), others.model.state_dict())
+
+
+def test_each_step_has_the_learning_rate_of_the_schedule():
+    training, rates = training_of(config(rate=0.4)), []
+    training.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    training.run()
+    cosine = [0.2 * (1 + math.cos(math.pi * step / 18)) for step in range(18)]
+    assert rates == pytest.approx([0.2, 0.4, *cosine])
+    assert [each["rate"] for each in training.history()] == rates[4::5]
+
+
+def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images():
+    given, seen = config(data={"subset": 190}), []
+    training, twin = training_of(given), training_of(given)
+    training.model.register_forward_hook(
+        lambda model, _, output: seen.append(output.detach()) if model.training else None
+    )
+    training.run()
+    for each in training.history():
+        labels = torch.cat([labels for _, labels in twin.loader])
+        logits, seen = torch.cat(seen[:5]).double(), seen[5:]
+        assert each["training_loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-6)
+    assert not seen
+
+
+def test_trap58_an_image_that_would_be_left_alone_at_the_end_of_an_epoch_is_trained_on_all_the_same():
+    training = trained(config(data={"subset": 201}, training={"epochs": 1}))
+    assert len(training._parts.train) == 5 * 32 + 1
+    assert training.steps == 5
+    assert np.isfinite(training.losses).all()
+
+
+# The averages
+
+
+@pytest.mark.parametrize(
+    ("averages", "decays"),
+    [
+        ({}, {name: 0.5 ** (1 / (share / 100 * 20)) for name, share in zip(NAMES, (5, 20, 60), strict=True)}),
+        ({"every": 3}, {name: 0.5 ** (3 / (share / 100 * 20)) for name, share in zip(NAMES, (5, 20, 60), strict=True)}),
+        ({"decays": (0.9, 0.5), "every": 3, "decay_warmup": "steps"}, {"ema-0.5": 0.5, "ema-0.9": 0.9}),
+        ({"decays": (0.9, 0.5), "every": 2, "decay_warmup": "updates"}, {"ema-0.5": 0.5, "ema-0.9": 0.9}),
+    ],
+    ids=["half-lives", "every third step", "warm-up in steps", "warm-up in updates"],
+)
+def test_trap35_the_averages_are_those_of_the_definition_on_one_count_of_steps(averages, decays):
+    given = config(averages=averages)
+    every, unit = given.recipe.averages.every, given.recipe.averages.decay_warmup
+    oracles: dict[str, Oracle] = {}
+
+    def at_start(model: nn.Module) -> None:
+        for name, decay in decays.items():
+            oracles[name] = EMAOracle(live_weights(model), every, capped(decay, unit=unit))
+
+    def after_step(model: nn.Module) -> None:
+        for oracle in oracles.values():
+            oracle.after_step(live_weights(model))
+
+    plain_training(given, at_start=at_start, after_step=after_step)
+    training = trained(given)
+    assert training.bank.names == tuple(decays)
+    assert training.bank.num_updates == 20 // every  # 5 steps an epoch: counted within epochs there would be fewer
+    for name, oracle in oracles.items():
+        assert_close(training.bank.weights(name), oracle.value())
+
+
+# What is measured each epoch
+
+
+def test_what_is_measured_is_what_a_network_with_these_weights_gives(run):
+    training, weights = run
+    given, parts = training.config, training._parts
+    assert parts.validation is not None
+    for split, part in (("val", parts.validation), ("train", parts.train)):
+        for metric in ("accuracy", "loss"):
+            found = values(training.measured, split, metric, "averaged") | values(
+                training.measured, split, metric, "own"
+            )
+            assert found.keys() == {(name, epoch) for name in ("live", *NAMES) for epoch in range(1, 5)}
+            for place, value in found.items():
+                logits = logits_of(network_with(given, weights[place]), part, parts)
+                if metric == "accuracy":
+                    assert value == accuracy_score(part.labels, logits.argmax(1))
+                else:
+                    assert value == pytest.approx(log_loss(part.labels, logits.double().softmax(1), labels=range(10)))
+
+
+def test_recomputed_statistics_are_those_of_the_training_images_under_the_average(run):
+    training, weights = run
+    parts = training._parts
+    assert parts.validation is not None
+    found = values(training.measured, "val", "loss", "recomputed")
+    assert found.keys() == {(name, epoch) for name in NAMES for epoch in range(1, 5)}
+    for place, value in found.items():
+        model = recalibrated(network_with(training.config, weights[place]), parts)
+        logits = logits_of(model, parts.validation, parts)
+        want = log_loss(parts.validation.labels, logits.double().softmax(1), labels=range(10))
+        assert value == pytest.approx(want, rel=1e-5)
+
+
+def test_memorised_and_clean_are_counted_apart_on_the_training_images(run):
+    training, weights = run
+    train = training._parts.train
+    for metric in ("memorised", "clean_accuracy"):
+        for place, value in values(training.measured, "train", metric, "averaged").items():
+            said = logits_of(network_with(training.config, weights[place]), train, training._parts).argmax(1).tolist()
+            hits = 0
+            chosen = [i for i in range(len(train)) if (train.labels[i] != train.clean[i]) == (metric == "memorised")]
+            for i in chosen:
+                hits += said[i] == int(train.labels[i])
+            assert value == hits / len(chosen)
+
+
+def test_only_runs_on_all_images_are_measured_on_test_images_and_apart_from_the_rest(run):
+    assert run[0].test_curves == []
+    training = trained(config(trained_on="100%", measuring={"test_curves": True}, training={"epochs": 2}))
+    assert training.measured == []
+    assert {m.split for m in training.test_curves} == {"test"}
+    assert values(training.test_curves, "test", "loss", "averaged").keys() == {(n, e) for n in NAMES for e in (1, 2)}
+    assert trained(config(trained_on="100%", training={"epochs": 1})).test_curves == []
+
+
+def test_without_batch_norm_nothing_is_recomputed():
+    training = trained(config(training={"network": "vgg-small", "epochs": 1}, measuring=ALL))
+    assert {m.batchnorm for m in training.measured} == {"own", "averaged"}
+    assert "recomputed" not in {kept.keep.batchnorm for kept in training.kept()}
+
+
+# What is chosen and kept
+
+
+def best_by_search(measured: Sequence[Measured], names: Sequence[str], metric: str) -> tuple[str, int, float]:
+    """The first of the best, epoch by epoch and within an epoch in the order of the names."""
+    table = values(measured, "val", metric, "own" if names[0] == "live" else "averaged")
+    best = None
+    for epoch in range(1, 5):
+        for name in names:
+            value = table[name, epoch]
+            if best is None or (value > best[2] if metric == "accuracy" else value < best[2]):
+                best = name, epoch, value
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_choice_is_what_a_search_through_the_measurements_finds(seed):
+    training = trained(config(seed=seed, measuring=ALL))
+    _, epoch, value = best_by_search(training.measured, ["live"], "accuracy")
+    want = {"live": {"epoch": epoch, "value": value}}
+    for metric in ("accuracy", "loss"):
+        name, epoch, value = best_by_search(training.measured, NAMES, metric)
+        want[metric] = {"average": name, "epoch": epoch, "value": value}
+    assert training.chosen() == want
+
+
+def test_of_equals_the_earliest_epoch_is_chosen():
+    training = trained(config(rate=1e-9, training={"network": "vgg-small"}))
+    accuracies = values(training.measured, "val", "accuracy", "averaged")
+    assert len(set(accuracies.values())) == 1
+    value = accuracies[NAMES[0], 1]
+    assert training.chosen()["accuracy"] == {"average": NAMES[0], "epoch": 1, "value": value}
+    assert training.chosen()["live"] == {"epoch": 1, "value": value}
+
+
+def test_what_is_kept_has_the_weights_of_the_chosen_epoch(run):
+    training, weights = run
+    chosen, slowest = training.chosen(), NAMES[-1]
+    kept = {each.keep.name: each for each in training.kept()}
+    want = {"live-last": ("live", 4), "live-accuracy": ("live", chosen["live"]["epoch"])}
+    for criterion in ("accuracy", "loss"):
+        place = chosen[criterion]["average"], chosen[criterion]["epoch"]
+        want |= {f"{place[0]}-{criterion}": place, f"{slowest}-recomputed-{criterion}": (slowest, place[1])}
+    assert kept.keys() == want.keys()
+    for name, place in want.items():
+        assert (kept[name].keep.weights, kept[name].keep.epoch) == place
+        assert states_equal(kept[name].tensors, weights[place]), name
+
+
+def test_a_run_on_all_images_keeps_what_it_is_told_to():
+    places = [("live", 1, "own", "accuracy"), ("ema-5%", 2, "averaged", "loss"), ("ema-60%", 3, "recomputed", "loss")]
+    keep = tuple(Keep(weights=w, epoch=e, batchnorm=b, selected_by=s) for w, e, b, s in places)
+    training, weights = weights_of_each_epoch(config(trained_on="100%", keep=keep))
+    last, *others = training.kept()
+    assert last.keep == Keep(weights="live", epoch=4, batchnorm="own", selected_by="last")
+    assert states_equal(last.tensors, weights["live", 4])
+    assert tuple(each.keep for each in others) == keep
+    assert all(states_equal(each.tensors, weights[each.keep.weights, each.keep.epoch]) for each in others)
+    assert training.chosen() == {}
+
+
+def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where_it_was_chosen():
+    training = trained(config(training={"network": "vgg-small", "epochs": 2}, averages={"half_lives": (5.0,)}))
+    names = [each.keep.name for each in training.kept()]
+    assert names == ["live-last", "live-accuracy", "ema-5%-accuracy", "ema-5%-loss"]
+
+
+@pytest.mark.parametrize("trained_on", ["80%", "100%"])
+def test_trap52_with_garbage_for_test_images_the_choice_and_all_that_is_kept_are_the_same(trained_on):
+    given = config(measuring=ALL, trained_on=trained_on)
+    training, other = trained(given), trained(given, parts=with_garbage_for_test(parts_of(given)))
+    assert other.chosen() == training.chosen()
+    assert other.measured == training.measured
+    assert [each.keep for each in other.kept()] == [each.keep for each in training.kept()]
+    pairs = zip(other.kept(), training.kept(), strict=True)
+    assert all(states_equal(a.tensors, b.tensors) for a, b in pairs)
+    if trained_on == "100%":
+        assert other.test_curves != training.test_curves, "the garbage was met, for the curves"

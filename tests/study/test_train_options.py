@@ -1,0 +1,247 @@
+"""The training loop with each of its options: bootstrapping, SWA, precisions, memory order; and when it diverges."""
+
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from reference import EMAOracle, assert_close, capped, exact, live_weights, states_equal
+from states import same
+from study.small_runs import NAMES, Drawer, config, plain_training, trained, training_of, weights_of_each_epoch
+from study.small_runs import one_thread as one_thread
+from torch import nn
+
+from emabank import EMA, EMABank
+from emabank.study import train
+from emabank.study.config import Keep
+from emabank.study.data.images import make_images
+from emabank.study.train import Training, measures
+
+# Bootstrapping, constant rates, SWA
+
+
+def test_bootstrapping_puts_the_average_into_the_live_weights_once_an_epoch_and_keeps_the_momentum():
+    given = config(training={"bootstrap": "ema-20%"})
+    banks: list[EMABank] = []
+
+    def after_epoch(model: nn.Module, epoch: int) -> None:
+        if epoch < 4:  # after the last epoch nothing is trained any more, and the live weights stay what was measured
+            model.load_state_dict(banks[0].weights("average"))
+
+    oracle = plain_training(
+        given,
+        at_start=lambda model: banks.append(EMABank(model, {"average": EMA(half_life=4, warmup=None)}, every=1)),
+        after_step=lambda model: banks[0].update() and None,
+        after_epoch=after_epoch,
+    )
+    training = trained(given)
+    assert states_equal(training.model.state_dict(), oracle.state_dict())
+    assert states_equal(training.bank.weights("ema-20%"), banks[0].weights("average"))
+    assert not states_equal(training.model.state_dict(), trained(config()).model.state_dict())
+
+
+def test_the_last_live_weights_of_a_bootstrapped_run_are_those_that_were_measured():
+    training, weights = weights_of_each_epoch(config(training={"bootstrap": "ema-20%"}))
+    (last,) = (each for each in training.kept() if each.keep.name == "live-last")
+    assert states_equal(last.tensors, training.model.state_dict())
+    assert not states_equal(last.tensors, weights["ema-20%", 4])
+
+
+def test_from_an_epoch_on_the_rate_is_constant_and_before_all_is_the_same():
+    given = config(constant_from=2)
+    training, weights = weights_of_each_epoch(given)
+    _, usual = weights_of_each_epoch(config())
+    rates = [each["rate"] for each in training.history()]
+    at_the_fork = 0.2 * (1 + math.cos(math.pi * 8 / 18))
+    assert rates[2:] == pytest.approx([at_the_fork] * 2)
+    for epoch in range(1, 5):
+        assert states_equal(weights["live", epoch], usual["live", epoch]) == (epoch <= 2)
+    assert states_equal(training.model.state_dict(), plain_training(given).state_dict())
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, Training]:
+    """A run with SWA, forked from another run after its second epoch, and the same trained from the beginning."""
+    keep = (Keep(weights="live", epoch=1, batchnorm="own", selected_by="accuracy"),)
+    trunk_config = config(trained_on="100%", keep=keep, measuring={"test_curves": True}, training={"epochs": 5})
+    swa_config = replace(trunk_config, keep=(), constant_from=2, swa=True)
+    drawer = Drawer(tmp_path_factory.mktemp("trunk"))
+    with torch.random.fork_rng():
+        training_of(trunk_config).run(drawer, forks=(2,))
+        fork = training_of(swa_config)
+        fork.load_state_dict(drawer.load_fork(2))
+        fork.run()
+    return fork, trained(swa_config)
+
+
+def test_a_run_that_was_forked_equals_the_same_run_from_the_beginning_bit_for_bit(forked):
+    fork, scratch = (
+        {key: value for key, value in each.state_dict().items() if key not in ("kept", "random")} for each in forked
+    )
+    assert same(fork, scratch)
+    assert same(*([[str(kept.keep), kept.tensors] for kept in each.kept()] for each in forked))
+    assert same(*(each.history() for each in forked))
+
+
+def test_swa_is_the_mean_of_the_live_weights_at_the_ends_of_the_epochs_after_the_fork(forked):
+    scratch = forked[1]
+    _, weights = weights_of_each_epoch(scratch.config)
+    live = [exact(weights["live", epoch]) for epoch in (3, 4, 5)]
+    mean = {key: sum(each[key] for each in live) / 3 for key in live_weights(scratch.model)}
+    kept = {each.keep.name: each for each in scratch.kept()}
+    assert list(kept) == ["live-last", "swa-recomputed-last"]
+    assert kept["swa-recomputed-last"].keep.epoch == 5
+    assert_close(kept["swa-recomputed-last"].tensors, mean)
+
+
+def test_swa_is_measured_from_its_first_sample_on_and_never_chosen(forked):
+    curves = forked[1].test_curves
+    assert {each.epoch for each in curves if each.weights == "swa"} == {3, 4, 5}
+    tuned = trained(config(constant_from=1, swa=True, training={"epochs": 3}))
+    assert {each.epoch for each in tuned.measured if each.weights == "swa"} == {2, 3}
+    assert {row.average for row in tuned.averages.history} == set(NAMES)
+
+
+# How it is computed
+
+
+def test_in_bfloat16_the_weights_and_the_averages_stay_float32():
+    training = trained(config(hardware={"precision": "bf16"}))
+    tensors = [*training.model.parameters(), *training.bank.weights(NAMES[0]).values()]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32, torch.int64}
+    assert training.losses != trained(config()).losses
+    assert training.losses == pytest.approx(trained(config()).losses, rel=0.1)
+
+
+def test_trap36_a_step_that_the_loss_scaler_leaves_out_is_no_step_of_the_average():
+    given = config(training={"network": "own", "epochs": 1}, hardware={"precision": "fp16"})
+    training = training_of(given, make_model=Loud)
+    taken: list[int] = []
+    oracle = EMAOracle(live_weights(training.model), 1, capped(0.5, unit=None))  # a half-life of one step of five
+
+    def after_step(*_: object) -> None:
+        taken.append(len(taken))
+        oracle.after_step(live_weights(training.model))
+
+    training.optimizer.register_step_post_hook(after_step)
+    training.run()
+    assert 0 < len(taken) < training.steps == 5
+    assert training.bank.num_steps == len(taken)
+    assert_close(training.bank.weights("ema-20%"), oracle.value())
+
+
+class Loud(nn.Module):
+    """A network whose gradients are too large for fp16 while the loss scale is as it is at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.flatten(1)).relu() * 256) / 16
+
+
+def test_channels_last_gives_the_same_numbers_up_to_rounding():
+    training = trained(config(hardware={"channels_last": True}))
+    convolution = next(
+        layer for layer in training.model.modules() if isinstance(layer, nn.Conv2d) and layer.in_channels > 1
+    )
+    assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    assert training.losses == pytest.approx(trained(config()).losses, rel=1e-3)
+    assert_close(exact(training.model.state_dict()), exact(trained(config()).model.state_dict()), rtol=1e-2)
+
+
+def test_compiled_it_trains_the_same_weights_under_the_same_names(monkeypatch: pytest.MonkeyPatch):
+    # The default back end needs about a minute for its first step here; what this loop has to get right is the
+    # wrapper around the model, which is there with any of them.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    training, plain = (
+        trained(config(hardware={"compile": on}, training={"network": "vgg-small", "epochs": 2}))
+        for on in (True, False)
+    )
+    assert training._forward is not training.model
+    assert training.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert_close(exact(training.model.state_dict()), exact(plain.model.state_dict()), rtol=1e-4)
+    assert training.bank.weights(NAMES[0]).keys() == plain.bank.weights(NAMES[0]).keys()
+
+
+# Diverging
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs"),
+    [
+        ({"rate": 1e6}, 1),
+        ({"rate": 1e6, "trained_on": "100%"}, 1),
+        ({"rate": 1e6, "training": {"network": "vgg-small"}, "averages": {"every": 16}}, 1),
+    ],
+)
+def test_a_run_that_diverges_ends_early_and_keeps_nothing(given, epochs, tmp_path: Path):
+    training, drawer = training_of(config(**given)), Drawer(tmp_path)
+    told: list[str] = []
+    training.run(drawer, checkpoint_seconds=0, tell=lambda epoch, words: told.append(words))
+    assert training.diverged
+    assert training.epoch == epochs
+    assert training.kept() == []
+    assert told[-1].endswith("diverged")
+    again = training_of(config(**given))
+    again.load_state_dict(drawer.load_checkpoint())
+    assert again.diverged
+    assert again.is_over
+    assert same(again.state_dict(), training.state_dict())
+
+
+@pytest.mark.parametrize(("trained_on", "epochs"), [("80%", 1), ("100%", 4)])
+def test_a_run_whose_loss_is_finite_and_whose_live_weights_say_inf_has_diverged(trained_on: str, epochs: int):
+    # On all images nothing is measured while it trains, and it is found out at the end.
+    training = trained(config(training={"network": "own"}, trained_on=trained_on), make_model=Overflowing)
+    assert np.isfinite(training.losses).all()
+    assert training.diverged
+    assert training.epoch == epochs
+    assert training.kept() == []
+
+
+class Overflowing(nn.Module):
+    """Sane in training and infinite in evaluation, as with running statistics that lag behind growing weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.head(x.flatten(1))
+        return logits if self.training else logits * 1e38 * 1e38
+
+
+@pytest.mark.parametrize("until", [2, 4])
+def test_an_average_that_says_nan_is_never_chosen_and_ends_nothing(until: int, monkeypatch: pytest.MonkeyPatch):
+    training = training_of(config())
+
+    def predict_each(*given, **options):
+        found = train_predict_each(*given, **options)
+        return {
+            (weights, statistics): logits if weights == "live" or training.epoch > until else logits * math.nan
+            for (weights, statistics), logits in found.items()
+        }
+
+    train_predict_each = train.predict_each
+    monkeypatch.setattr(train, "predict_each", predict_each)
+    training.run()
+    assert not training.diverged
+    kept = {each.keep.name for each in training.kept()}
+    if until == 4:
+        assert training.chosen() == {}
+        assert kept == {"live-last"}
+    else:
+        assert {training.chosen()[criterion]["epoch"] for criterion in ("accuracy", "loss")} <= {3, 4}
+        assert len(kept) == 6
+
+
+def test_logits_that_are_not_finite_have_measures_that_are_not_numbers():
+    part = make_images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
+    found = measures("train", part, np.array([[0.0, 1.0], [np.inf, 0.0]]))
+    assert found.keys() == {"accuracy", "loss"}
+    assert all(math.isnan(value) for value in found.values())
