@@ -74,7 +74,8 @@ def storages() -> dict[int, int]:
         # type() and not isinstance(): the latter wakes lazy modules and proxies among all these objects.
         if issubclass(type(thing), Tensor) and thing.layout is torch.strided and thing.device.type == "cpu":
             storage = thing.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
+            with contextlib.suppress(RuntimeError):  # a tensor without data, such as torch.compile leaves behind
+                found[storage.data_ptr()] = storage.nbytes()
     return found
 
 

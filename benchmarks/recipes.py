@@ -31,9 +31,10 @@ from emabank.study.data.images import Dataset, Images, Normalisation, make_image
 from emabank.study.data.loader import batches
 from emabank.study.data.splits import Parts
 from emabank.study.datasets import load_dataset
+from emabank.study.measures import evaluation_batch
 from emabank.study.models.catalogue import build_network
 from emabank.study.predict import predict_each
-from emabank.study.train import EVALUATION_BATCH, LIVE, Interrupted, Training
+from emabank.study.train import LIVE, Interrupted, Training
 
 PERIOD = 16  # optimizer steps from one update to the next in the paper
 SPARSE, DENSE, BARE = f"emabank, every {PERIOD}", "emabank, every 1", "bare loop"
@@ -64,7 +65,7 @@ class Size:
 def size_of(parts: Parts, *, steps: int, batch: int) -> Size:
     """Evaluation and recalibration go by whole batches, of the size that the study has for them."""
     train, validation = len(parts.train), 0 if parts.validation is None else len(parts.validation)
-    evaluated, recalibrated = (min(EVALUATION_BATCH, count) for count in (validation, train))
+    evaluated, recalibrated = (min(evaluation_batch(parts.train), count) for count in (validation, train))
     return Size(steps, batch, evaluated, recalibrated, train, validation)
 
 
@@ -280,7 +281,7 @@ def _averages(
 def _in_order(part: Images | None, count: int, normalisation: Normalisation) -> Iterable[Batch]:
     if part is None:
         raise ValueError("there is no validation part to evaluate on; give parts that hold one back")
-    return batches(part.take(torch.arange(count)), size=EVALUATION_BATCH, normalisation=normalisation)
+    return batches(part.take(torch.arange(count)), size=evaluation_batch(part), normalisation=normalisation)
 
 
 def _loops(make: Callable[..., Training], parts: Parts, size: Size, workers: Sequence[int]) -> list[Contestant]:

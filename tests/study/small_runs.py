@@ -29,8 +29,9 @@ from emabank.study.data.loader import Loader
 from emabank.study.data.splits import Parts
 from emabank.study.datasets import load_parts
 from emabank.study.folders import RunFolder
+from emabank.study.measures import evaluation_batch
 from emabank.study.schedules import Schedule
-from emabank.study.train import EVALUATION_BATCH, Training
+from emabank.study.train import Training
 
 CPU = torch.device("cpu")
 NAMES = ("ema-5%", "ema-20%", "ema-60%")
@@ -168,7 +169,7 @@ def inputs_of(part: Images, parts: Parts) -> Tensor:
 def logits_of(model: nn.Module, part: Images, parts: Parts) -> Tensor:
     """What a network says to all images of a part, in batches as large as those for measuring."""
     with torch.no_grad():
-        return torch.cat([model(inputs) for inputs in inputs_of(part, parts).split(EVALUATION_BATCH)])
+        return torch.cat([model(inputs) for inputs in inputs_of(part, parts).split(evaluation_batch(part))])
 
 
 def recalibrated(model: nn.Module, parts: Parts) -> nn.Module:

@@ -9,8 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from emabank.study.arguments import COMMANDS, DataArguments, ProtocolArguments, parse
-from emabank.study.config import DataConfig, DemoConfig, Place, ProtocolConfig, PublishedName, TrainingConfig
+from emabank.study.config import DataConfig, DemoConfig, ProtocolConfig, PublishedName, TrainingConfig
 from emabank.study.data.catalogue import DATASETS
+from emabank.study.place import Place
 from emabank.study.plain import toml_text
 
 
@@ -134,7 +135,7 @@ def test_flags_may_be_written_with_underscores_as_the_files_have_them():
 
 
 def test_trackers_that_are_not_installed_are_refused_before_any_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("emabank.study.config.find_spec", lambda name: None)
+    monkeypatch.setattr("emabank.study.place.find_spec", lambda name: None)
     for words, name in ((["--tensorboard"], "tensorboard"), (["--wandb", "mine"], "wandb")):
         said = refused("protocol", *words)
         assert said.startswith(f'{name} is asked for and not installed; pip install "emabank[trackers]" ')

@@ -16,13 +16,13 @@ from emabank.study.config import (
     Keep,
     MeasuringConfig,
     Network,
-    Place,
     ProtocolConfig,
     Recipe,
     RunConfig,
     TrainingConfig,
 )
 from emabank.study.identity import run_id
+from emabank.study.place import Place
 from emabank.study.plain import to_plain
 
 KEPT = Keep(weights="live", epoch=3, batchnorm="own", selected_by="accuracy")

@@ -15,7 +15,6 @@ from emabank.study.config import (
     HardwareConfig,
     Keep,
     MeasuringConfig,
-    Place,
     ProtocolConfig,
     Recipe,
     RunConfig,

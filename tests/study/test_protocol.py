@@ -22,13 +22,13 @@ from emabank.study.config import (
     DataConfig,
     HardwareConfig,
     MeasuringConfig,
-    Place,
     ProtocolConfig,
     TrainingConfig,
 )
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, fingerprint, make_images
 from emabank.study.folders import RunFolder
+from emabank.study.place import Place
 from emabank.study.protocol import (
     Choice,
     Protocol,

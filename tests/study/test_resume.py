@@ -19,7 +19,8 @@ from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.carry_out import Job, carry_out, folder_of, to_text
-from emabank.study.config import Keep, Place, RunConfig
+from emabank.study.config import Keep, RunConfig
+from emabank.study.place import Place
 from emabank.study.runs import OpenRun
 from emabank.study.train import Interrupted, Training
 

@@ -26,7 +26,8 @@ from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.config import Keep
-from emabank.study.train import Measured, Training
+from emabank.study.measures import Measured
+from emabank.study.train import Training
 
 ALL = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
 

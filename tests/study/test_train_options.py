@@ -18,7 +18,8 @@ from emabank import EMA, EMABank
 from emabank.study import train
 from emabank.study.config import Keep
 from emabank.study.data.images import make_images
-from emabank.study.train import Training, measures
+from emabank.study.measures import measures
+from emabank.study.train import Training
 
 # Bootstrapping, constant rates, SWA
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 import tyro
 
-from emabank.study.config import DemoConfig, Place, ProtocolConfig, PublishedName
+from emabank.study.config import DemoConfig, ProtocolConfig, PublishedName
+from emabank.study.place import Place
 from emabank.study.plain import read_toml
 
 _PROG = "emabank"

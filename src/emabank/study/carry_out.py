@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from emabank.study import checkpoints
-from emabank.study.config import Place, RunConfig
+from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.executors.worker import stop_with_executor
 from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.models.catalogue import build_network
+from emabank.study.place import Place
 from emabank.study.plain import from_plain, to_plain
 from emabank.study.runs import OpenRun, RunFolder, open_run
 from emabank.study.train import Interrupted, Training

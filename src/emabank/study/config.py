@@ -7,14 +7,13 @@ what is known of networks.
 
 import math
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from types import NoneType
-from typing import Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Literal, TypeVar
 
 from emabank.study.models.known import known_network
 from emabank.study.rows import BatchNorm, SelectedBy, TrainedOn
+from emabank.study.values import check_choices, check_from, check_share, listed
 
 PublishedName = Literal["digits", "cifar10", "cifar100", "cifar10n", "cifar100n", "tiny-imagenet"]
 DatasetName = Literal[PublishedName, "own"]
@@ -54,19 +53,19 @@ class DataConfig:
     """Whether images are mirrored at random. By default all but digits are."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_choices(self)
         allowed = _HUMAN_LABELS.get(self.dataset, ())
         if self.labels is not None and self.labels not in allowed:
             raise ValueError(
                 f"labels is {self.labels}; {self.dataset} has "
                 + (", ".join(allowed) if allowed else "its own labels only: leave labels out")
             )
-        _check_share("noise", self.noise)
-        _check_from("noise_seed", self.noise_seed, 0)
-        _check_from("split_seed", self.split_seed, 0)
-        _check_from("crop", self.crop, 0)
-        _check_from("subset", self.subset, 10)
-        _check_from("test_subset", self.test_subset, 10)
+        check_share("noise", self.noise)
+        check_from("noise_seed", self.noise_seed, 0)
+        check_from("split_seed", self.split_seed, 0)
+        check_from("crop", self.crop, 0)
+        check_from("subset", self.subset, 10)
+        check_from("test_subset", self.test_subset, 10)
         if self.noise and allowed:
             raise ValueError(f"noise is {self.noise}; {self.dataset} has wrong labels of its own: use noise 0")
 
@@ -108,14 +107,14 @@ class TrainingConfig:
     """An average, such as ema-7.1%, to copy into the live weights after each epoch; not with SWA. By default none."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_choices(self)
         if self.network != "own":
             known_network(self.network).checked_width(self.width)
-        _check_from("epochs", self.epochs, 1)
-        _check_from("batch", self.batch, 2)
-        _check_from("width", self.width, 1)
-        _check_from("weight_decay", self.weight_decay, 0)
-        _check_from("warmup_epochs", self.warmup_epochs, 0)
+        check_from("epochs", self.epochs, 1)
+        check_from("batch", self.batch, 2)
+        check_from("width", self.width, 1)
+        check_from("weight_decay", self.weight_decay, 0)
+        check_from("warmup_epochs", self.warmup_epochs, 0)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; give a number from 0 to below 1, such as 0.9")
         if not 1 < self.factor < math.inf:
@@ -126,7 +125,7 @@ class TrainingConfig:
         # The warm-up of a cosine may be longer: it has no milestones.
         if not rising or (self.schedule == "step" and any(s * self.epochs <= self.warmup for s in self.milestones)):
             raise ValueError(
-                f"milestones are {_listed(self.milestones)}; give rising shares of the run, after the warm-up, below 1"
+                f"milestones are {listed(self.milestones)}; give rising shares of the run, after the warm-up, below 1"
             )
 
     @property
@@ -164,7 +163,7 @@ class AveragesConfig:
     """Whether the decay is held down at first, as in the paper; a run of a few hundred steps never leaves that."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_choices(self)
         for decay in self.decays:
             if not 0 <= decay <= 1:
                 raise ValueError(f"decays has {decay}; give the weight of the past, from 0 to 1, such as 0.998")
@@ -175,8 +174,8 @@ class AveragesConfig:
             raise ValueError("decays and half_lives are both empty; give at least one average")
         for name, given in (("decays", self.decays), ("half_lives", self.half_lives)):
             if len({f"{each:g}" for each in given}) < len(given):  # as `names` has them
-                raise ValueError(f"{name} are {_listed(given)}; give each once, different in their first six digits")
-        _check_from("every", self.every, 1)
+                raise ValueError(f"{name} are {listed(given)}; give each once, different in their first six digits")
+        check_from("every", self.every, 1)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -198,7 +197,7 @@ class MeasuringConfig:
     """Whether runs on all training images are measured on the test images each epoch, for figures only."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,8 +216,8 @@ class HardwareConfig:
     """Whether torch.compile is used for the training steps."""
 
     def __post_init__(self) -> None:
-        _check_choices(self)
-        _check_from("threads", self.threads, 1)
+        check_choices(self)
+        check_from("threads", self.threads, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +255,7 @@ class Keep:
     selected_by: SelectedBy
 
     def __post_init__(self) -> None:
-        _check_choices(self)
+        check_choices(self)
 
     @property
     def name(self) -> str:
@@ -297,10 +296,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recipe", self.recipe.completed())  # a frozen instance may, while it is being built
-        _check_choices(self)
+        check_choices(self)
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate is {self.rate}; give a learning rate above 0, such as 0.8")
-        _check_from("seed", self.seed, 0)
+        check_from("seed", self.seed, 0)
         epochs = self.recipe.training.epochs
         if self.constant_from is not None and not 0 < self.constant_from < epochs:
             raise ValueError(f"constant_from is {self.constant_from}; give an epoch between 1 and {epochs - 1}")
@@ -329,11 +328,11 @@ class ProtocolConfig(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_choices(self)
+        check_choices(self)
         fit = all(0 < rate < math.inf for rate in self.rates) and len(set(self.rates)) == len(self.rates)
         if not (self.rates and fit):
-            raise ValueError(f"rates are {_listed(self.rates)}; give one or more learning rates above 0, each once")
-        _check_from("seeds", self.seeds, 1)
+            raise ValueError(f"rates are {listed(self.rates)}; give one or more learning rates above 0, each once")
+        check_from("seeds", self.seeds, 1)
         if self.swa and not self.training.warmup <= self.swa_epoch < self.training.epochs:
             raise ValueError(
                 f"epochs is {self.training.epochs} and swa is on, which would begin after epoch {self.swa_epoch}; give "
@@ -367,41 +366,6 @@ class ProtocolConfig(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where files are and how the work is done; no part of any result."""
-
-    data: Path = Path("data")
-    """Folder with the data sets; digits need none."""
-    cache: Path | None = None
-    """Folder for decoded images; by default .emabank-cache in the data folder."""
-    runs: Path = Path("runs")
-    """Folder for the runs; made if it is not there."""
-    jobs: int | None = None
-    """Runs at a time, each a process. By default as many as there are cores for their threads, and on a GPU one."""
-    checkpoint_seconds: float = 60.0
-    """Seconds between two checkpoints of a run."""
-    tensorboard: bool = False
-    """Whether curves are written for TensorBoard as well, into each run's folder."""
-    wandb: str | None = None
-    """The Weights & Biases project that runs are logged to as well. By default none."""
-
-    def __post_init__(self) -> None:
-        _check_from("jobs", self.jobs, 1)
-        _check_from("checkpoint_seconds", self.checkpoint_seconds, 0)
-
-    def check_trackers(self) -> None:
-        """`ValueError` when a package is not installed that curves are asked for.
-
-        >>> Place().check_trackers()
-        """
-        for name, asked in (("tensorboard", self.tensorboard), ("wandb", self.wandb is not None)):
-            found = find_spec(name) if asked else None
-            # Without an origin it is a folder of that name, such as wandb makes where it is used.
-            if asked and (found is None or found.origin is None):
-                raise ValueError(f'{name} is asked for and not installed; pip install "emabank[trackers]"')
-
-
-@dataclass(frozen=True, kw_only=True)
 class DemoConfig:
     """Train a small network on digits with wrong labels, and compare weight averages with the live weights.
 
@@ -420,36 +384,11 @@ class DemoConfig:
     """CPU threads. So small a network gains little from more, and one gives the same numbers whatever else runs."""
 
     def __post_init__(self) -> None:
-        _check_from("epochs", self.epochs, 1)
-        _check_share("noise", self.noise)
-        _check_from("seed", self.seed, 0)
-        _check_from("threads", self.threads, 1)
+        check_from("epochs", self.epochs, 1)
+        check_share("noise", self.noise)
+        check_from("seed", self.seed, 0)
+        check_from("threads", self.threads, 1)
 
 
 def _filled(config: C, **defaults: object) -> C:
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
-
-
-def _check_choices(config: object) -> None:
-    """Where few texts are allowed, one of them was given: annotations alone keep no one from giving another."""
-    for name, kind in get_type_hints(type(config)).items():
-        value, kinds = getattr(config, name), get_args(kind)
-        if value is None and NoneType in kinds:
-            continue
-        for each in (kind, *kinds):
-            if get_origin(each) is Literal and value not in get_args(each):
-                raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(each))}")
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} is {value}; give a share from 0 to 1, such as 0.4")
-
-
-def _check_from(name: str, value: float | None, least: float) -> None:
-    if value is not None and not least <= value < math.inf:
-        raise ValueError(f"{name} is {value}; give {'a finite number' if value == math.inf else f'{least} or more'}")
-
-
-def _listed(values: tuple[float, ...]) -> str:
-    return " ".join(map(str, values)) or "empty"

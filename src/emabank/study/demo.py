@@ -15,6 +15,7 @@ from rich.console import Console
 import emabank
 from emabank import EMA
 from emabank.checkpoint import write_atomically
+from emabank.study.averages import rules
 from emabank.study.config import (
     AveragesConfig,
     DataConfig,
@@ -29,12 +30,13 @@ from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Images, normalisation_of
 from emabank.study.data.noise import symmetric_noise
 from emabank.study.data.splits import Parts, stratified_split
+from emabank.study.measures import Measured
 from emabank.study.models.catalogue import build_network
 from emabank.study.progress import progress
 from emabank.study.report.curves import draw_curves
 from emabank.study.report.rows import Chosen, Record, Row
 from emabank.study.report.table import closing_line, comparison_table
-from emabank.study.train import LIVE, Measured, Training, rules
+from emabank.study.train import LIVE, Training
 
 WIDTH = 8
 PEAK_RATE = 0.8

@@ -11,12 +11,13 @@ from dataclasses import replace
 from rich.console import Console
 
 from emabank.study.carry_out import Job, folder_of, to_text
-from emabank.study.config import Place, ProtocolConfig, RunConfig
+from emabank.study.config import ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts
 from emabank.study.executors import Task, raise_if_failed
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.folders import RunFolder
+from emabank.study.place import Place
 from emabank.study.plain import toml_text
 from emabank.study.progress import counting
 from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs

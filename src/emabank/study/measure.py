@@ -16,13 +16,14 @@ from emabank import recalibrate_batchnorm
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset, Images
 from emabank.study.data.splits import Parts
+from emabank.study.measures import Measured, by_split, measures
 from emabank.study.metrics.accuracy import loss
 from emabank.study.metrics.calibration import calibrated_ece, ece
 from emabank.study.metrics.probabilities import softmax
 from emabank.study.metrics.temperature import apply_temperature, fit_temperature
 from emabank.study.predict import predict
 from emabank.study.rows import Part, Row
-from emabank.study.train import Kept, Measured, Training, by_split, measures
+from emabank.study.train import Kept, Training
 from emabank.study.transfer import evaluate_transfer
 
 

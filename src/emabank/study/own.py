@@ -14,12 +14,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from emabank.study.carry_out import Job, carry_out, folder_of
-from emabank.study.config import Place, ProtocolConfig
+from emabank.study.config import ProtocolConfig
 from emabank.study.data.folder import load_image_folder
 from emabank.study.data.images import Dataset, Images, make_images
 from emabank.study.data.labelled import LabelledImages
 from emabank.study.folders import RunFolder
 from emabank.study.launch import show, title
+from emabank.study.place import Place
 from emabank.study.progress import counting, progress
 from emabank.study.protocol import Protocol, carry_out_protocol, resolved
 

@@ -12,16 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from emabank.study.averages import columns
 from emabank.study.carry_out import Job, MakeModel, folder_of, network_of
 from emabank.study.comparisons import Column, Stage, pairs, tables, with_tuned_temperatures
-from emabank.study.config import Keep, Place, ProtocolConfig, RunConfig
+from emabank.study.config import Keep, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_transfer_target
 from emabank.study.identity import run_id
+from emabank.study.place import Place
 from emabank.study.plain import to_plain
 from emabank.study.predict import features_of
 from emabank.study.runs import RunFolder, write_json, write_rows
-from emabank.study.train import LIVE, SWA, columns
+from emabank.study.train import LIVE, SWA
 
 CRITERIA = {"accuracy": "acc.", "loss": "loss"}
 """What epochs and averages are chosen by, and how a column's title has it."""

@@ -15,35 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emabank import EMA, Best, BestTracker, EMABank, Uniform, recalibrate_batchnorm
-from emabank.study.config import AveragesConfig, BatchNorm, Keep, RunConfig
-from emabank.study.data.images import Images
+from emabank import Best, BestTracker, EMABank, Uniform, recalibrate_batchnorm
+from emabank.study.averages import columns, rules
+from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts
-from emabank.study.metrics.accuracy import accuracy, loss
-from emabank.study.metrics.memorisation import clean_accuracy, memorised
+from emabank.study.measures import Measured, by_split, evaluation_batch, measures
 from emabank.study.predict import computing, predict_each
 from emabank.study.rows import Part
 from emabank.study.schedules import Schedule
 
-EVALUATION_BATCH = 160  # on one CPU core smaller ones are faster for CIFAR images, larger ones for digits
 SWA = "swa"
 LIVE = "live"
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 Set = tuple[str, BatchNorm]
 """Which weights, with which statistics."""
-
-
-class Measured(NamedTuple):
-    """One number of one epoch, on its way to a row."""
-
-    epoch: int
-    weights: str
-    batchnorm: BatchNorm
-    split: Part
-    metric: str
-    value: float
 
 
 class Kept(NamedTuple):
@@ -94,7 +81,7 @@ class Training:
         self._parts = parts
         self._plain = {
             split: batches(
-                part, size=EVALUATION_BATCH, normalisation=parts.normalisation, device=device, memory_format=form
+                part, size=evaluation_batch(part), normalisation=parts.normalisation, device=device, memory_format=form
             )
             for split, part in by_split(parts).items()
         }
@@ -217,7 +204,8 @@ class Training:
         if "val" in self._plain:
             self.measured += self._on("val", sets)
         if asked.on_train:
-            self.measured += self._on("train", sets)
+            # Memorisation is a matter of the weights: once for each of them, not again with recomputed statistics.
+            self.measured += self._on("train", {key: each for key, each in sets.items() if key[1] != "recomputed"})
         if asked.test_curves and self.config.trained_on == "100%":
             self.test_curves += self._on("test", sets)
 
@@ -390,51 +378,6 @@ class Training:
         torch.set_rng_state(state["random"]["cpu"])
         if self.device.type in state["random"] and self.device.type != "cpu":
             torch.get_device_module(self.device).set_rng_state(state["random"][self.device.type])
-
-
-def rules(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
-    """The averages of a run of so many steps by name.
-
-    >>> [round(rule.half_life or 0, 1) for rule in rules(AveragesConfig(), 660).values()]
-    [2.9, 5.8, 11.9, 23.1, 46.9]
-    """
-    warmup = None if averages.decay_warmup == "none" else averages.decay_warmup
-    if averages.decays:
-        made = [EMA(decay, warmup=warmup) for decay in sorted(averages.decays)]
-    else:
-        made = [EMA(half_life=share / 100 * steps, warmup=warmup) for share in sorted(averages.half_lives)]
-    return dict(zip(averages.names, made, strict=True))
-
-
-def columns(
-    averages: AveragesConfig, average: str, epoch: int, criterion: str, has_batchnorm: bool
-) -> tuple[Keep, Keep]:
-    """The two columns that a criterion gives: the average it chose, and the slowest at the same epoch, recomputed.
-
-    >>> [keep.name for keep in columns(AveragesConfig(), "ema-1.8%", 9, "loss", True)]
-    ['ema-1.8%-loss', 'ema-7.1%-recomputed-loss']
-    """
-    chosen = Keep(weights=average, epoch=epoch, batchnorm="averaged", selected_by=criterion)  # type: ignore[arg-type]
-    statistics: BatchNorm = "recomputed" if has_batchnorm else "averaged"
-    slowest = Keep(weights=averages.names[-1], epoch=epoch, batchnorm=statistics, selected_by=criterion)  # type: ignore[arg-type]
-    return chosen, slowest
-
-
-def by_split(parts: Parts) -> dict[Part, Images]:
-    """The parts that there are, by the names that rows give them."""
-    named: dict[Part, Images | None] = {"train": parts.train, "val": parts.validation, "test": parts.test}
-    return {split: part for split, part in named.items() if part is not None}
-
-
-def measures(split: Part, part: Images, logits: np.ndarray) -> dict[str, float]:
-    """What is measured each epoch; on training images, right and wrong labels apart."""
-    given, clean = part.labels.cpu().numpy(), part.clean.cpu().numpy()
-    if not np.isfinite(logits).all():  # such an average is bad, but no reason to end a run
-        return {"accuracy": math.nan, "loss": math.nan}
-    found: dict[str, float | None] = {"accuracy": accuracy(logits, given), "loss": loss(logits, given)}
-    if split == "train":
-        found |= {"clean_accuracy": clean_accuracy(logits, given, clean), "memorised": memorised(logits, given, clean)}
-    return {metric: value for metric, value in found.items() if value is not None}
 
 
 def _schedule(config: RunConfig, *, steps_per_epoch: int) -> Schedule:

@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from emabank.study.config import Place, RunConfig
+from emabank.study.config import RunConfig
+from emabank.study.place import Place
 from emabank.study.plain import to_plain
 from emabank.study.train import Training
 

@@ -16,7 +16,8 @@ class Row:
     validation_accuracy: float
     test_accuracy: float
     memorised: float | None
-    """Share of the wrongly labelled training images that are predicted as that wrong label; None: there are none."""
+    """Share of the wrongly labelled training images that are predicted as that wrong label; None: there are none, or it
+    is not measured, as with recomputed statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
