@@ -20,6 +20,7 @@ from emabank.study.config import (
     RunConfig,
     TrainingConfig,
 )
+from emabank.study.place import Place
 from emabank.study.plain import from_plain, read_toml, to_plain, toml_text
 
 # Configurations ------------------------------------------------------------------------------------------------------
