@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from states import SUFFIXES, example, same
 
-from emabank.files import read_state, write_atomically, write_state, write_torch
+from emabank.files import read_state, write_atomically, write_safetensors, write_state, write_torch
 
 
 def only(folder: Path, *names: str) -> bool:
@@ -191,3 +192,14 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     done = subprocess.run([*mount, script, sys.executable, ON_A_FULL_DISK], capture_output=True, text=True, check=False)
     assert done.stdout == "as it should be\n", done.stderr
     assert only(tmp_path)
+
+
+def test_equal_tensors_and_metadata_make_equal_safetensors_files(tmp_path):
+    """Safetensors writes the keys of the metadata in an order that changes from file to file."""
+    metadata = {"format": "pt", "emabank": '{"épochs": 3}', "a": "b"}
+    for number in range(12):
+        write_safetensors(tmp_path / f"{number}.safetensors", {"ü": torch.arange(5), "w": torch.ones(2, 2)}, metadata)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    with safe_open(tmp_path / "0.safetensors", framework="pt") as file:
+        assert file.metadata() == metadata
+        assert torch.equal(file.get_tensor("ü"), torch.arange(5))
