@@ -1,8 +1,7 @@
-"""The protocol: what it chooses and by what, what it keeps, that it trains nothing twice, and the rows it leaves."""
+"""The protocol: what it chooses and by what, what it keeps, and what it refuses before training."""
 
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,22 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from study.small_protocols import DIGITS, EVERYTHING, Here, protocol, small_digits, without_batchnorm
 from torch import nn
 
 from emabank.study import load_results
-from emabank.study.carry_out import Job, carry_out, folder_of
+from emabank.study.carry_out import Job, folder_of
 from emabank.study.config import (
     AveragesConfig,
-    DataConfig,
-    HardwareConfig,
-    MeasuringConfig,
-    ProtocolConfig,
     TrainingConfig,
 )
-from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, fingerprint, make_images
 from emabank.study.folders import RunFolder
 from emabank.study.place import Place
@@ -39,85 +33,8 @@ from emabank.study.protocol import (
     swa_job,
     tuning_jobs,
 )
-from emabank.study.train import Interrupted
-from emabank.study.transfer import linear_evaluation
 
-DIGITS = digits_dataset()
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
-
-
-class Net(nn.Module):
-    """Small, with batch norm, and with features that a linear head can use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
-        self.head = nn.Linear(4 * 36, 10)
-
-    def features(self, x: torch.Tensor) -> torch.Tensor:
-        return self.body(x)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.features(x))
-
-
-def without_batchnorm() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-
-
-def small_digits(*, garbage: bool = False) -> Dataset:
-    """160 digits to train on and 60 to test on, or nonsense to test on."""
-    test = make_images(DIGITS.test.images[:60], DIGITS.test.labels[:60])
-    if garbage:
-        generator = torch.Generator().manual_seed(1)
-        pixels = torch.randint(0, 17, test.images.shape, generator=generator, dtype=torch.uint8)
-        test = make_images(pixels, torch.randint(0, 10, (60,), generator=generator))
-    return Dataset("small", 10, make_images(DIGITS.train.images[:160], DIGITS.train.labels[:160]), test)
-
-
-def protocol(**given: Any) -> ProtocolConfig:
-    """A protocol of a few seconds."""
-    small: dict[str, Any] = {
-        "data": DataConfig(dataset="own"),
-        "training": TrainingConfig(network="own", epochs=4, batch=40),
-        "hardware": HardwareConfig(device="cpu"),
-        "rates": (0.05, 0.2),
-        "seeds": 2,
-    }
-    return ProtocolConfig(**{**small, **given}).completed()
-
-
-class Here:
-    """Carries out runs in this process, remembers which it trained, and can be told to break down on its way."""
-
-    def __init__(self, runs: Path, *, make_model: Any = Net, garbage: bool = False, last: int = 10**9) -> None:
-        self.place = Place(runs=runs)
-        self.dataset = small_digits(garbage=garbage)
-        self.make_model, self.last = make_model, last
-        self.trained: list[Job] = []
-
-    def __call__(self, jobs: Sequence[Job]) -> list[RunFolder]:
-        return [self.one(job) for job in jobs]
-
-    def one(self, job: Job) -> RunFolder:
-        if not folder_of(job.config, self.place).is_done():
-            self.trained.append(job)
-        steps = iter(range(10**9))
-        breaks_down = len(self.trained) > self.last
-
-        def should_stop() -> bool:
-            return breaks_down and next(steps) == 2
-
-        return carry_out(job, self.place, self.dataset, make_model=self.make_model, should_stop=should_stop)
-
-    def carry_out(self, config: ProtocolConfig) -> Protocol:
-        return carry_out_protocol(config, self.place, self.dataset, self, make_model=self.make_model)
-
-
-EVERYTHING = protocol(
-    data=DataConfig(dataset="own", noise=0.3),
-    measuring=MeasuringConfig(on_train=True, test_curves=True),
-)
 
 
 @pytest.fixture(scope="module")
@@ -300,175 +217,6 @@ def test_a_refit_or_an_swa_run_that_diverges_is_one_sentence(
         monkeypatch.setattr(RunFolder, "summary", summary)
         with pytest.raises(ValueError, match=f"^with seed 0 and rate [0-9.]+ the training .*{said_of_it}"):
             here.carry_out(EVERYTHING)
-
-
-# Nothing is trained twice --------------------------------------------------------------------------------------------
-
-
-def left(runs: Path) -> dict[str, Any]:
-    """All that a protocol leaves, but for times and conditions."""
-    found: dict[str, Any] = {}
-    for path in sorted(runs.rglob("*")):
-        name = path.relative_to(runs).as_posix()
-        if path.suffix in (".jsonl", ".npz") or path.name in ("summary.json", "history.json"):
-            found[name] = path.read_bytes()
-        if path.suffix == ".safetensors":  # the order of what is noted in such a file is not always the same
-            tensors, notes = RunFolder(path.parents[1]).load_snapshot(path.stem)
-            found[name] = notes, {key: tensor.tolist() for key, tensor in tensors.items()}
-        if path.name == "done.json":
-            found[name] = json.loads(path.read_text())["summary"]
-    return found
-
-
-def test_carried_out_again_it_trains_nothing_and_says_the_same(finished: tuple[Protocol, Here], tmp_path: Path):
-    done, before = finished
-    again = Here(tmp_path / "runs")
-    shutil.copytree(before.place.runs, again.place.runs)
-    assert again.carry_out(EVERYTHING).summary == done.summary
-    assert again.trained == []
-    assert left(again.place.runs) == left(before.place.runs)
-    runs = [path.parent for path in again.place.runs.glob("*/done.json")]
-    assert len(runs) == len(before.trained) == 4 + 2 + 2
-    assert all(len(RunFolder(run).environment()) == 1 for run in runs), "each was opened for training once"
-
-
-def test_two_protocols_that_need_the_same_runs_share_them(finished: tuple[Protocol, Here], tmp_path: Path):
-    done, before = finished
-    here = Here(tmp_path / "runs")
-    shutil.copytree(before.place.runs, here.place.runs)
-    less = replace(EVERYTHING, seeds=1, swa=False)
-    assert here.carry_out(less).choices == done.choices[:1]
-    assert here.trained == []
-    other_rate = replace(less, rates=(done.choices[0].rate, 0.001))
-    assert here.carry_out(other_rate).choices == done.choices[:1]
-    assert [(job.config.rate, job.config.trained_on) for job in here.trained] == [(0.001, "80%")]
-
-
-def test_interrupted_again_and_again_it_goes_on_and_ends_the_same(tmp_path: Path):
-    """In the middle of a run each time: in tuning, in a refit, in SWA."""
-    config = protocol(rates=(0.1,))
-    undisturbed = Here(tmp_path / "undisturbed", make_model=without_batchnorm)
-    undisturbed.carry_out(config)
-    assert len(undisturbed.trained) == 2 + 2 + 2
-    for last, kind in ((1, ("80%", False)), (2, ("100%", False)), (2, ("100%", True))):
-        interrupted = Here(tmp_path / "interrupted", make_model=without_batchnorm, last=last)
-        with pytest.raises(Interrupted):
-            interrupted.carry_out(config)
-        stopped = interrupted.trained[-1].config
-        assert (stopped.trained_on, stopped.swa) == kind
-        assert not list((tmp_path / "interrupted").glob("protocol-*"))
-    resumed = Here(tmp_path / "interrupted", make_model=without_batchnorm)
-    resumed.carry_out(config)
-    assert len(resumed.trained) == 1
-    assert left(tmp_path / "interrupted") == left(tmp_path / "undisturbed")
-
-
-def test_another_configuration_data_or_model_is_another_protocol(tmp_path: Path):
-    config = protocol(training=TrainingConfig(network="own", epochs=1, batch=80), seeds=1, rates=(0.1,), swa=False)
-    folders = {Here(tmp_path, make_model=without_batchnorm).carry_out(config).folder}
-    folders.add(Here(tmp_path, make_model=without_batchnorm, garbage=True).carry_out(config).folder)
-    here = Here(tmp_path, make_model=without_batchnorm)
-    folders.add(carry_out_protocol(config, here.place, here.dataset, here, make_model=here.make_model,
-                                   model_fingerprint="another").folder)  # fmt: skip
-    folders.add(here.carry_out(replace(config, rates=(0.2,))).folder)
-    assert len(folders) == 4
-
-
-# What it leaves ------------------------------------------------------------------------------------------------------
-
-
-def test_every_measure_has_its_rows_on_its_splits(finished: tuple[Protocol, Here]):
-    done, here = finished
-    frame = load_results(here.place.runs)
-    chosen = frame[frame.selected_by.notna()]
-    tuned, refitted = {run.id for run in done.tuned}, {run.id for run in done.refitted}
-    for runs, splits in ((tuned, {"train", "val", "test"}), (refitted, {"train", "test"})):
-        mine = chosen[chosen.run.isin(runs)]
-        assert set(mine.seed) == {0, 1}
-        for metric in ("accuracy", "loss", "ece"):
-            assert set(mine[mine.metric == metric].split) == splits
-        for metric in ("memorised", "clean_accuracy"):
-            assert set(mine[mine.metric == metric].split) == {"train"}
-        for metric in ("churn", "js"):
-            rows = mine[mine.metric == metric]
-            assert set(rows.split) == splits - {"train"}
-            assert set(rows.other) <= runs
-        assert mine[~mine.metric.isin(["churn", "js"])].other.isna().all()
-    of = chosen.set_index("run")
-    assert set(of.loc[list(tuned)].query("metric == 'temperature'").split) == {"val"}
-    assert set(of.loc[list(tuned)].query("metric == 'ece_ts'").split) == {"train", "val", "test"}
-    assert set(of.loc[list(refitted)].query("metric in ('temperature', 'ece_ts')").split) == {"test"}
-    assert set(chosen[chosen.run.isin([run.id for run in done.swa])].weights) == {"live", "swa"}
-
-
-def test_every_row_of_an_epoch_and_every_test_curve_is_there_once(finished: tuple[Protocol, Here]):
-    done, here = finished
-    frame = load_results(here.place.runs)
-    assert not frame.duplicated(KEY).any()
-    curves = frame[frame.selected_by.isna()]
-    names = {"live", *EVERYTHING.averages.names}
-    for run, split in [(done.tuned[0].id, "val"), (done.tuned[0].id, "train"), (done.refitted[0].id, "test")]:
-        mine = curves[(curves.run == run) & (curves.split == split) & (curves.metric == "accuracy")]
-        assert sorted(zip(mine.epoch, mine.weights, strict=True)) == sorted((e, n) for e in range(1, 5) for n in names)
-    assert set(curves[curves.trained_on == "80%"].split) == {"train", "val"}, "tuning has no test curves"
-
-
-def test_transfer_rows_are_the_linear_evaluation_of_what_the_refits_keep(tmp_path: Path):
-    done = Here(tmp_path).carry_out(protocol(rates=(0.1,), seeds=1, transfer="digits"))
-    frame = load_results(tmp_path)
-    rows = frame[frame.metric == "transfer:digits"]
-    assert set(rows.split) == {"test"} and rows.selected_by.notna().all()
-    kept = {run.id: len(run.snapshots()) for run in (*done.refitted, *done.swa)}
-    assert rows.run.value_counts().to_dict() == kept
-    [value] = rows[(rows.run == done.refitted[0].id) & (rows.weights == "live") & (rows.selected_by == "last")].value
-    tensors, notes = done.refitted[0].load_snapshot("live-last")
-    model = Net()
-    model.load_state_dict(tensors)
-    model.eval()
-    parts: list[torch.Tensor] = []
-    with torch.no_grad():
-        for part in (DIGITS.train, DIGITS.test):
-            scaled = (part.images.float() - torch.tensor(notes["mean"])) / torch.tensor(notes["std"])
-            parts += [model.features(scaled), part.labels]
-    expected = linear_evaluation(*parts, classes=10, seed=0).accuracy
-    assert value == pytest.approx(expected, abs=0.005)
-    assert expected > 0.7
-    table = next(t for t in done.summary["tables"] if t["trained_on"] == "100%" and t["column"] == "SGD")
-    assert table["values"]["transfer:digits"] == [value]
-
-
-def test_the_tables_have_the_columns_of_the_method(finished: tuple[Protocol, Here]):
-    summary = json.loads((finished[0].folder / "summary.json").read_text())
-    assert summary == json.loads(json.dumps(finished[0].summary))
-    titles: dict[tuple[str, str], list[str]] = {}
-    for table in summary["tables"]:
-        titles.setdefault((table["trained_on"], table["split"]), []).append(table["column"])
-    averages = ["EMA (acc.)", "EMA (loss)", "slowest (acc.)", "slowest (loss)"]
-    assert titles == {
-        ("80%", "val"): ["SGD", "SGD (last)", *averages],  # under label noise both
-        ("80%", "test"): ["SGD", "SGD (last)", *averages],
-        ("100%", "test"): ["SGD", "SGD (best)", *averages, "SWA"],
-    }
-    live = {(t["trained_on"], t["column"]): t["epochs"] for t in summary["tables"] if t["column"].startswith("SGD")}
-    best = [choice.live_epoch for choice in finished[0].choices]
-    assert live == {("80%", "SGD"): best, ("80%", "SGD (last)"): [4, 4],
-                    ("100%", "SGD"): [4, 4], ("100%", "SGD (best)"): best}  # fmt: skip
-
-
-def test_the_tables_are_the_rows_with_numpys_mean_and_standard_deviation(finished: tuple[Protocol, Here]):
-    done, here = finished
-    frame = load_results(here.place.runs)
-    kept = {"EMA (acc.)": ("averaged", "accuracy"), "slowest (loss)": ("recomputed", "loss"), "SGD": ("own", "last")}
-    tables = {t["column"]: t for t in done.summary["tables"] if t["trained_on"] == "100%"}
-    for title, (batchnorm, selected_by) in kept.items():
-        mine = frame[(frame.batchnorm == batchnorm) & (frame.selected_by == selected_by)]
-        for metric in ("accuracy", "loss", "ece", "ece_ts", "memorised", "clean_accuracy"):
-            split = "train" if metric in ("memorised", "clean_accuracy") else "test"
-            numbers = mine[(mine.metric == metric) & (mine.split == split)].set_index("run").value
-            values = [numbers[run.id] for run in done.refitted]
-            assert tables[title]["values"][metric] == values
-            assert tables[title]["mean"][metric] == pytest.approx(np.mean(values))
-            assert tables[title]["std"][metric] == pytest.approx(np.std(values, ddof=1))
 
 
 # Refused before anything is trained ----------------------------------------------------------------------------------

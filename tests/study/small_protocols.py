@@ -1,0 +1,101 @@
+"""Small protocols for the tests: a network, some digits, and a carry-out in this process that counts what it trains."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from emabank.study.carry_out import Job, carry_out, folder_of
+from emabank.study.config import (
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    ProtocolConfig,
+    TrainingConfig,
+)
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import Dataset, make_images
+from emabank.study.folders import RunFolder
+from emabank.study.place import Place
+from emabank.study.protocol import (
+    Protocol,
+    carry_out_protocol,
+)
+
+DIGITS = digits_dataset()
+
+
+class Net(nn.Module):
+    """Small, with batch norm, and with features that a linear head can use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(4 * 36, 10)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+def without_batchnorm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def small_digits(*, garbage: bool = False) -> Dataset:
+    """160 digits to train on and 60 to test on, or nonsense to test on."""
+    test = make_images(DIGITS.test.images[:60], DIGITS.test.labels[:60])
+    if garbage:
+        generator = torch.Generator().manual_seed(1)
+        pixels = torch.randint(0, 17, test.images.shape, generator=generator, dtype=torch.uint8)
+        test = make_images(pixels, torch.randint(0, 10, (60,), generator=generator))
+    return Dataset("small", 10, make_images(DIGITS.train.images[:160], DIGITS.train.labels[:160]), test)
+
+
+def protocol(**given: Any) -> ProtocolConfig:
+    """A protocol of a few seconds."""
+    small: dict[str, Any] = {
+        "data": DataConfig(dataset="own"),
+        "training": TrainingConfig(network="own", epochs=4, batch=40),
+        "hardware": HardwareConfig(device="cpu"),
+        "rates": (0.05, 0.2),
+        "seeds": 2,
+    }
+    return ProtocolConfig(**{**small, **given}).completed()
+
+
+class Here:
+    """Carries out runs in this process, remembers which it trained, and can be told to break down on its way."""
+
+    def __init__(self, runs: Path, *, make_model: Any = Net, garbage: bool = False, last: int = 10**9) -> None:
+        self.place = Place(runs=runs)
+        self.dataset = small_digits(garbage=garbage)
+        self.make_model, self.last = make_model, last
+        self.trained: list[Job] = []
+
+    def __call__(self, jobs: Sequence[Job]) -> list[RunFolder]:
+        return [self.one(job) for job in jobs]
+
+    def one(self, job: Job) -> RunFolder:
+        if not folder_of(job.config, self.place).is_done():
+            self.trained.append(job)
+        steps = iter(range(10**9))
+        breaks_down = len(self.trained) > self.last
+
+        def should_stop() -> bool:
+            return breaks_down and next(steps) == 2
+
+        return carry_out(job, self.place, self.dataset, make_model=self.make_model, should_stop=should_stop)
+
+    def carry_out(self, config: ProtocolConfig) -> Protocol:
+        return carry_out_protocol(config, self.place, self.dataset, self, make_model=self.make_model)
+
+
+EVERYTHING = protocol(
+    data=DataConfig(dataset="own", noise=0.3),
+    measuring=MeasuringConfig(on_train=True, test_curves=True),
+)
