@@ -17,12 +17,12 @@ from emabank.study.config import (
 )
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, make_images
-from emabank.study.folders import RunFolder
 from emabank.study.place import Place
 from emabank.study.protocol import (
     Protocol,
     carry_out_protocol,
 )
+from emabank.study.runs.folder import RunFolder
 
 DIGITS = digits_dataset()
 

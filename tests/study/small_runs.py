@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emabank.study import checkpoints
 from emabank.study.carry_out import network_of
 from emabank.study.config import (
     AveragesConfig,
@@ -28,8 +27,9 @@ from emabank.study.data.images import Dataset, Images, fingerprint
 from emabank.study.data.loader import Loader
 from emabank.study.data.splits import Parts
 from emabank.study.datasets import load_parts
-from emabank.study.folders import RunFolder
 from emabank.study.measures import evaluation_batch
+from emabank.study.runs import checkpoints
+from emabank.study.runs.folder import RunFolder
 from emabank.study.schedules import Schedule
 from emabank.study.train import Training
 

@@ -18,8 +18,8 @@ from study.small_runs import one_thread as one_thread
 
 from emabank.study.carry_out import Job, StopRequest, carry_out, folder_of, main, to_text
 from emabank.study.data.images import Dataset
-from emabank.study.folders import RunFolder
 from emabank.study.place import Place
+from emabank.study.runs.folder import RunFolder
 from emabank.study.train import Interrupted
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}

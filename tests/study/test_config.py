@@ -21,9 +21,9 @@ from emabank.study.config import (
     RunConfig,
     TrainingConfig,
 )
-from emabank.study.identity import run_id
 from emabank.study.place import Place
 from emabank.study.plain import to_plain
+from emabank.study.runs.identity import run_id
 
 KEPT = Keep(weights="live", epoch=3, batchnorm="own", selected_by="accuracy")
 RUN: dict[str, Any] = {"recipe": Recipe(), "rate": 0.4, "seed": 0, "trained_on": "80%"}

@@ -20,11 +20,11 @@ from emabank.study.carry_out import Job, carry_out
 from emabank.study.config import DataConfig, HardwareConfig, ProtocolConfig, TrainingConfig
 from emabank.study.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
-from emabank.study.folders import RunFolder
 from emabank.study.launch import launch_protocol, locally, show_plan, task_of, title
 from emabank.study.place import Place
 from emabank.study.plain import read_toml
 from emabank.study.protocol import carry_out_protocol, resolved, tuning_jobs
+from emabank.study.runs.folder import RunFolder
 
 CONFIG = ProtocolConfig(
     data=DataConfig(subset=200, test_subset=100),

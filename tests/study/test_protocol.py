@@ -21,7 +21,6 @@ from emabank.study.config import (
     TrainingConfig,
 )
 from emabank.study.data.images import Dataset, fingerprint, make_images
-from emabank.study.folders import RunFolder
 from emabank.study.place import Place
 from emabank.study.protocol import (
     Choice,
@@ -33,6 +32,7 @@ from emabank.study.protocol import (
     swa_job,
     tuning_jobs,
 )
+from emabank.study.runs.folder import RunFolder
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 

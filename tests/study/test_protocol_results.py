@@ -15,11 +15,11 @@ from emabank.study import load_results
 from emabank.study.config import (
     TrainingConfig,
 )
-from emabank.study.folders import RunFolder
 from emabank.study.protocol import (
     Protocol,
     carry_out_protocol,
 )
+from emabank.study.runs.folder import RunFolder
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from emabank.study.carry_out import Job, carry_out, folder_of, to_text
 from emabank.study.config import Keep, RunConfig
 from emabank.study.place import Place
-from emabank.study.runs import OpenRun
+from emabank.study.runs.opened import OpenRun
 from emabank.study.train import Interrupted, Training
 
 

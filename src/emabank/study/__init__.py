@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from emabank.study.config import ProtocolConfig as ProtocolConfig
     from emabank.study.config import TrainingConfig as TrainingConfig
     from emabank.study.own import run_protocol as run_protocol
-    from emabank.study.results import load_results as load_results
+    from emabank.study.runs.results import load_results as load_results
 
 _HOME = {
     "AveragesConfig": "config",
@@ -24,7 +24,7 @@ _HOME = {
     "MeasuringConfig": "config",
     "ProtocolConfig": "config",
     "TrainingConfig": "config",
-    "load_results": "results",
+    "load_results": "runs.results",
     "run_protocol": "own",
 }
 

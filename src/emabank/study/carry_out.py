@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from emabank.study import checkpoints
 from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
@@ -25,7 +24,8 @@ from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows
 from emabank.study.models.catalogue import build_network
 from emabank.study.place import Place
 from emabank.study.plain import from_plain, to_plain
-from emabank.study.runs import OpenRun, RunFolder, open_run
+from emabank.study.runs import checkpoints
+from emabank.study.runs.opened import OpenRun, RunFolder, open_run
 from emabank.study.train import Interrupted, Training
 from emabank.study.watchers import watchers
 

@@ -16,12 +16,12 @@ from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts
 from emabank.study.executors import Task, raise_if_failed
 from emabank.study.executors.local import LocalExecutor
-from emabank.study.folders import RunFolder
 from emabank.study.place import Place
 from emabank.study.plain import toml_text
 from emabank.study.progress import counting
 from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs
 from emabank.study.report.columns import protocol_tables
+from emabank.study.runs.folder import RunFolder
 
 
 def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol:

@@ -18,11 +18,11 @@ from emabank.study.config import ProtocolConfig
 from emabank.study.data.folder import load_image_folder
 from emabank.study.data.images import Dataset, Images, make_images
 from emabank.study.data.labelled import LabelledImages
-from emabank.study.folders import RunFolder
 from emabank.study.launch import show, title
 from emabank.study.place import Place
 from emabank.study.progress import counting, progress
 from emabank.study.protocol import Protocol, carry_out_protocol, resolved
+from emabank.study.runs.folder import RunFolder
 
 Data = Dataset | tuple[Tensor, Tensor, Tensor, Tensor] | str | os.PathLike[str]
 

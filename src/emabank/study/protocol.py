@@ -18,11 +18,11 @@ from emabank.study.comparisons import Column, Stage, pairs, tables, with_tuned_t
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_transfer_target
-from emabank.study.identity import run_id
 from emabank.study.place import Place
 from emabank.study.plain import to_plain
 from emabank.study.predict import features_of
-from emabank.study.runs import RunFolder, write_json, write_rows
+from emabank.study.runs.identity import run_id
+from emabank.study.runs.opened import RunFolder, write_json, write_rows
 from emabank.study.train import LIVE, SWA
 
 CRITERIA = {"accuracy": "acc.", "loss": "loss"}

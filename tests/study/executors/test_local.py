@@ -16,8 +16,8 @@ from rich.console import Console
 
 from emabank.study.executors import Task
 from emabank.study.executors.local import LocalExecutor
-from emabank.study.folders import RunFolder
-from emabank.study.runs import open_run
+from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.opened import open_run
 
 DONE = "tell(2, 2); done()"
 

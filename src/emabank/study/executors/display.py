@@ -8,8 +8,8 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from emabank.study.executors import Outcome, Task
-from emabank.study.folders import LOG, Progress
 from emabank.study.progress import duration, is_due, plain_line
+from emabank.study.runs.folder import LOG, Progress
 
 
 class Display:

@@ -19,12 +19,12 @@ from typing import cast
 
 from rich.console import Console
 
-from emabank.study.environment import now
 from emabank.study.executors import Outcome, Task, in_order
 from emabank.study.executors.display import Display, display, failures
 from emabank.study.executors.worker import PARENT
-from emabank.study.folders import FAILED, LOG, Progress, RunFolder
-from emabank.study.runs import mark_failed
+from emabank.study.runs.environment import now
+from emabank.study.runs.folder import FAILED, LOG, Progress, RunFolder
+from emabank.study.runs.opened import mark_failed
 
 _BETWEEN_LOOKS = 0.5  # seconds between two looks at a run's progress
 _AFTER_SIGTERM = 5.0  # seconds until SIGKILL

@@ -12,7 +12,7 @@ from pathlib import Path
 from interpreter import run
 
 import emabank
-from emabank.study.environment import environment
+from emabank.study.runs.environment import environment
 
 
 def test_it_says_what_the_system_says():
@@ -41,6 +41,6 @@ def test_it_names_no_machine_and_no_folder():
 
 
 def test_a_missing_package_has_no_version_and_nothing_is_imported_to_find_out():
-    look = "import sys\nfrom emabank.study.environment import environment, _version\nenvironment(threads=1)\n"
+    look = "import sys\nfrom emabank.study.runs.environment import environment, _version\nenvironment(threads=1)\n"
     finished = run(f"{look}print(_version('no-such-package'), 'torch' in sys.modules, 'numpy' in sys.modules)")
     assert finished.stdout.split() == ["None", "False", "False"], finished.stderr

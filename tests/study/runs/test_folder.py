@@ -8,8 +8,8 @@ import pytest
 import torch
 from interpreter import run as fresh_python
 
-from emabank.study.folders import RunFolder, checked_name
-from emabank.study.runs import open_run
+from emabank.study.runs.folder import RunFolder, checked_name
+from emabank.study.runs.opened import open_run
 
 CONFIG = {"network": "resnet8", "epochs": 2}
 
@@ -111,6 +111,6 @@ def test_names_that_could_leave_the_folder_are_refused(name: str):
 
 def test_asking_how_runs_stand_loads_no_torch(done: RunFolder):
     asked: dict[str, Any] = {"path": str(done.path)}
-    look = f"import sys\nfrom emabank.study.runs import RunFolder\nrun = RunFolder({asked['path']!r})\n"
+    look = f"import sys\nfrom emabank.study.runs.opened import RunFolder\nrun = RunFolder({asked['path']!r})\n"
     look += "print(run.state(), run.progress(), len(run.rows()), 'torch' in sys.modules, 'numpy' in sys.modules)"
     assert fresh_python(look).stdout.split() == ["done", "None", "0", "False", "False"]

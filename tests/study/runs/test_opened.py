@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from emabank.study import runs
 from emabank.study.locks import LockedError
 from emabank.study.rows import Row
-from emabank.study.runs import OpenRun, RunFolder, mark_failed, open_run, run_id
+from emabank.study.runs import opened
+from emabank.study.runs.opened import OpenRun, RunFolder, mark_failed, open_run, run_id
 
 CONFIG = {"network": "resnet8", "rates": (0.1, 1.0), "epochs": 2}
 
@@ -198,15 +198,15 @@ def test_a_run_in_use_is_not_marked_as_failed_by_others(tmp_path: Path):
 
 def test_progress_is_written_about_once_a_second_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seconds, written = 100.0, []
-    monkeypatch.setattr(runs.time, "monotonic", lambda: seconds)
+    monkeypatch.setattr(opened.time, "monotonic", lambda: seconds)
     run = OpenRun(tmp_path)
-    monkeypatch.setattr(runs, "write_json", lambda path, said: written.append((seconds, said["epoch"])))
+    monkeypatch.setattr(opened, "write_json", lambda path, said: written.append((seconds, said["epoch"])))
     for tick in range(50):
         seconds = 100 + tick / 10
         run.tell(tick // 5 + 1, 10, "words", seconds_left=3.5)
     assert [at for at, _ in written[:5]] == pytest.approx([100, 101, 102, 103, 104])
     assert written[-1] == (pytest.approx(104.9), 10)
-    monkeypatch.setattr(runs, "write_json", lambda path, said: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    monkeypatch.setattr(opened, "write_json", lambda path, said: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
     run.tell(10, 10, "a full disk does not stop a training for the sake of its progress")
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank.study import identity
-from emabank.study.identity import canonical, first_difference, run_id
+from emabank.study.runs import identity
+from emabank.study.runs.identity import canonical, first_difference, run_id
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
@@ -31,8 +31,8 @@ def test_the_id_is_the_start_of_a_sha256_over_a_text_that_can_be_written_by_hand
 
 
 def test_every_process_finds_the_same_id():
-    code = f"from emabank.study.identity import run_id; print(run_id({CONFIG!r}))"
-    source = str(Path(identity.__file__).parents[2])
+    code = f"from emabank.study.runs.identity import run_id; print(run_id({CONFIG!r}))"
+    source = str(Path(identity.__file__).parents[3])
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": source}
         command = [sys.executable, "-c", code]

@@ -87,14 +87,16 @@ def test_a_damaged_file_is_named(runs: Path):
 
 def test_reading_results_loads_no_torch(runs: Path):
     look = f"import sys\nfrom emabank.study import load_results\nprint(len(load_results({str(runs)!r})))"
-    finished = run(f"{look}\nprint('torch' in sys.modules, 'emabank.study.results' in sys.modules)", blocked=("torch",))
+    finished = run(
+        f"{look}\nprint('torch' in sys.modules, 'emabank.study.runs.results' in sys.modules)", blocked=("torch",)
+    )
     assert finished.stdout.split() == ["5", "False", "True"], finished.stderr
 
 
 def test_the_names_of_the_study_resolve_when_used():
     finished = run(
         "import sys, emabank.study as study\n"
-        "print('emabank.study.results' in sys.modules, 'load_results' in dir(study))\n"
+        "print('emabank.study.runs.results' in sys.modules, 'load_results' in dir(study))\n"
         "assert all(callable(getattr(study, name)) for name in study.__all__ if name == 'load_results')\n"
         "study.nothing"
     )

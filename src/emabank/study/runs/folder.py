@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from emabank.study import arrays, checkpoints
-from emabank.study.identity import run_id
 from emabank.study.locks import is_locked
 from emabank.study.rows import Row, read_rows
+from emabank.study.runs import arrays, checkpoints
+from emabank.study.runs.identity import run_id
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from emabank.study import runs
-from emabank.study.runs import RunFolder, open_run
+from emabank.study.runs import opened
+from emabank.study.runs.opened import RunFolder, open_run
 
-SOURCE = str(Path(runs.__file__).parents[2])
+SOURCE = str(Path(opened.__file__).parents[3])
 
 # In one process of its own that forks its victims: torch is imported once, and no thread is forked away from.
 KILL = """
 import os, random, signal, sys, time, warnings
 from pathlib import Path
 import numpy as np, torch
-from emabank.study.results import load_results
+from emabank.study.runs.results import load_results
 from emabank.study.rows import Row
-from emabank.study.runs import RunFolder, open_run
+from emabank.study.runs.opened import RunFolder, open_run
 
 warnings.simplefilter("error")
 root, rounds, config = Path(sys.argv[1]), int(sys.argv[2]), {"epochs": 10**6}
@@ -107,7 +107,7 @@ def test_killed_very_often_every_file_is_whole_and_kills_do_hit_the_writing(tmp_
 def test_after_a_kill_in_the_middle_of_a_write_the_next_opening_cleans_up(tmp_path: Path):
     code = f"""
 import os, signal
-from emabank.study.runs import open_run
+from emabank.study.runs.opened import open_run
 with open_run({str(tmp_path)!r}, {{"epochs": 2}}, threads=1) as run:
     run.save_history([1])
     os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ import torch
 from states import same
 
 from emabank import files
-from emabank.study import checkpoints
+from emabank.study.runs import checkpoints
 
 
 def damage(path: Path) -> None:

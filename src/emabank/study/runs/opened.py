@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from emabank.study import arrays, checkpoints
-from emabank.study.arrays import Predictions
-from emabank.study.environment import environment, now
-from emabank.study.folders import (
+from emabank.study.locks import LockedError, locked
+from emabank.study.rows import Row, rows_text
+from emabank.study.runs import arrays, checkpoints
+from emabank.study.runs.arrays import Predictions
+from emabank.study.runs.environment import environment, now
+from emabank.study.runs.folder import (
     CONFIG,
     DONE,
     ENVIRONMENT,
@@ -36,9 +38,7 @@ from emabank.study.folders import (
     file_checksum,
     read_json,
 )
-from emabank.study.identity import FORMAT, first_difference, run_id
-from emabank.study.locks import LockedError, locked
-from emabank.study.rows import Row, rows_text
+from emabank.study.runs.identity import FORMAT, first_difference, run_id
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
