@@ -26,7 +26,7 @@ from torch.utils.data import Dataset as MapStyle
 from torch.utils.hooks import RemovableHandle
 
 from emabank import EMABank, recalibrate_batchnorm
-from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
+from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, Images, Normalisation, make_images
 from emabank.study.data.loader import batches
 from emabank.study.data.splits import Parts
@@ -34,6 +34,7 @@ from emabank.study.datasets import load_dataset
 from emabank.study.measures import evaluation_batch
 from emabank.study.models.catalogue import build_network
 from emabank.study.predict import predict_each
+from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, Recipe, TrainingConfig
 from emabank.study.train import LIVE, Interrupted, Training
 
 PERIOD = 16  # optimizer steps from one update to the next in the paper

@@ -62,7 +62,7 @@ def test_the_library_loads_nothing_of_the_study():
 
 
 def test_control_the_study_is_seen_when_it_is_loaded():
-    loaded = loaded_by("import emabank.study.progress, emabank.study.report.curves")
+    loaded = loaded_by("import emabank.study.progress, emabank.study.report.figures.draw")
     assert {"emabank.study.progress", "rich", "matplotlib"} <= loaded
 
 
@@ -91,5 +91,5 @@ def test_control_what_a_command_runs_loads_torch():
 
 
 def test_the_report_loads_no_torch():
-    report = "import emabank.study.report.curves, emabank.study.report.table, emabank.study.report.rows"
+    report = "import emabank.study.report.demo.picture, emabank.study.report.build, emabank.study.reporting"
     assert "torch" not in loaded_by(report)

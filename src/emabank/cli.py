@@ -4,6 +4,7 @@ It imports torch only once a stage runs, so that `--help` is quick.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -21,30 +22,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"emabank {__version__}")
         return 0
-    return _told_in_a_sentence(lambda: _run(given), resumable=given[:1] == ["protocol"])
+    return _told_in_a_sentence(lambda: _run(given), resumable=given[:1] in (["protocol"], ["run"]))
 
 
 def _run(given: list[str]) -> int:
-    from emabank.study.arguments import DataArguments, ProtocolArguments, parse
-    from emabank.study.config import DemoConfig
+    from emabank.study import arguments as told
 
     try:
-        parsed = parse(given or ["--help"], description=_DESCRIPTION)
+        parsed = told.parse(given or ["--help"], description=_DESCRIPTION)
     except ValueError as error:  # what a configuration refuses; tyro itself ends the process
         sys.exit(_failed(str(error), 2))
     match parsed:
-        case DemoConfig():
+        case told.DemoConfig():
             from emabank.study.demo import run_demo
 
             run_demo(parsed)
-        case ProtocolArguments():
+        case told.ListArguments():
+            from emabank.study.launch_studies import list_studies
+
+            list_studies(parsed.scale)
+        case told.RunArguments():
+            from emabank.study.launch_studies import launch_studies, show_studies_plan
+            from emabank.study.studies.catalogue import studies_named
+
+            studies = studies_named(parsed.study)
+            if parsed.dry_run:
+                show_studies_plan(studies, parsed.scale, parsed.place, change=parsed.change)
+            else:
+                command = shlex.join(["emabank", *given])
+                done = launch_studies(studies, parsed.scale, parsed.place, command=command, change=parsed.change)
+                return 0 if done else 1
+        case told.StatusArguments():
+            from emabank.study.reporting import show_status
+
+            show_status(parsed.runs)
+        case told.ReportArguments():
+            from emabank.study.reporting import make_report
+
+            make_report(parsed.runs, parsed.out, tables=parsed.tables)
+        case told.ClaimsArguments():
+            from emabank.study.reporting import show_claims
+
+            show_claims(parsed.runs, short=parsed.short)
+        case told.ProtocolArguments():
             from emabank.study.launch import launch_protocol, show_plan
 
             if parsed.dry_run:
                 show_plan(parsed.protocol, parsed.place)
             else:
                 launch_protocol(parsed.protocol, parsed.place)
-        case DataArguments():
+        case told.DataArguments():
             from emabank.study.datafiles import check_files, fetch_files
 
             act = check_files if parsed.action == "check" else fetch_files

@@ -2,32 +2,32 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from study.parsing import parsed, refused, values
 
-from emabank.study.arguments import COMMANDS, DataArguments, ProtocolArguments, parse
-from emabank.study.config import DataConfig, DemoConfig, ProtocolConfig, PublishedName, TrainingConfig
+from emabank.study.arguments import (
+    COMMANDS,
+    ClaimsArguments,
+    DataArguments,
+    ListArguments,
+    ProtocolArguments,
+    ReportArguments,
+    RunArguments,
+    StatusArguments,
+)
+from emabank.study.config import DemoConfig, ProtocolConfig
 from emabank.study.data.catalogue import DATASETS
 from emabank.study.place import Place
 from emabank.study.plain import toml_text
+from emabank.study.recipe import DataConfig, PublishedName, TrainingConfig
 
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
-
-
-def parsed(*words: str) -> Any:
-    return parse(list(words), description="What it is.")
-
-
-def refused(*words: str) -> str:
-    with pytest.raises(ValueError, match="--help` explains") as caught:
-        parsed(*words)
-    return str(caught.value)
 
 
 def ends(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
@@ -43,6 +43,11 @@ def test_without_words_every_command_has_the_defaults_of_its_configuration():
     assert parsed("demo") == DemoConfig()
     assert parsed("protocol") == ProtocolArguments() == ProtocolArguments(protocol=ProtocolConfig(), place=Place())
     assert parsed("data", "check", "digits") == DataArguments(action="check", name="digits")
+    assert parsed("list") == ListArguments(scale="demo")
+    assert parsed("run", "all") == RunArguments(study="all", scale="demo", seeds=None, set=(), place=Place())
+    assert parsed("status") == StatusArguments(runs=Path("runs"))
+    assert parsed("report") == ReportArguments(runs=Path("runs"), out=None, tables="")
+    assert parsed("claims") == ClaimsArguments(runs=Path("runs"), short=False)
 
 
 def test_what_is_parsed_are_the_real_classes_down_to_the_last():
@@ -104,15 +109,6 @@ WORDS = {
 TESTED_ELSEWHERE = {"config", "place.tensorboard", "place.wandb"}
 
 
-def values(config: Any, above: str = "") -> Iterator[tuple[str, Any]]:
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from values(value, f"{above}{field.name}.")
-        else:
-            yield f"{above}{field.name}", value
-
-
 def test_every_field_has_words_here():
     assert {place for place, _ in values(ProtocolArguments())} == set(WORDS) | TESTED_ELSEWHERE
 
@@ -137,6 +133,7 @@ def test_flags_may_be_written_with_underscores_as_the_files_have_them():
 def test_trackers_that_are_not_installed_are_refused_before_any_run(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("emabank.study.place.find_spec", lambda name: None)
     for words, name in ((["--tensorboard"], "tensorboard"), (["--wandb", "mine"], "wandb")):
+        assert refused("run", "dynamics", *words).startswith(f"{name} is asked for and not installed; ")
         said = refused("protocol", *words)
         assert said.startswith(f'{name} is asked for and not installed; pip install "emabank[trackers]" ')
 
@@ -235,6 +232,20 @@ def test_a_flag_without_its_file_is_said(capsys: pytest.CaptureFixture[str]):
         ("protocol --epochs 2", "epochs is 2 and swa is on, which would begin after epoch 2; give 3 epochs or more"),
         ("protocol --bootstrap ema-7.1%", "bootstrap is ema-7.1% and swa is on, which are two studies; "),
         ("demo --noise 40", "noise is 40.0; give a share from 0 to 1, such as 0.4 ("),
+        ("run nonsense", "there is no study 'nonsense'; give all, or one of generalization, dynamics, batchnorm, "),
+        ("run Dynamics", "there is no study 'Dynamics'; give all, or one of "),
+        ("run dynamics --seeds 0", "seeds is 0; give 1 or more ("),
+        ("run dynamics --jobs 0", "jobs is 0; give 1 or more ("),
+        ("run dynamics --set nonsense", "--set: 'nonsense' is no setting; give key=value, such as training.epochs=10"),
+        ("run dynamics --set colour=red", "--set: there is no setting 'colour'; there are rates, seeds, swa, "),
+        ("run dynamics --set epochs=0", "--set, training: epochs is 0; give 1 or more ("),
+        ("run dynamics --set epochs=many", "--set, training: epochs is 'many'; give a whole number ("),
+        ("run dynamics --set network=resnet9", "--set, training: network is 'resnet9'; give one of resnet8, "),
+        ("run dynamics --set rates=[]", "--set: rates are empty; give one or more learning rates above 0, each once ("),
+        (
+            "run dynamics --set epochs=2 warmup_epochs=0",
+            "--set: epochs is 2 and swa is on, which would begin after epoch 2; ",
+        ),
     ],
 )
 def test_refused_values_are_one_sentence_with_the_way_to_help(words: str, said: str):
@@ -252,7 +263,7 @@ def test_what_a_refusal_advises_works():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("demmo", ["demmo", "demo, protocol, data"]),
+        ("demmo", ["demmo", ", ".join(COMMANDS)]),
         ("demo --epoch 3", ["--epoch", "--epochs", "emabank demo --help"]),
         ("protocol --epoch 3", ["--epoch", "--epochs", "emabank protocol --help"]),
         ("protocol --epochs three", ["--epochs", "three", "emabank protocol --help"]),
@@ -264,6 +275,19 @@ def test_what_a_refusal_advises_works():
         ("data check", ["cifar10", "emabank data --help"]),
         ("data check own", ["own", "cifar10", "emabank data --help"]),
         ("data remove digits", ["remove", "check", "emabank data --help"]),
+        ("run", ["STUDY", "Its name, or all.", "emabank run --help"]),
+        ("run --scale demo", ["STUDY", "emabank run --help"]),
+        ("run dynamics transfer", ["transfer", "emabank run --help"]),
+        ("run dynamics --scale huge", ["huge", "demo", "small", "paper", "emabank run --help"]),
+        ("run dynamics --seeds many", ["--seeds", "many", "emabank run --help"]),
+        ("run dynamics --seed 3", ["--seed", "--seeds", "emabank run --help"]),
+        ("run dynamics --device tpu", ["tpu", "cuda", "emabank run --help"]),
+        ("list --scale huge", ["huge", "demo", "emabank list --help"]),
+        ("list all", ["all", "emabank list --help"]),
+        ("report one two", ["two", "emabank report --help"]),
+        ("report --table all", ["--table", "--tables", "emabank report --help"]),
+        ("claims --long", ["--long", "emabank claims --help"]),
+        ("status --runs mine", ["--runs", "emabank status --help"]),
     ],
 )
 def test_words_that_make_no_sense_are_named(words: str, said: list[str], capsys: pytest.CaptureFixture[str]):
@@ -282,12 +306,33 @@ def test_help_names_every_command_and_what_it_does(capsys: pytest.CaptureFixture
         assert f" {name} {' '.join((kind.__doc__ or '').split()[:5])} " in printed
 
 
-def test_help_of_the_protocol_explains_every_flag(capsys: pytest.CaptureFixture[str]):
-    printed = ends(capsys, "protocol", "--help", code=0)
-    for place, _ in values(ProtocolArguments()):
+EXAMPLES: dict[str, Any] = {
+    "protocol": ProtocolArguments(),
+    "list": ListArguments(),
+    "run": RunArguments(study="all"),
+    "status": StatusArguments(),
+    "report": ReportArguments(),
+    "claims": ClaimsArguments(),
+}
+POSITIONAL = {"run": {"study": "STUDY"}, **{name: {"runs": "[PATH]"} for name in ("status", "report", "claims")}}
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_explains_every_flag(command: str, capsys: pytest.CaptureFixture[str]):
+    printed = ends(capsys, command, "--help", code=0)
+    for place, _ in values(EXAMPLES[command]):
         flag = place.split(".")[-1].replace("_", "-")
+        shown = POSITIONAL.get(command, {}).get(place)
         # The flag, its values or the other flag of a pair, then an explanation that begins like a sentence.
-        assert re.search(rf" --{flag}(,| [A-Z{{[]\S+)( \S+)*? [A-Z][a-z'&]* [a-z0-9]", printed), flag
+        begins = re.escape(f" positional arguments {shown} ") if shown else rf" --{flag}(,| [A-Z{{[]\S+)( \S+)*? "
+        assert re.search(begins + r"([A-Z][a-z'&]*|demo:) [a-z0-9]", printed), flag
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_begins_with_what_the_command_does(command: str, capsys: pytest.CaptureFixture[str]):
+    printed = ends(capsys, command, "--help", code=0)
+    assert printed.startswith(f"usage: emabank {command} [-h] ")
+    assert " ".join((COMMANDS[command].__doc__ or "").split()[:8]) in printed
 
 
 def test_help_is_grouped_as_the_tables_of_a_file_are(capsys: pytest.CaptureFixture[str]):
@@ -296,19 +341,23 @@ def test_help_is_grouped_as_the_tables_of_a_file_are(capsys: pytest.CaptureFixtu
     assert re.findall(r" (\w+) options (?=[A-Z-])", printed)[1:] == groups
 
 
-def test_help_has_no_words_of_python(capsys: pytest.CaptureFixture[str]):
-    printed = ends(capsys, "protocol", "--help", code=0)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_no_words_of_python(command: str, capsys: pytest.CaptureFixture[str]):
+    printed = ends(capsys, command, "--help", code=0)
     assert "None}" not in printed and "{None" not in printed and "default: None" not in printed
-    assert "(default: )" not in printed and "tyro" not in printed and "own}" not in printed
-    assert "(default: 0.4 0.8)" in printed and "(default: resnet8)" in printed
+    assert "(default: )" not in printed and "(default: '')" not in printed and "(default: ())" not in printed
+    assert "tyro" not in printed and "own}" not in printed
+    if command == "protocol":
+        assert "(default: 0.4 0.8)" in printed and "(default: resnet8)" in printed
 
 
-def test_where_there_is_no_default_help_says_what_happens(capsys: pytest.CaptureFixture[str]):
-    printed = ends(capsys, "protocol", "--help", code=0)
-    for place, value in values(ProtocolArguments()):
-        if value is None and place != "config":
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_where_there_is_no_default_help_says_what_happens(command: str, capsys: pytest.CaptureFixture[str]):
+    printed = ends(capsys, command, "--help", code=0)
+    for place, value in values(EXAMPLES[command]):
+        if value in (None, "", ()) and place not in ("config", "protocol.averages.decays", "protocol.transfer"):
             flag = place.split(".")[-1].replace("_", "-")
-            explanation = re.search(rf" --{flag} [A-Z{{]\S\S.*?(?= --)", f"{printed} --")
+            explanation = re.search(rf" --{flag} [\[A-Z{{]\S\S.*?(?= --)", f"{printed} --")
             assert explanation and re.search(r"\b(by|its) default\b", explanation[0], re.IGNORECASE), flag
 
 

@@ -7,22 +7,19 @@ from typing import Any, get_args
 
 import pytest
 
-from emabank.study.config import (
+from emabank.study.config import DemoConfig, Keep, ProtocolConfig, RunConfig
+from emabank.study.place import Place
+from emabank.study.plain import to_plain
+from emabank.study.recipe import (
     AveragesConfig,
     DataConfig,
     DatasetName,
-    DemoConfig,
     HardwareConfig,
-    Keep,
     MeasuringConfig,
     Network,
-    ProtocolConfig,
     Recipe,
-    RunConfig,
     TrainingConfig,
 )
-from emabank.study.place import Place
-from emabank.study.plain import to_plain
 from emabank.study.runs.identity import run_id
 
 KEPT = Keep(weights="live", epoch=3, batchnorm="own", selected_by="accuracy")
@@ -94,13 +91,15 @@ nan, inf = math.nan, math.inf
         (RunConfig, {**RUN, "constant_from": 60}, "constant_from is 60; give an epoch between 1 and 59"),
         (RunConfig, {**RUN, "swa": True}, "swa needs constant_from"),
         (RunConfig, {**RUN, "keep": (dataclasses.replace(KEPT, epoch=61),)}, "keep has epoch 61; .* 1 to 60"),
-        (RunConfig, {**RUN, "transfer": "own"}, "transfer is 'own'; give one of digits"),
+        (RunConfig, {**RUN, "transfer": ("own",)}, "transfer is 'own'; give a tuple, each once, of digits, cifar10"),
         (ProtocolConfig, {"rates": ()}, "rates are empty; give one or more learning rates above 0, each once"),
         (ProtocolConfig, {"rates": (0.1, 0.1)}, "rates are 0.1 0.1"),
         (ProtocolConfig, {"rates": (0.1, inf)}, "rates are 0.1 inf"),
         (ProtocolConfig, {"rates": (nan,)}, "rates are nan"),
         (ProtocolConfig, {"seeds": 0}, "seeds is 0"),
-        (ProtocolConfig, {"transfer": "own"}, "transfer is 'own'"),
+        (ProtocolConfig, {"transfer": ("own",)}, "transfer is 'own'"),
+        (ProtocolConfig, {"transfer": "digits"}, "transfer is 'digits'; give a tuple"),
+        (ProtocolConfig, {"transfer": ("digits", "digits")}, "transfer is digits, digits; give a tuple, each once"),
         (ProtocolConfig, {"training": TrainingConfig(bootstrap="ema-7.1%")}, "bootstrap is ema-7.1% .* give --no-swa"),
         (Place, {"jobs": 0}, "jobs is 0"),
         (Place, {"checkpoint_seconds": -1.0}, "checkpoint_seconds is -1.0"),
@@ -157,6 +156,8 @@ def test_names_of_averages_come_in_the_order_of_their_memory():
 # From method.md: crops of 4 pixels, 8 on Tiny-ImageNet, flips; digits and data of one's own are taken as they are.
 LEFT_OUT_OF_DATA = {
     "digits": {"labels": None, "crop": 0, "flip": False},
+    "digits-0-4": {"labels": None, "crop": 0, "flip": False},
+    "digits-5-9": {"labels": None, "crop": 0, "flip": False},
     "cifar10": {"labels": None, "crop": 4, "flip": True},
     "cifar100": {"labels": None, "crop": 4, "flip": True},
     "cifar10n": {"labels": "worse", "crop": 4, "flip": True},
@@ -262,9 +263,9 @@ CHANGED: dict[str, Any] = {
     "keep": (KEPT,),
     "constant_from": 46,
     "swa": True,
-    "transfer": "cifar100",
+    "transfer": ("cifar100",),
     "fingerprint": "6b45ab47dbcd7633",
-    "transfer_fingerprint": "6b45ab47dbcd7633",
+    "transfer_fingerprints": ("6b45ab47dbcd7633",),
     "model_fingerprint": "6b45ab47dbcd7633",
 }
 

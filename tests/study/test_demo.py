@@ -13,10 +13,11 @@ from torch import nn
 
 from emabank import EMABank
 from emabank.study.averages import rules
-from emabank.study.config import AveragesConfig, DemoConfig
+from emabank.study.config import DemoConfig
 from emabank.study.data.loader import Loader
 from emabank.study.demo import demo_parts, run_demo
-from emabank.study.report.rows import Record
+from emabank.study.recipe import AveragesConfig
+from emabank.study.report.demo.record import Record
 
 NAMES = AveragesConfig().names
 
@@ -33,9 +34,9 @@ def short_run(tmp_path_factory) -> tuple[Record, str, Path]:
     return *demo(out), out
 
 
-def test_it_writes_the_figure_and_the_rows_and_nothing_else(short_run):
+def test_it_writes_the_page_the_figure_and_the_rows_and_nothing_else(short_run):
     record, _, out = short_run
-    assert sorted(path.name for path in out.iterdir()) == ["curves.png", "curves.svg", "rows.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["curves.png", "curves.svg", "index.html", "rows.json"]
     assert json.loads((out / "rows.json").read_text()) == json.loads(json.dumps(asdict(record)))
 
 
@@ -66,7 +67,9 @@ def test_it_prints_the_progress_the_table_and_where_the_files_are(short_run):
     _, printed, out = short_run
     assert "epoch 2/2" in printed
     assert all(name in printed for name in ("live", *NAMES))
-    assert f"{out}/curves.svg" in printed.replace("\n", "")
+    last = printed.strip().splitlines()[-1]
+    assert f"Open {out}/index.html" in last, "what to open"
+    assert "`emabank run all`" in last, "and what to try next"
 
 
 def test_the_same_seed_gives_the_same_numbers_and_the_same_figure(short_run, tmp_path):

@@ -17,24 +17,26 @@ from rich.console import Console
 from emabank.cli import main
 from emabank.study import launch
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.config import DataConfig, HardwareConfig, ProtocolConfig, TrainingConfig
+from emabank.study.config import Keep, ProtocolConfig
 from emabank.study.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
-from emabank.study.launch import launch_protocol, locally, show_plan, task_of, title
+from emabank.study.launch import executor_for, launch_protocol, locally, show_plan, task_of, title
 from emabank.study.place import Place
 from emabank.study.plain import read_toml
 from emabank.study.protocol import carry_out_protocol, resolved, tuning_jobs
+from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, TrainingConfig
 from emabank.study.runs.folder import RunFolder
+from emabank.study.studies.arms import arm_jobs, supposed
 
 CONFIG = ProtocolConfig(
     data=DataConfig(subset=200, test_subset=100),
-    training=TrainingConfig(width=4, epochs=2),
+    training=TrainingConfig(width=4, epochs=8),
     hardware=HardwareConfig(device="cpu"),
     rates=(0.1,),
     seeds=2,
     swa=False,
 )
-WORDS = ["--subset", "200", "--test-subset", "100", "--width", "4", "--epochs", "2", "--device", "cpu"]
+WORDS = ["--subset", "200", "--test-subset", "100", "--width", "4", "--epochs", "8", "--device", "cpu"]
 WORDS += ["--rates", "0.1", "--seeds", "2", "--no-swa"]
 
 
@@ -53,6 +55,7 @@ class Command:
             )
         self.said: list[str] = []
         self.workers: set[int] = set()
+        self.others: set[int] = set()
 
     def __enter__(self) -> "Command":
         return self
@@ -67,27 +70,43 @@ class Command:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line.rstrip("\n"))
-            self.workers |= self.children()
+            self.look()
             if words in line:
                 return
         raise AssertionError(f"{words!r} was not said, but: {self.said} {self.errors.read_text()}")
 
     def end(self) -> int:
-        """Read the rest and give the exit code; no worker may be left."""
+        """Read the rest and give the exit code; no process may be left."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line.rstrip("\n"))
-            self.workers |= self.children()
+            self.look()
         code = self.process.wait(timeout=120)
-        wait_until(lambda: not any(is_alive(worker) for worker in self.workers))
+        wait_until(lambda: not any(is_alive(process) for process in self.workers | self.others))
         return code
 
-    def children(self) -> set[int]:
-        pid = self.process.pid
-        try:
-            return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-        except (FileNotFoundError, ProcessLookupError):
-            return set()
+    def look(self) -> set[int]:
+        """The workers that run now: they lead sessions. They are forked from a child that has none of its own."""
+        below = children(self.process.pid)
+        below |= {process for child in below for process in children(child)}
+        leading = {process for process in below if leads(process)}
+        self.workers |= leading
+        self.others |= below
+        return leading
+
+
+def children(pid: int) -> set[int]:
+    try:
+        return set(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
+
+
+def leads(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
 
 
 @pytest.mark.slow
@@ -97,8 +116,8 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
 
     with Command(runs) as first:  # a worker is killed, as by the system for want of memory
         first.until("started: tune, rate 0.1, seed 0")
-        wait_until(lambda: bool(first.children()))
-        os.kill(min(first.children()), signal.SIGKILL)
+        wait_until(lambda: bool(first.look()))
+        os.kill(min(first.workers), signal.SIGKILL)
         assert first.end() == 1
     assert any(line.startswith("done in") and "seed 1" in line for line in first.said), "the other is finished"
     report = first.said[first.said.index("1 of 2 runs failed:") :]
@@ -197,9 +216,10 @@ class Pretending:
     """An executor that finishes nothing and fails nothing; it remembers what it was given."""
 
     given: ClassVar[list[Any]] = []
+    warm: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, *, jobs: int) -> None:
-        Pretending.given = [jobs]
+    def __init__(self, *, jobs: int, warm: tuple[str, ...]) -> None:
+        Pretending.given, Pretending.warm = [jobs], warm
 
     def run_all(self, tasks: list[Task], *, console: Console) -> list[Outcome]:
         Pretending.given.append(tasks)
@@ -219,6 +239,29 @@ def test_as_many_runs_at_a_time_as_there_are_cores_for_or_as_was_asked_for(
     config = replace(CONFIG, hardware=HardwareConfig(device=device, threads=threads))
     locally(config, Place(jobs=jobs), Console(file=io.StringIO()))
     assert Pretending.given == [expected]
+    assert Pretending.warm == (("emabank.study.carry_out", "torch._dynamo") if device == "cpu" else ())
+
+
+def test_several_kinds_of_runs_together_have_room_for_the_one_with_the_most_threads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    cpu, many, gpu = (HardwareConfig(device=d, threads=t) for d, t in (("cpu", 1), ("cpu", 4), ("cuda", 1)))  # type: ignore[arg-type]
+    assert executor_for([cpu, many, cpu], Place()).jobs == 2
+    assert (executor_for([cpu, gpu], Place()).jobs, executor_for([cpu, gpu], Place()).warm) == (1, ())
+    assert executor_for([], Place(jobs=3)).jobs == 3
+
+
+def test_the_command_of_a_job_is_the_one_that_starts_at_once():
+    task = task_of(tuning_jobs(resolved(CONFIG), data="abc")[0], Place().absolute())
+    assert task.command[:3] == (sys.executable, "-m", executor_for([CONFIG.hardware], Place()).warm[0])
+    assert len(task.command) == 4
+
+
+def test_a_place_becomes_absolute_whatever_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    given = Place(data=Path("d"), cache=Path("c"), runs=Path("/r"), jobs=2, checkpoint_seconds=3.0, wandb="w")
+    assert given.absolute() == replace(given, data=tmp_path / "d", cache=tmp_path / "c")
+    assert Place().absolute().cache is None
+    assert given.absolute().absolute() == given.absolute()
 
 
 def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
@@ -240,11 +283,35 @@ def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
 
 def test_titles_tell_the_stages_apart():
     [job, _] = tuning_jobs(resolved(CONFIG), data="")
-    refit = replace(job.config, trained_on="100%")
+    keep = (Keep(weights="live", epoch=1, batchnorm="own", selected_by="accuracy"),)
+    refit = replace(job.config, trained_on="100%", keep=keep)
     assert title(job.config) == "tune, rate 0.1, seed 0"
     assert title(refit) == "refit, rate 0.1, seed 0"
-    assert title(replace(refit, constant_from=1, swa=True)) == "SWA, rate 0.1, seed 0"
+    assert title(replace(refit, keep=(), constant_from=1, swa=True)) == "SWA, rate 0.1, seed 0"
     assert task_of(Job(refit), Place()).title == title(refit)
+
+
+def test_the_runs_of_studies_have_titles_that_tell_them_apart():
+    """Also where the averages have a period of their own, as at paper scale."""
+    averages = AveragesConfig(decays=(0.968, 0.998), every=16, decay_warmup="steps")
+    training = TrainingConfig(width=4, epochs=10)
+    config = resolved(replace(CONFIG, averages=averages, training=training, seeds=1, swa=True))
+    chosen = supposed(config, Place())
+    jobs = {"tune": tuning_jobs(config, data=""), "refit": chosen.refits, "SWA": chosen.swa}
+    for arm in ("step", "constant", "bootstrap", "every 1", "every 4", "every 16"):
+        jobs[arm] = arm_jobs(arm, config, chosen, Place())
+    titles = {name: title(job.config).removesuffix(", rate 0.1, seed 0") for name, [job] in jobs.items()}
+    assert titles == {
+        "tune": "tune",
+        "refit": "refit",
+        "SWA": "SWA",
+        "step": "refit, step decay",
+        "constant": "rate held from epoch 9",
+        "bootstrap": "tune, bootstrap from ema-0.998",
+        "every 1": "refit, averages every 1",
+        "every 4": "refit, averages every 4",
+        "every 16": "refit, averages every 16",
+    }
 
 
 def test_data_that_is_not_there_is_one_sentence_before_anything_is_trained(

@@ -300,7 +300,7 @@ def test_transfer_works_for_a_model_that_gives_its_features(tmp_path: Path):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.features(x))
 
-    done, said = carried_out(tmp_path, Convolution, config=replace(CONFIG, transfer="digits"))
+    done, said = carried_out(tmp_path, Convolution, config=replace(CONFIG, transfer=("digits",)))
     rows = [row for row in done.refitted[0].rows() if row.metric == "transfer:digits"]
     assert len(rows) == len(done.refitted[0].snapshots())
     assert all(row.value is not None for row in rows)
@@ -324,7 +324,7 @@ def test_transfer_that_cannot_work_is_refused_before_anything_is_trained(
 ):
     data = (*bright_or_dark(40, channels=channels), *bright_or_dark(20, seed=1, channels=channels))
     with pytest.raises(ValueError, match=sentence):
-        carried_out(tmp_path / "runs", make_model, data, replace(CONFIG, transfer="digits"))
+        carried_out(tmp_path / "runs", make_model, data, replace(CONFIG, transfer=("digits",)))
     assert not (tmp_path / "runs").exists()
 
 

@@ -9,19 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank.study.config import (
-    AveragesConfig,
-    DataConfig,
-    HardwareConfig,
-    Keep,
-    MeasuringConfig,
-    ProtocolConfig,
-    Recipe,
-    RunConfig,
-    TrainingConfig,
-)
+from emabank.study.config import Keep, ProtocolConfig, RunConfig
 from emabank.study.place import Place
-from emabank.study.plain import from_plain, read_toml, to_plain, toml_text
+from emabank.study.plain import changed, from_plain, read_toml, to_plain, toml_text
+from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
 
 # Configurations ------------------------------------------------------------------------------------------------------
 
@@ -98,7 +89,7 @@ def recipes(kind: type[Recipe], **more: Any) -> st.SearchStrategy[Any]:
 
 
 rates = floats(0, 1e30, exclude_min=True)
-targets = maybe(st.sampled_from(["cifar100", "digits"]))
+targets = st.lists(st.sampled_from(["cifar100", "digits"]), unique=True).map(tuple)
 protocols = recipes(
     ProtocolConfig,
     rates=st.lists(rates, min_size=1, unique=True).map(tuple),
@@ -257,3 +248,103 @@ def test_plain_values_share_nothing_with_the_configuration():
     plain = to_plain(config)
     plain["data"]["dataset"], plain["rates"][0] = "cifar10", 9.0
     assert config == ProtocolConfig() and to_plain(config) != plain
+
+
+# Other settings ------------------------------------------------------------------------------------------------------
+
+
+def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every setting by its whole name."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "value"),
+    [
+        ("training.epochs=10", "training.epochs", 10),
+        ("epochs=10", "training.epochs", 10),
+        (" epochs = 10 ", "training.epochs", 10),
+        ("seeds=5", "seeds", 5),
+        ("swa=true", "swa", True),
+        ("noise=1", "data.noise", 1.0),
+        ("rates=[0.1, 2]", "rates", [0.1, 2.0]),
+        ("transfer=['digits']", "transfer", ["digits"]),
+        ("transfer=[]", "transfer", []),
+        ("averages.half_lives=[50]", "averages.half_lives", [50.0]),
+        ("network=vgg-small", "training.network", "vgg-small"),
+        ('network="vgg-small"', "training.network", "vgg-small"),
+        ("data.dataset = digits-0-4", "data.dataset", "digits-0-4"),
+        ("bootstrap=ema-7.1%", "training.bootstrap", "ema-7.1%"),
+        ("subset=None", "data.subset", None),
+        ("width = None", "training.width", None),
+        ("weight_decay=5e-4", "training.weight_decay", 5e-4),
+    ],
+)
+def test_one_setting_changes_what_it_names_and_nothing_else(setting: str, key: str, value: Any):
+    given: dict[str, Any] = {
+        "data": DataConfig(subset=100),
+        "training": TrainingConfig(width=4),
+        "transfer": ("cifar10",),
+    }
+    config = ProtocolConfig(**given, swa=False)
+    before, after = leaves(to_plain(config)), leaves(to_plain(changed(config, [setting])))
+    assert after == {**before, key: value}
+    assert before[key] != value and type(after[key]) is type(value)
+
+
+def test_settings_add_up_and_the_last_word_counts():
+    config = changed(ProtocolConfig(), ["epochs=2", "swa=false", "data.noise=0.4", "epochs=1"])
+    expected = ProtocolConfig(training=TrainingConfig(epochs=1), swa=False, data=DataConfig(noise=0.4))
+    assert config == expected, "one epoch is too few with SWA, so all are looked at together"
+    assert changed(config, []) == config
+
+
+def test_every_setting_can_be_named_short_and_whole():
+    """So no two tables may have a key in common."""
+    config = ProtocolConfig(swa=False)
+    known = leaves(to_plain(config))
+    for key, value in known.items():
+        for name in (key, key.rpartition(".")[2]):
+            text = "None" if value is None else json.dumps(value)
+            assert changed(config, [f"{name}={text}"]) == config, name
+
+
+@given(protocols)
+def test_what_a_configuration_is_written_as_can_be_set(config):
+    settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(to_plain(config)).items()]
+    settings = [setting.removesuffix("null") + "None" if setting.endswith("=null") else setting for setting in settings]
+    assert changed(ProtocolConfig(), settings) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("epoch=3", "--set: there is no setting 'epoch'; there are rates, seeds, .*, training.epochs, "),
+        ("data=digits", "--set: there is no setting 'data'"),
+        ("=3", "--set: there is no setting ''"),
+        ("measuring.epochs=3", "--set: there is no setting 'measuring.epochs'"),
+        ("epochs", "--set: 'epochs' is no setting; give key=value, such as training.epochs=10"),
+        ("nonsense", "--set: 'nonsense' is no setting; give key=value"),
+        ("epochs=", "--set, training: epochs is ''; give a whole number"),
+        ("epochs=ten", "--set, training: epochs is 'ten'; give a whole number"),
+        ("epochs=10.5", "--set, training: epochs is 10.5; give a whole number"),
+        ("epochs=None", "--set, training: epochs is None; give a whole number"),
+        ("epochs=0", "--set, training: epochs is 0; give 1 or more"),
+        ("epochs=1\nseeds=2", r"--set, training: epochs is '1\\nseeds=2'; give a whole number"),
+        ("flip=yes", "--set, data: flip is 'yes'; give true or false"),
+        ("rates=0.1", "--set: rates is 0.1; give a list"),
+        ("rates=0.1,0.2", "--set: rates is '0.1,0.2'; give a list"),
+        ("rates=[]", "--set: rates are empty; give one or more"),
+        ("rates=[0.1", r"--set: rates is '\[0.1'; give a list"),
+        ("network=resnet9", "--set, training: network is 'resnet9'; give one of resnet8"),
+        ("transfer=['own']", "--set: transfer\\[0\\] is 'own'; give one of digits"),
+        ("bootstrap=ema-1%", "--set: bootstrap is 'ema-1%'; the averages are "),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_one_sentence(setting: str, said: str):
+    with pytest.raises(ValueError, match=f"^{said}") as caught:
+        changed(ProtocolConfig(), [setting])
+    assert "\n" not in str(caught.value)

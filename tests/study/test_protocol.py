@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,6 @@ from torch import nn
 
 from emabank.study import load_results
 from emabank.study.carry_out import Job, folder_of
-from emabank.study.config import (
-    AveragesConfig,
-    TrainingConfig,
-)
 from emabank.study.data.images import Dataset, fingerprint, make_images
 from emabank.study.place import Place
 from emabank.study.protocol import (
@@ -28,11 +25,16 @@ from emabank.study.protocol import (
     carry_out_protocol,
     check_model,
     choose,
+    choose_all,
+    held_from,
+    plan_protocol,
     refit_job,
     swa_job,
     tuning_jobs,
 )
+from emabank.study.recipe import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
 from emabank.study.runs.folder import RunFolder
+from emabank.study.schedules import Schedule
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 
@@ -142,6 +144,14 @@ def test_what_a_choice_says_is_what_the_validation_rows_say(finished: tuple[Prot
 CHOICE = Choice(3, 0.2, "run", 2, {"accuracy": ("ema-1.8%", 3), "loss": ("ema-7.1%", 1)})
 
 
+def test_what_is_measured_for_figures_makes_no_other_tuning_runs():
+    asked = (MeasuringConfig(), MeasuringConfig(recompute="each-epoch", on_train=True, test_curves=True))
+    plain, much = (tuning_jobs(protocol(measuring=measuring), data="abc") for measuring in asked)
+    assert plain == much
+    refits = [refit_job(protocol(measuring=m), CHOICE, plain[0].config, has_batchnorm=True) for m in asked]
+    assert tuple(job.config.recipe.measuring for job in refits) == asked
+
+
 @pytest.mark.parametrize(
     ("has_batchnorm", "kept"),
     [
@@ -153,7 +163,7 @@ CHOICE = Choice(3, 0.2, "run", 2, {"accuracy": ("ema-1.8%", 3), "loss": ("ema-7.
 def test_a_refit_keeps_the_columns_of_the_choice_each_once(has_batchnorm: bool, kept: list[str]):
     config = protocol()
     tuned = next(job.config for job in tuning_jobs(config, data="abc") if job.config.rate == 0.2)
-    job = refit_job(config, CHOICE, tuned, has_batchnorm=has_batchnorm, target="")
+    job = refit_job(config, CHOICE, tuned, has_batchnorm=has_batchnorm)
     assert [f"{each.name} {each.epoch}" for each in job.config.keep] == kept
     assert replace(job.config, keep=(), trained_on="80%") == tuned, "all else is as it was tuned"
     assert job.forks == (3,)
@@ -164,7 +174,8 @@ def test_the_refits_have_the_seed_and_the_rate_that_were_chosen_and_all_images(f
     for choice, tuned, refit in zip(done.choices, done.tuned, done.refitted, strict=True):
         before, after = tuned.config(), refit.config()
         assert (after["seed"], after["rate"], after["trained_on"]) == (choice.seed, choice.rate, "100%")
-        assert after["recipe"] == before["recipe"]
+        assert after["recipe"]["measuring"] == {"recompute": "chosen", "on_train": True, "test_curves": True}
+        assert {**after["recipe"], "measuring": before["recipe"]["measuring"]} == before["recipe"]
         names = {f"{each['weights']} {each['epoch']} {each['selected_by']}" for each in after["keep"]}
         assert names == {f"live {choice.live_epoch} accuracy"} | {
             f"{weights} {epoch} {criterion}"
@@ -219,6 +230,99 @@ def test_a_refit_or_an_swa_run_that_diverges_is_one_sentence(
             here.carry_out(EVERYTHING)
 
 
+@pytest.mark.parametrize(
+    ("chosen", "warmup", "expected"), [(3, 0.1, 3), (9, 0.1, 9), (10, 0.1, 9), (1, 1.0, 1), (1, 1.5, 2), (2, 5.0, 5)]
+)
+def test_the_rate_is_held_from_the_chosen_epoch_on_if_there_is_one_to_follow_and_the_warm_up_is_over(
+    chosen: int, warmup: float, expected: int
+):
+    config = protocol(training=TrainingConfig(network="own", epochs=10, warmup_epochs=warmup))
+    choice = CHOICE._replace(averages={"accuracy": ("ema-1.8%", chosen), "loss": ("ema-7.1%", 4)})
+    epoch = held_from(config, choice)
+    assert epoch == expected
+    Schedule("cosine", peak=0.1, epochs=10, steps_per_epoch=3, warmup_epochs=warmup, constant_from=epoch)
+
+
+@pytest.mark.parametrize(
+    ("noise", "swa", "forks"), [(0.0, True, (3,)), (0.0, False, ()), (0.4, True, (2, 3)), (0.4, False, (2,))]
+)
+def test_a_refit_keeps_checkpoints_for_what_may_go_on_from_it(noise: float, swa: bool, forks: tuple[int, ...]):
+    config = protocol(data=DataConfig(dataset="own", noise=noise), swa=swa)
+    choice = CHOICE._replace(averages={"accuracy": ("ema-1.8%", 2), "loss": ("ema-7.1%", 1)})
+    tuned = tuning_jobs(config, data="abc")[0].config
+    assert refit_job(config, choice, tuned, has_batchnorm=True).forks == forks
+
+
+# Stage by stage ------------------------------------------------------------------------------------------------------
+
+
+def test_planning_trains_and_writes_nothing_and_choosing_follows_from_tuning_alone(finished: tuple[Protocol, Here]):
+    done, here = finished
+    before = sorted(here.place.runs.rglob("*"))
+    planned = plan_protocol(EVERYTHING, here.place, here.dataset, make_model=here.make_model)
+    chosen = choose_all(EVERYTHING, here.place, planned)
+    assert sorted(here.place.runs.rglob("*")) == before
+    assert planned.prints == {"data": fingerprint(here.dataset), "model": "", "transfer": ()}
+    assert [folder_of(job.config, here.place).id for job in planned.tuning] == done.summary["runs"]["tuning"]
+    assert (tuple(chosen.choices), [run.id for run in chosen.tuned]) == (done.choices, [run.id for run in done.tuned])
+    for jobs, runs in ((chosen.refits, done.refitted), (chosen.swa, done.swa)):
+        assert [folder_of(job.config, here.place).id for job in jobs] == [run.id for run in runs]
+
+
+def again(finished: tuple[Protocol, Here], runs: Path, *stages: str, without: Sequence[RunFolder] = ()) -> Any:
+    """The finished protocol elsewhere, without some of its runs, with these stages; it and what had to be trained."""
+    if not runs.exists():
+        shutil.copytree(finished[1].place.runs, runs)
+    for run in without:
+        shutil.rmtree(runs / run.id)
+    here = Here(runs)
+    done = carry_out_protocol(EVERYTHING, here.place, here.dataset, here, make_model=here.make_model, stages=stages)
+    return done, here.trained
+
+
+def test_with_fewer_stages_no_more_is_trained_and_later_ones_add_to_the_same_tables(
+    finished: tuple[Protocol, Here], tmp_path: Path
+):
+    whole, runs = finished[0], tmp_path / "runs"
+    tuned, trained = again(finished, runs, "tune", without=[*whole.refitted, *whole.swa])
+    assert (trained, tuned.refitted, tuned.swa) == ([], (), ())
+    assert tuned.summary["runs"] == {**whole.summary["runs"], "refit": [], "swa": []}
+    assert tuned.summary["tables"] == [each for each in whole.summary["tables"] if each["trained_on"] == "80%"]
+    assert tuned.folder.name == whole.folder.name, "the stages are no part of what a protocol is"
+
+    refitted, trained = again(finished, runs, "tune", "refit")
+    assert [job.config.swa for job in trained] == [False, False]
+    assert [len(refitted.refitted), len(refitted.swa)] == [2, 0]
+    assert not any(each["column"] == "SWA" for each in refitted.summary["tables"])
+
+    swa, trained = again(finished, runs, "swa", "tune", "refit")
+    assert [job.config.swa for job in trained] == [True, True]
+    assert swa.summary == whole.summary
+    for name in ("summary.json", "rows.jsonl"):
+        assert (swa.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+    fewer, trained = again(finished, runs, "tune")
+    assert (trained, fewer.summary) == ([], whole.summary), "what is done counts, whoever asked for it"
+
+
+def test_of_a_stage_that_nobody_asked_for_all_runs_must_be_done_and_well(
+    finished: tuple[Protocol, Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    whole = finished[0]
+    done, trained = again(finished, tmp_path / "one missing", "tune", without=whole.refitted[:1])
+    assert (trained, done.refitted, len(done.swa)) == ([], (), 2)
+    really = RunFolder.summary
+
+    def summary(self: RunFolder) -> dict[str, Any]:
+        return {**really(self), "diverged": True} if self.id == whole.refitted[1].id else really(self)
+
+    monkeypatch.setattr(RunFolder, "summary", summary)
+    done, trained = again(finished, tmp_path / "one diverged", "tune")
+    assert (trained, done.refitted) == ([], ()), "of no use to anyone, but no reason to fail"
+    with pytest.raises(ValueError, match="diverged on all training images"):
+        again(finished, tmp_path / "one diverged", "tune", "refit")
+
+
 # Refused before anything is trained ----------------------------------------------------------------------------------
 
 
@@ -230,10 +334,10 @@ def test_features_of_another_kind_of_image_are_refused_before_training(tmp_path:
     with pytest.raises(
         ValueError, match="transfer is to digits, whose images have 1 channels, and those of colours ha"
     ):
-        check_model(lambda: model, colours, target=DIGITS)
+        check_model(lambda: model, colours, targets=[DIGITS])
     here = Here(tmp_path, make_model=without_batchnorm)
     with pytest.raises(ValueError, match="on images .2, 1, 8, 8. of digits: Sequential has no features"):
-        here.carry_out(protocol(transfer="digits"))
+        here.carry_out(protocol(transfer=("digits",)))
     assert here.trained == [] and not list(tmp_path.iterdir())
 
 

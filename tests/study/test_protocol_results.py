@@ -12,13 +12,11 @@ import torch
 from study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
 
 from emabank.study import load_results
-from emabank.study.config import (
-    TrainingConfig,
-)
 from emabank.study.protocol import (
     Protocol,
     carry_out_protocol,
 )
+from emabank.study.recipe import TrainingConfig
 from emabank.study.runs.folder import RunFolder
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
@@ -138,14 +136,15 @@ def test_every_row_of_an_epoch_and_every_test_curve_is_there_once(finished: tupl
     assert not frame.duplicated(KEY).any()
     curves = frame[frame.selected_by.isna()]
     names = {"live", *EVERYTHING.averages.names}
-    for run, split in [(done.tuned[0].id, "val"), (done.tuned[0].id, "train"), (done.refitted[0].id, "test")]:
+    refit = done.refitted[0].id
+    for run, split in [(done.tuned[0].id, "val"), (refit, "train"), (refit, "test")]:
         mine = curves[(curves.run == run) & (curves.split == split) & (curves.metric == "accuracy")]
         assert sorted(zip(mine.epoch, mine.weights, strict=True)) == sorted((e, n) for e in range(1, 5) for n in names)
-    assert set(curves[curves.trained_on == "80%"].split) == {"train", "val"}, "tuning has no test curves"
+    assert set(curves[curves.trained_on == "80%"].split) == {"val"}, "the rest is for figures"
 
 
 def test_transfer_rows_are_the_linear_evaluation_of_what_the_refits_keep(tmp_path: Path):
-    done = Here(tmp_path).carry_out(protocol(rates=(0.1,), seeds=1, transfer="digits"))
+    done = Here(tmp_path).carry_out(protocol(rates=(0.1,), seeds=1, transfer=("digits",)))
     frame = load_results(tmp_path)
     rows = frame[frame.metric == "transfer:digits"]
     assert set(rows.split) == {"test"} and rows.selected_by.notna().all()

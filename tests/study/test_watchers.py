@@ -14,9 +14,10 @@ from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study import watchers as module
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.config import Recipe, RunConfig
+from emabank.study.config import RunConfig
 from emabank.study.measures import Measured
 from emabank.study.place import Place
+from emabank.study.recipe import Recipe
 from emabank.study.watchers import scalars_of, watchers
 
 RUN = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")

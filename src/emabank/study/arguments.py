@@ -4,7 +4,7 @@ tyro reads unchecked copies of them; the real ones are built from these, and say
 """
 
 import os
-from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -12,9 +12,14 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 import tyro
 
-from emabank.study.config import DemoConfig, ProtocolConfig, PublishedName
+from emabank.study.config import DemoConfig, ProtocolConfig
 from emabank.study.place import Place
-from emabank.study.plain import read_toml
+from emabank.study.plain import changed, read_toml
+from emabank.study.recipe import PublishedName
+from emabank.study.report.pairs import Scale
+from emabank.study.studies.catalogue import studies_named
+from emabank.study.studies.scales import protocol_of
+from emabank.study.values import check_from
 
 _PROG = "emabank"
 _MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
@@ -52,8 +57,100 @@ class DataArguments:
     """Folder with the data sets."""
 
 
-Arguments = DemoConfig | ProtocolArguments | DataArguments
-COMMANDS: dict[str, type[Arguments]] = {"demo": DemoConfig, "protocol": ProtocolArguments, "data": DataArguments}
+@dataclass(frozen=True, kw_only=True)
+class ListArguments:
+    """Say which studies there are: what each makes, from which runs."""
+
+    scale: Scale = "demo"
+    """demo: embedded digits, minutes. small: parts of CIFAR-10 and CIFAR-10N, hours on a CPU. paper: for a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """Carry out a study of the paper, or all of them; runs that studies share are trained once.
+
+    The same command goes on where it was interrupted. `emabank list` names the studies.
+    """
+
+    study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
+    """Its name, or all."""
+    scale: Scale = "demo"
+    """demo: embedded digits, minutes. small: parts of CIFAR-10 and CIFAR-10N, hours on a CPU. paper: for a GPU."""
+    seeds: int | None = None
+    """How many seeds, from 0 on. By default 3."""
+    set: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
+    """Other settings for all that is trained, such as training.epochs=10 rates=[0.1,0.2]. By default none."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; auto: a GPU where there is one."""
+    place: Place = field(default_factory=Place)
+    dry_run: bool = False
+    """Say which runs there are, which are done, and what the others would cost on this machine; train nothing."""
+
+    def __post_init__(self) -> None:
+        check_from("seeds", self.seeds, 1)
+        pairs = {pair for study in studies_named(self.study) for pair in study.pairs_at(self.scale)}
+        self.place.check_trackers()
+        for config in (protocol_of(pair, self.scale) for pair in sorted(pairs)):
+            if config is not None:
+                self.change(config)
+
+    def change(self, config: ProtocolConfig) -> ProtocolConfig:
+        """A protocol with the settings that were asked for."""
+        seeds = {} if self.seeds is None else {"seeds": self.seeds}
+        config = replace(config, hardware=replace(config.hardware, device=self.device), **seeds)
+        return changed(config, [each for some in self.set for each in some])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportArguments:
+    """Make tables, figures and one HTML page of all studies in a folder of runs."""
+
+    runs: tyro.conf.Positional[Path] = Path("runs")
+    """The folder that `emabank run` wrote to."""
+    out: Path | None = None
+    """Where to write. By default the folder report in that of the runs."""
+    tables: str = ""
+    """Print the tables that have this in their name, or all. By default the headline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsArguments:
+    """Hold the paper's nineteen claims against the runs of a folder: statistic, interval, verdict."""
+
+    runs: tyro.conf.Positional[Path] = Path("runs")
+    """The folder that `emabank run` wrote to."""
+    short: bool = False
+    """Verdicts only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusArguments:
+    """Say how far the studies and runs of a folder are."""
+
+    runs: tyro.conf.Positional[Path] = Path("runs")
+    """The folder that `emabank run` wrote to."""
+
+
+Arguments = (
+    DemoConfig
+    | ListArguments
+    | RunArguments
+    | StatusArguments
+    | ReportArguments
+    | ClaimsArguments
+    | ProtocolArguments
+    | DataArguments
+)
+COMMANDS: dict[str, type[Arguments]] = {
+    "demo": DemoConfig,
+    "list": ListArguments,
+    "run": RunArguments,
+    "status": StatusArguments,
+    "report": ReportArguments,
+    "claims": ClaimsArguments,
+    "protocol": ProtocolArguments,
+    "data": DataArguments,
+}
 
 
 def parse(given: list[str], *, description: str) -> Arguments:
@@ -144,7 +241,7 @@ def _described(known: "Field[Any]", hint: Any, kind: Any) -> tuple[Any, Any]:
 
 def _default_in_words(default: str) -> str:
     """What help adds to an explanation; one of a field without a default says itself what happens then."""
-    return "" if default in ("None", "") else f"(default: {default})"
+    return "" if default in ("None", "", "''") else f"(default: {default})"
 
 
 def _metavar(kind: Any) -> str:

@@ -1,7 +1,8 @@
 """Which averages a run has, and which of them make the columns of its tables. May import config and the library."""
 
 from emabank import EMA
-from emabank.study.config import AveragesConfig, Keep
+from emabank.study.config import Keep
+from emabank.study.recipe import AveragesConfig
 from emabank.study.rows import BatchNorm
 
 

@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -124,7 +124,7 @@ def _carry_out(
     epochs = config.recipe.training.epochs
     parts = load_parts(config.recipe.data, dataset, config.trained_on)
     training = Training(config, parts, make_model, device=device_of(config))
-    target = None if config.transfer is None else _target(config, place)
+    targets = _targets(config, place)
     state = run.load_checkpoint()
     if state is None and job.fork is not None and job.fork.exists():
         state = checkpoints.read(job.fork)
@@ -152,7 +152,7 @@ def _carry_out(
         run.save_snapshot(kept.keep.name, kept.model.state_dict(), metadata=about)
         run.save_predictions(kept.keep.name, {**kept.predictions})
         rows += rows_of_kept(run.id, config, kept, parts)
-        if target is not None:
+        for target in targets:
             rows += rows_of_transfer(run.id, config, kept, parts, target)
     run.save_history(training.history())
     run.write_rows(rows)
@@ -160,12 +160,20 @@ def _carry_out(
     run.mark_done({"diverged": training.diverged, "chosen": training.chosen(), "has_batchnorm": training.has_batchnorm})
 
 
-def _target(config: RunConfig, place: Place) -> Dataset:
-    target = load_transfer_target(
-        config.transfer or "", place.data, split_seed=config.recipe.data.split_seed, cache=place.cache
-    )
-    _refuse_other_data(target, config.transfer_fingerprint)
-    return target
+def _targets(config: RunConfig, place: Place) -> list[Dataset]:
+    found = transfer_targets(config.transfer, place, split_seed=config.recipe.data.split_seed)
+    for target, planned in zip(found, config.transfer_fingerprints, strict=True):
+        _refuse_other_data(target, planned)
+    return found
+
+
+def transfer_targets(names: Sequence[str], place: Place, *, split_seed: int) -> list[Dataset]:
+    """The data sets that features are evaluated on.
+
+    >>> [target.classes for target in transfer_targets(["digits"], Place(), split_seed=0)]
+    [10]
+    """
+    return [load_transfer_target(name, place.data, split_seed=split_seed, cache=place.cache) for name in names]
 
 
 def _refuse_other_data(dataset: Dataset, planned: str) -> None:

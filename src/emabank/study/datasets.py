@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from emabank.study.config import DataConfig
 from emabank.study.data.cifar import load_cifar
 from emabank.study.data.cifar_n import check_alignment, load_cifar_n
 from emabank.study.data.digits import digits_dataset
@@ -16,6 +15,7 @@ from emabank.study.data.images import Dataset, make_images
 from emabank.study.data.labelled import LabelledImages, Tell
 from emabank.study.data.splits import Parts, make_parts, stratified_split
 from emabank.study.data.tiny_imagenet import load_tiny_imagenet
+from emabank.study.recipe import DataConfig
 
 
 def load_dataset(config: DataConfig, folder: Path, *, cache: Path | None = None, tell: Tell | None = None) -> Dataset:
@@ -26,8 +26,8 @@ def load_dataset(config: DataConfig, folder: Path, *, cache: Path | None = None,
     """
     config = config.completed()
     match config.dataset:
-        case "digits":
-            return digits_dataset()
+        case "digits" | "digits-0-4" | "digits-5-9":
+            return digits_dataset(config.dataset)
         case "cifar10" | "cifar100":
             return _cifar(config.dataset, folder)
         case "cifar10n" | "cifar100n":

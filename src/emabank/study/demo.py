@@ -16,16 +16,7 @@ import emabank
 from emabank import EMA
 from emabank.checkpoint import write_atomically
 from emabank.study.averages import rules
-from emabank.study.config import (
-    AveragesConfig,
-    DataConfig,
-    DemoConfig,
-    HardwareConfig,
-    MeasuringConfig,
-    Recipe,
-    RunConfig,
-    TrainingConfig,
-)
+from emabank.study.config import DemoConfig, RunConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Images, normalisation_of
 from emabank.study.data.noise import symmetric_noise
@@ -33,9 +24,11 @@ from emabank.study.data.splits import Parts, stratified_split
 from emabank.study.measures import Measured
 from emabank.study.models.catalogue import build_network
 from emabank.study.progress import progress
-from emabank.study.report.curves import draw_curves
-from emabank.study.report.rows import Chosen, Record, Row
-from emabank.study.report.table import closing_line, comparison_table
+from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
+from emabank.study.report.demo.picture import demo_figure, demo_page
+from emabank.study.report.demo.record import Chosen, Record, Row
+from emabank.study.report.demo.table import closing_line, comparison_table
+from emabank.study.report.figures.draw import draw
 from emabank.study.train import LIVE, Training
 
 WIDTH = 8
@@ -43,7 +36,7 @@ PEAK_RATE = 0.8
 
 
 def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
-    """Train, measure every epoch, print the comparison, write curves.svg, curves.png and rows.json to `config.out`."""
+    """Train, measure every epoch, print the comparison, write a page, figures and rows.json to `config.out`."""
     console = console or Console()
     config.out.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=config.out).close()  # a folder that cannot be written is found before the training
@@ -53,7 +46,10 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
     _write(record, config)
     console.print(comparison_table(record), closing_line(record), sep="\n", highlight=False)
     console.print(
-        f"Figure and numbers: {config.out}/curves.svg, curves.png, rows.json", highlight=False, soft_wrap=True
+        f"Open {config.out}/index.html in a browser (beside it: curves.svg, curves.png, rows.json); next: "
+        "`emabank run all` carries out the paper's studies on these digits, `emabank report` shows them",
+        highlight=False,
+        soft_wrap=True,
     )
     return record
 
@@ -192,10 +188,12 @@ def _conditions(config: DemoConfig, run: RunConfig, steps: int, *, seconds: floa
 
 
 def _write(record: Record, config: DemoConfig) -> None:
-    text = json.dumps(record.as_json(), indent=1)
-    write_atomically(config.out / "rows.json", lambda path: path.write_text(text))
+    rows = json.dumps(record.as_json(), indent=1)
+    write_atomically(config.out / "rows.json", lambda path: path.write_text(rows))
+    figure, text = demo_figure(record), demo_page(record)
     for file_format in ("svg", "png"):
         write_atomically(
             config.out / f"curves.{file_format}",
-            lambda path, kind=file_format: draw_curves(record, path, file_format=kind),
+            lambda path, kind=file_format: draw(figure, path, file_format=kind),
         )
+    write_atomically(config.out / "index.html", lambda path: path.write_text(text, encoding="utf-8"))

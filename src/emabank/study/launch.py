@@ -6,7 +6,6 @@ May import everything of the study but the commands' arguments.
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rich.console import Console
 
@@ -20,8 +19,12 @@ from emabank.study.place import Place
 from emabank.study.plain import toml_text
 from emabank.study.progress import counting
 from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs
+from emabank.study.recipe import HardwareConfig
 from emabank.study.report.columns import protocol_tables
 from emabank.study.runs.folder import RunFolder
+
+_WORKER = "emabank.study.carry_out"
+_WARM = _WORKER, "torch._dynamo"  # the latter is imported by every optimizer
 
 
 def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol:
@@ -72,18 +75,23 @@ def read_data(config: ProtocolConfig, place: Place, console: Console) -> Dataset
         return load_dataset(config.data, place.data, cache=place.cache, tell=tell)
 
 
-def locally(config: ProtocolConfig, place: Place, console: Console) -> CarryOut:
-    """Carries out jobs in processes on this machine, as many at a time as the place says."""
-    hardware = config.hardware
+def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> LocalExecutor:
+    """Carries out runs in processes on this machine, as many at a time as the place says or cores allow.
+
+    >>> executor_for([HardwareConfig(device="cpu")], Place(jobs=3)).jobs
+    3
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jobs = place.jobs or (1 if hardware.device != "cpu" else max(1, cores // hardware.threads))
-    executor = LocalExecutor(jobs=jobs)
-    place = replace(
-        place,
-        data=place.data.absolute(),
-        runs=place.runs.absolute(),
-        cache=None if place.cache is None else place.cache.absolute(),
-    )
+    on_cpu = all(each.device == "cpu" for each in hardware)
+    threads = max((each.threads for each in hardware), default=1)
+    jobs = place.jobs or (max(1, cores // threads) if on_cpu else 1)
+    # A GPU is left to processes that start from nothing.
+    return LocalExecutor(jobs=jobs, warm=_WARM if on_cpu else ())
+
+
+def locally(config: ProtocolConfig, place: Place, console: Console) -> CarryOut:
+    """Carries out jobs in processes on this machine, all of which must succeed."""
+    executor, place = executor_for([config.hardware], place), place.absolute()
 
     def carry_out(tasks: Sequence[Job]) -> list[RunFolder]:
         place.runs.mkdir(parents=True, exist_ok=True)  # so is a folder that cannot be made
@@ -96,7 +104,7 @@ def locally(config: ProtocolConfig, place: Place, console: Console) -> CarryOut:
 def task_of(job: Job, place: Place) -> Task:
     """The process that carries out a job."""
     folder = folder_of(job.config, place)
-    command = (sys.executable, "-m", "emabank.study.carry_out", to_text(job, place))
+    command = (sys.executable, "-m", _WORKER, to_text(job, place))
     threads = str(job.config.recipe.hardware.threads)
     return Task(
         id=folder.id,
@@ -109,5 +117,20 @@ def task_of(job: Job, place: Place) -> Task:
 
 def title(config: RunConfig) -> str:
     """What a run is called in front of people."""
-    kind = "SWA" if config.swa else "tune" if config.trained_on == "80%" else "refit"
-    return f"{kind}, rate {config.rate:g}, seed {config.seed}"
+    return f"{_kind(config)}, rate {config.rate:g}, seed {config.seed}"
+
+
+def _kind(config: RunConfig) -> str:
+    training = config.recipe.training
+    if config.swa:
+        return "SWA"
+    if config.constant_from is not None:
+        return f"rate held from epoch {config.constant_from}"
+    kind = "tune" if config.trained_on == "80%" else "refit"
+    if training.bootstrap is not None:
+        kind += f", bootstrap from {training.bootstrap}"
+    if training.schedule == "step":
+        kind += ", step decay"
+    elif config.trained_on == "100%" and not config.keep:  # a refit keeps what was chosen; this one is beside it
+        kind += f", averages every {config.recipe.averages.every}"
+    return kind

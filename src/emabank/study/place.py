@@ -1,6 +1,6 @@
 """Where a study's files are and how its work is done: no part of any result. Imports no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +29,15 @@ class Place:
     def __post_init__(self) -> None:
         check_from("jobs", self.jobs, 1)
         check_from("checkpoint_seconds", self.checkpoint_seconds, 0)
+
+    def absolute(self) -> "Place":
+        """The same with absolute paths, for processes that may start elsewhere.
+
+        >>> Place().absolute().runs.is_absolute()
+        True
+        """
+        cache = None if self.cache is None else self.cache.absolute()
+        return replace(self, data=self.data.absolute(), runs=self.runs.absolute(), cache=cache)
 
     def check_trackers(self) -> None:
         """`ValueError` when a package is not installed that curves are asked for.

@@ -5,7 +5,7 @@ Unknown keys and values of the wrong kind are errors that name the key. Imports 
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -66,15 +66,53 @@ def read_toml(path: Path, kind: type[T]) -> T:
     ...     read_toml(path, ProtocolConfig).training.epochs
     20
     """
+    try:
+        values = _read(path.read_bytes().decode("utf-8-sig"))
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+    return from_plain(kind, values, where=str(path))
+
+
+def _read(text: str) -> dict[str, Any]:
     if sys.version_info < (3, 11):
         import tomli as tomllib  # pyright: ignore
     else:
         import tomllib
-    try:
-        values = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
-        raise ValueError(f"{path} is not a TOML file: {error}") from None
-    return from_plain(kind, values, where=str(path))
+    return tomllib.loads(text)
+
+
+def changed(config: T, settings: Sequence[str]) -> T:
+    """A configuration with other settings, each as `key=value`: keys as in a TOML file, the table may be left out.
+
+    >>> from emabank.study.config import ProtocolConfig
+    >>> config = changed(ProtocolConfig(), ["epochs=10", "data.noise=0.4", "rates=[0.1, 0.2]", "network=resnet20"])
+    >>> config.training.epochs, config.data.noise, config.rates, config.training.network
+    (10, 0.4, (0.1, 0.2), 'resnet20')
+    """
+    values = to_plain(config)
+    for setting in settings:
+        key, sign, text = setting.partition("=")
+        if not sign:
+            raise ValueError(f"--set: {setting!r} is no setting; give key=value, such as training.epochs=10")
+        table, name = _table_of(values, key.strip())
+        try:
+            [value] = [None] if text.strip() == "None" else _read(f"value = {text}").values()
+        except ValueError:  # a word needs no quotation marks here
+            value = text.strip()
+        table[name] = value
+    return from_plain(type(config), values, where="--set")
+
+
+def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The table that holds a key, which may be named with or without it, and the key's own name."""
+    tables = {"": values, **{name: each for name, each in values.items() if isinstance(each, dict)}}
+    keys = {f"{name}.{each}".removeprefix("."): (name, each) for name, table in tables.items() for each in table}
+    found = [whole for whole in keys if key in (whole, keys[whole][1]) and keys[whole][1] not in tables]
+    if len(found) != 1:
+        known = ", ".join(whole for whole in keys if whole not in tables)
+        raise ValueError(f"--set: there is no setting {key!r}; there are {known}")
+    table, name = keys[found[0]]
+    return tables[table], name
 
 
 def toml_text(config: Any) -> str:

@@ -8,12 +8,13 @@ from typing import Literal, get_args, get_origin, get_type_hints
 def check_choices(config: object) -> None:
     """Refuse a text that is not among those allowed: annotations alone keep no one from giving another.
 
-    >>> from emabank.study.config import HardwareConfig
+    >>> from emabank.study.recipe import HardwareConfig
     >>> check_choices(HardwareConfig())
     """
     for name, kind in get_type_hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(kind)
-        if value is None and NoneType in kinds:
+        # What a tuple may hold, its class says itself.
+        if (value is None and NoneType in kinds) or get_origin(kind) is tuple:
             continue
         for each in (kind, *kinds):
             if get_origin(each) is Literal and value not in get_args(each):

@@ -11,22 +11,31 @@ import torch
 from emabank.study.data.images import Dataset, Images, make_images
 
 CLASSES = 10
+HALVES = {"digits-0-4": range(5), "digits-5-9": range(5, 10)}
+"""The halves by name, each with its digits."""
 _TRAIN = 1297  # the first images; the other 500, by other writers, are for testing
 
 
-def digits_dataset() -> Dataset:
+def digits_dataset(name: str = "digits") -> Dataset:
     """The embedded digits as a data set: pixels as stored, 0 to 16; the first 1297 to train on, the last 500 to test.
+
+    Or one half of it, which is for transfer: `digits-0-4`, or `digits-5-9` with the digit 5 as its class 0.
 
     >>> digits = digits_dataset()
     >>> len(digits.train), len(digits.test), list(digits.train.images.shape)
     (1297, 500, [1297, 1, 8, 8])
+    >>> digits_dataset("digits-5-9").classes
+    5
     """
     images, labels = _read()
+    classes = HALVES.get(name, range(CLASSES))
 
     def part(chosen: slice) -> Images:
-        return make_images(torch.from_numpy(images[chosen]).unsqueeze(1), torch.from_numpy(labels[chosen]))
+        there = np.isin(labels[chosen], classes)
+        found = torch.from_numpy(images[chosen][there]).unsqueeze(1)
+        return make_images(found, torch.from_numpy(labels[chosen][there] - np.uint8(classes.start)))
 
-    return Dataset("digits", CLASSES, train=part(slice(_TRAIN)), test=part(slice(_TRAIN, None)))
+    return Dataset(name, len(classes), train=part(slice(_TRAIN)), test=part(slice(_TRAIN, None)))
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:

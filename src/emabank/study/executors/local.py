@@ -7,6 +7,7 @@ if this process is killed, they notice (`emabank.study.executors.worker`).
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, in_order
 from emabank.study.executors.display import Display, display, failures
+from emabank.study.executors.warm import AVAILABLE, WarmProcess
 from emabank.study.executors.worker import PARENT
 from emabank.study.runs.environment import now
 from emabank.study.runs.folder import FAILED, LOG, Progress, RunFolder
@@ -46,6 +48,9 @@ class LocalExecutor:
     """Seconds that interrupted workers have to write a checkpoint, before they are stopped less kindly."""
     poll: float = 0.1
     """Seconds between two looks at the workers."""
+    warm: tuple[str, ...] = ()
+    """Modules to import beforehand: workers that are `python -m` of the first start at once, where the system allows
+    (executors.warm)."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
@@ -87,7 +92,7 @@ class LocalExecutor:
                 while waiting and len(running) < self.jobs and not interrupts:
                     task = waiting.popleft()
                     try:
-                        running.append(_Job(task))
+                        running.append(_Job(task, warm=self.warm))
                         shown.started(task)
                     except OSError as error:
                         ended(Outcome(task=task, state="failed", reason=f"could not be started: {error}"))
@@ -118,7 +123,7 @@ class LocalExecutor:
 class _Job:
     """One worker process, and the folder of its run."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, *, warm: tuple[str, ...] = ()) -> None:
         self.task = task
         self.folder = RunFolder(task.folder)
         task.folder.mkdir(parents=True, exist_ok=True)
@@ -131,14 +136,21 @@ class _Job:
             self._log_start = log.tell()
             self.started = time.monotonic()
             self._looked = self.started
-            self.process = subprocess.Popen(
-                task.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **task.environment, PARENT: str(os.getpid())},
-                start_new_session=True,
-            )
+            self.process = self._start(log.fileno(), warm)
+
+    def _start(self, log: int, warm: tuple[str, ...]) -> "subprocess.Popen[bytes] | WarmProcess":
+        environment = {"PYTHONUNBUFFERED": "1", **self.task.environment}
+        if AVAILABLE and self.task.command[:3] == (sys.executable, "-m", *warm[:1]):
+            with suppress(OSError):  # no room for its socket, say
+                return WarmProcess(warm, self.task.command[3:], log=self._log, environment=environment)
+        return subprocess.Popen(
+            self.task.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment, PARENT: str(os.getpid())},
+            start_new_session=True,
+        )
 
     def news(self) -> Progress | None:
         """What the run has told since the last look; None: nothing new."""
@@ -154,8 +166,11 @@ class _Job:
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the worker and its children, unless it has ended."""
         if self.process.poll() is None:
-            with suppress(ProcessLookupError):
+            try:
                 os.killpg(self.process.pid, number)
+            except ProcessLookupError:  # it has just ended, or is a warm one that does not yet lead its session
+                with suppress(ProcessLookupError):
+                    os.kill(self.process.pid, number)
 
     def outcome(self) -> Outcome:
         """How it ended. The folder has the last word: a run that is done is done, whatever became of its process."""

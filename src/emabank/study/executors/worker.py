@@ -1,6 +1,7 @@
 """For a worker process: it must not outlive the executor that started it. Standard library only."""
 
 import faulthandler
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:
     """Interrupt this process, as Ctrl-C would, when its executor is gone; kill it if it has not ended after `grace`.
 
     To be called once, at the start of a worker. Without an executor (started by hand) it does nothing. An executor
-    killed by -9 cannot tell its workers, so a thread looks every second who this process's parent is.
+    killed by -9 cannot tell its workers, so a thread looks every second whether it is still there.
 
     >>> stop_with_executor()
     """
@@ -29,9 +30,15 @@ def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:
 
 def _watch(executor: int, every: float, grace: float) -> None:
     # Asked at the first look already: the executor may have ended before this process came so far.
-    while os.getppid() == executor:
+    while _is_there(executor):
         time.sleep(every)
     print("the executor that started this process is gone: stopping", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(grace)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_there(executor: int) -> bool:
+    """Whether the parent is who it was; of a warm worker, which another process forked, the executor must live too."""
+    asked_for_by = multiprocessing.parent_process()
+    return os.getppid() == executor and (asked_for_by is None or asked_for_by.is_alive())

@@ -1,0 +1,1 @@
+"""What the demo shows: its record, its table, its picture and its page."""

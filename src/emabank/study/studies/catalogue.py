@@ -1,0 +1,136 @@
+"""The named studies: what each makes, over which pairs, with which runs beside the protocol's. Imports scales alone."""
+
+from dataclasses import dataclass
+
+from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY, Scale
+from emabank.study.studies.scales import PERIODS, protocol_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """One study of the paper."""
+
+    name: str
+    makes: str
+    """What comes of it, for people."""
+    pairs: tuple[str, ...]
+    """The paper's data sets and networks that it is about."""
+    arms: tuple[str, ...] = ()
+    """Runs beside those of the protocol: "step", "constant", "bootstrap", "every" (one arm a period)."""
+    stages: tuple[str, ...] = ("tune", "refit", "swa")
+    """Which runs of the protocol it needs."""
+    transfer: bool = False
+    """Whether it is about features on other data sets: a stand-in that has no target says nothing to it."""
+    overhead: bool = False
+    """Whether the cost of the averages is measured."""
+
+    def pairs_at(self, scale: Scale) -> tuple[str, ...]:
+        """Those of its pairs that have a stand-in at a scale.
+
+        >>> STUDIES["lr-search"].pairs_at("small")
+        ('cifar100-resnet18',)
+        """
+        found = {pair: protocol_of(pair, scale) for pair in self.pairs}
+        return tuple(pair for pair, config in found.items() if config and (config.transfer or not self.transfer))
+
+    def arms_at(self, scale: Scale) -> tuple[str, ...]:
+        """Its arms by the names they have in the report.
+
+        >>> STUDIES["sampling-period"].arms_at("paper")
+        ('every 1', 'every 4', 'every 16', 'every 64')
+        """
+        return tuple(name for arm in self.arms for name in (_periods(scale) if arm == "every" else (arm,)))
+
+
+def _periods(scale: Scale) -> tuple[str, ...]:
+    return tuple(f"every {period}" for period in PERIODS[scale])
+
+
+_ALL = (
+    Study(
+        name="generalization",
+        makes="the headline table, the summary of tuning, the full tables of all pairs",
+        pairs=(*CLEAN, *NOISY),
+    ),
+    Study(
+        name="dynamics",
+        makes="accuracy through training with the learning rate, all pairs; early training enlarged",
+        pairs=(*CLEAN, *NOISY),
+        stages=("tune", "refit"),
+    ),
+    Study(
+        name="batchnorm",
+        makes="each decay with averaged and with recomputed statistics; the sensitivity table; a heat map",
+        pairs=(MAIN,),
+        stages=("tune", "refit"),
+    ),
+    Study(
+        name="label-noise",
+        makes="the curve under label noise, the leaderboard, memorisation of wrong labels",
+        pairs=NOISY,
+        stages=("tune", "refit"),
+    ),
+    Study(
+        name="constant-lr",
+        makes="the learning rate held at the chosen epoch, against the cosine",
+        pairs=(CONSTANT,),
+        arms=("constant",),
+        stages=("tune", "refit"),
+    ),
+    Study(name="consistency", makes="churn and JS divergence between seeds", pairs=CLEAN, stages=("tune", "refit")),
+    Study(
+        name="calibration",
+        makes="ECE with and without temperature scaling; reliability diagrams",
+        pairs=CLEAN,
+        stages=("tune",),
+    ),
+    Study(
+        name="transfer",
+        makes="linear evaluation of frozen features on another data set",
+        pairs=("tiny-imagenet-resnet18", MAIN, "cifar10-resnet18"),
+        stages=("tune", "refit"),
+        transfer=True,
+    ),
+    Study(
+        name="step-decay",
+        makes="accuracy through training when the rate falls in steps",
+        pairs=(MAIN,),
+        arms=("step",),
+        stages=("tune", "refit"),
+    ),
+    Study(
+        name="bootstrap",
+        makes="training whose weights are replaced by an average once an epoch",
+        pairs=(MAIN,),
+        arms=("bootstrap",),
+        stages=("tune",),
+    ),
+    Study(
+        name="lr-search",
+        makes="validation accuracy by initial learning rate, table and curves",
+        pairs=(MAIN, "cifar100-wrn-28-10"),
+        stages=("tune",),
+    ),
+    Study(
+        name="sampling-period",
+        makes="sampling periods at equal horizon; the decay table; time and memory of averages",
+        pairs=(MAIN,),
+        arms=("every",),
+        stages=("tune", "refit"),
+        overhead=True,
+    ),
+)
+STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
+
+
+def studies_named(name: str) -> tuple[Study, ...]:
+    """The study of that name, or every one for "all".
+
+    >>> len(studies_named("all")), studies_named("dynamics")[0].pairs[0]
+    (12, 'cifar100-resnet18')
+    """
+    if name == "all":
+        return _ALL
+    if name not in STUDIES:
+        raise ValueError(f"there is no study {name!r}; give all, or one of {', '.join(STUDIES)}")
+    return (STUDIES[name],)

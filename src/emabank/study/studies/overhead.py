@@ -1,0 +1,99 @@
+"""What averages cost beside training: time of an update against time of a step, measured in one interleaved run.
+
+May import the library's public names, models and data.
+"""
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from emabank import EMABank
+from emabank.study.config import ProtocolConfig
+from emabank.study.data.images import Dataset
+from emabank.study.models.catalogue import build_network
+from emabank.study.report.evidence import Overhead
+from emabank.study.runs.environment import environment
+
+REPETITIONS = 8
+EVERY = 16  # the paper's period
+
+
+def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: int = REPETITIONS) -> dict[str, Any]:
+    """The cost of the averages of a protocol, as plain values: a step and an update by turns, and the memory.
+
+    >>> from emabank.study.data.digits import digits_dataset
+    >>> from emabank.study.recipe import TrainingConfig
+    >>> small = ProtocolConfig(training=TrainingConfig(width=4, batch=8))
+    >>> found = measure_overhead(small, digits_dataset(), repetitions=2)
+    >>> found["averages"], found["parameters"], found["bytes"] >= 5 * 4 * found["parameters"]
+    (5, 4934, True)
+    """
+    training, hardware = config.training, config.hardware
+    device = torch.device("cpu" if hardware.device == "auto" else hardware.device)
+    images = dataset.train.images
+    channels, threads = images.shape[1], torch.get_num_threads()
+    torch.set_num_threads(hardware.threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build_network(
+                training.network, classes=dataset.classes, channels=channels, width=training.width
+            ).to(device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+            bank = EMABank(model, list(_decays(config)), every=1)
+            inputs = torch.rand([training.batch, *images.shape[1:]], device=device)
+            labels = torch.randint(0, dataset.classes, [training.batch], device=device)
+            steps, updates = _timed(model, optimizer, bank, inputs, labels, repetitions)
+    finally:
+        torch.set_num_threads(threads)
+    stored = sum(t.numel() * t.element_size() for name in bank.names for t in bank.weights(name).values())
+    found = Overhead(
+        network=training.network,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        averages=len(bank.names),
+        every=EVERY,
+        step_seconds=tuple(steps),
+        update_seconds=tuple(updates),
+        bytes=stored,
+        conditions={**environment(threads=hardware.threads), "batch": training.batch, "device": device.type},
+    )
+    return asdict(found)
+
+
+def _timed(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    bank: EMABank,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    repetitions: int,
+) -> tuple[list[float], list[float]]:
+    """By turns, so that whatever else the machine does hits both; the first two rounds are for warming up."""
+    steps: list[float] = []
+    updates: list[float] = []
+    for _ in range(repetitions + 2):
+        started = time.perf_counter()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        _wait(inputs.device)
+        between = time.perf_counter()
+        bank.update()
+        _wait(inputs.device)
+        steps.append(between - started)
+        updates.append(time.perf_counter() - between)
+    return steps[2:], updates[2:]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def _decays(config: ProtocolConfig) -> tuple[float, ...]:
+    """As many averages as the protocol has; which decays makes no difference to the cost."""
+    count = len(config.averages.names)
+    return tuple(1 - 0.032 / 2**i for i in range(count))

@@ -1,0 +1,171 @@
+"""The paper's pairs of data set and network at three scales, each as a complete protocol. Imports no torch.
+
+`paper` has the paper's own settings; `small` stands for them with parts of CIFAR-10 and CIFAR-10N and small networks,
+for a CPU; `demo` with the embedded digits, in seconds. Not every pair has a stand-in at every scale.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple, get_args
+
+from emabank.study.config import ProtocolConfig
+from emabank.study.recipe import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
+from emabank.study.report.pairs import CONSTANT, MAIN, Scale
+
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
+PERIODS: dict[Scale, tuple[int, ...]] = {"paper": (1, 4, 16, 64), "small": (1, 2, 4, 8), "demo": (1, 2, 4, 8)}
+"""Sampling periods that are compared; runs of a few hundred steps have shorter ones, the third of which is the paper's
+16 there."""
+
+_DATASETS = {
+    "digits": "digits",
+    "digits-0-4": "digits 0–4",
+    "digits-5-9": "digits 5–9",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "cifar10n": "CIFAR-10N",
+    "cifar100n": "CIFAR-100N",
+    "tiny-imagenet": "Tiny-ImageNet",
+    "own": "own data",
+}
+_NETWORKS = {
+    "resnet8": "ResNet-8",
+    "resnet20": "ResNet-20",
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "wrn-28-10": "WideResNet-28-10",
+    "vgg16": "VGG-16",
+    "vgg-small": "small VGG",
+    "own": "own network",
+}
+
+
+def protocol_of(pair: str, scale: Scale) -> ProtocolConfig | None:
+    """The protocol that stands for a pair of the paper; None where the scale has none.
+
+    >>> protocol_of("cifar100-resnet18", "paper").training.epochs
+    200
+    >>> protocol_of("tiny-imagenet-resnet18", "small") is None
+    True
+    """
+    return {"paper": _PAPER, "small": _SMALL, "demo": _DEMO}[scale].get(pair)
+
+
+def title_of(config: ProtocolConfig) -> str:
+    """What a protocol trains, for people.
+
+    >>> title_of(protocol_of("cifar100n-resnet34", "demo"))
+    'digits, 40% of 1,000 with wrong labels, ResNet-8'
+    """
+    data, training = config.data, config.training
+    words = [_DATASETS[data.dataset]]
+    if data.noise:
+        of = "" if data.subset is None else f" of {data.subset:,}"
+        words.append(f"{100 * data.noise:g}%{of} with wrong labels")
+    elif data.subset is not None:
+        words.append(f"{data.subset:,} images")
+    width = "" if training.width in (None, 8, 16) else f" of width {training.width}"
+    return ", ".join([*words, _NETWORKS[training.network] + width])
+
+
+# The paper's own settings (its Table of hyper-parameters; learning rates as its learning-rate search has them)
+
+_PAPERS_AVERAGES = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
+_FIGURES = MeasuringConfig(test_curves=True)
+_EACH_EPOCH = MeasuringConfig(test_curves=True, recompute="each-epoch")
+_MEMORISATION = MeasuringConfig(test_curves=True, on_train=True)
+
+
+class _Paper(NamedTuple):
+    dataset: str
+    network: str
+    rates: tuple[float, ...]
+    transfer: tuple[str, ...] = ()
+    measuring: MeasuringConfig = _FIGURES
+    epochs: int = 200
+
+
+def _paper(given: _Paper) -> ProtocolConfig:
+    return ProtocolConfig(
+        data=DataConfig(dataset=given.dataset),  # type: ignore[arg-type]
+        training=TrainingConfig(network=given.network, epochs=given.epochs, warmup_epochs=5.0),  # type: ignore[arg-type]
+        averages=_PAPERS_AVERAGES,
+        measuring=given.measuring,
+        rates=given.rates,
+        transfer=given.transfer,  # type: ignore[arg-type]
+    )
+
+
+_PAPER = {
+    pair: _paper(given)
+    for pair, given in {
+        MAIN: _Paper("cifar100", "resnet18", (0.4, 0.8, 1.2, 1.6), ("cifar10",), _EACH_EPOCH),
+        "cifar100-vgg16": _Paper("cifar100", "vgg16", (0.025, 0.05, 0.1)),
+        "cifar100-wrn-28-10": _Paper("cifar100", "wrn-28-10", (0.05, 0.1, 0.2, 0.4)),
+        "cifar10-resnet18": _Paper("cifar10", "resnet18", (0.4, 0.8, 1.2), ("cifar100",)),
+        "tiny-imagenet-resnet18": _Paper(
+            "tiny-imagenet", "resnet18", (0.4, 0.8, 1.2), ("cifar10", "cifar100"), epochs=150
+        ),
+        "cifar100n-resnet34": _Paper("cifar100n", "resnet34", (0.4, 0.8, 1.2), measuring=_MEMORISATION),
+        "cifar10n-resnet34": _Paper("cifar10n", "resnet34", (0.4, 0.8, 1.2), measuring=_MEMORISATION),
+        CONSTANT: _Paper("cifar100n", "resnet18", (0.4, 0.8, 1.2), measuring=_MEMORISATION),
+    }.items()
+}
+
+# For a CPU: capacity decides what is seen there (docs/log.md) --------------------------------------------------------
+
+_CIFAR = ProtocolConfig(
+    data=DataConfig(dataset="cifar10", subset=10_000, test_subset=2_500),
+    training=TrainingConfig(network="resnet8", width=16, epochs=20, warmup_epochs=1.0),
+    measuring=_EACH_EPOCH,
+    rates=(0.2, 0.4, 0.8),
+    transfer=("cifar100",),
+)
+_CIFAR_N = ProtocolConfig(
+    data=DataConfig(dataset="cifar10n", subset=4_000, test_subset=2_500, crop=0),
+    training=TrainingConfig(network="resnet8", width=24, epochs=60, warmup_epochs=1.5),
+    measuring=_MEMORISATION,
+    rates=(0.4, 0.8),
+)
+_SMALL = {
+    MAIN: _CIFAR,
+    "cifar100-vgg16": replace(
+        _CIFAR,
+        training=replace(_CIFAR.training, network="vgg-small"),
+        measuring=_FIGURES,
+        rates=(0.05, 0.1),
+        transfer=(),
+    ),
+    "cifar10n-resnet34": _CIFAR_N,
+    CONSTANT: _CIFAR_N,
+}
+
+# The embedded digits: so easy that without wrong labels there is next to nothing to see; so all have some -------------
+
+_DIGITS = ProtocolConfig(
+    data=DataConfig(dataset="digits", subset=1_000, noise=0.2),
+    training=TrainingConfig(network="resnet8", width=8, epochs=40, batch=64, warmup_epochs=2.0),
+    measuring=_FIGURES,
+    rates=(0.2, 0.8),
+)
+
+
+def _half(name: str, target: str) -> ProtocolConfig:
+    data = DataConfig(dataset=name, subset=500, noise=0.2)  # type: ignore[arg-type]
+    return replace(_DIGITS, data=data, rates=(0.4,), transfer=(target,))
+
+
+def _wrong(share: float) -> ProtocolConfig:
+    return replace(_DIGITS, data=replace(_DIGITS.data, noise=share), measuring=_MEMORISATION, rates=(0.4,))
+
+
+_DEMO = {
+    MAIN: replace(_DIGITS, measuring=_EACH_EPOCH, rates=(0.1, 0.2, 0.4, 0.8)),
+    "cifar100-vgg16": replace(_DIGITS, training=replace(_DIGITS.training, network="vgg-small"), rates=(0.05,)),
+    "cifar100-wrn-28-10": replace(_DIGITS, training=replace(_DIGITS.training, width=12)),
+    "cifar10-resnet18": _half("digits-5-9", "digits-0-4"),
+    "tiny-imagenet-resnet18": _half("digits-0-4", "digits-5-9"),
+    "cifar100n-resnet34": _wrong(0.4),
+    "cifar10n-resnet34": _wrong(0.3),
+    CONSTANT: _wrong(0.4),
+}

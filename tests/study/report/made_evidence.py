@@ -1,0 +1,161 @@
+"""Made-up evidence in which every claim of the paper holds, for tests that change one thing and look again."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from emabank.study.report.evidence import LIVE, Curve, Evidence, Overhead, Run, Setting, Study
+from emabank.study.report.pairs import Scale
+
+AVERAGES = ("ema-0.44%", "ema-0.88%", "ema-1.8%", "ema-3.5%", "ema-7.1%")
+SEEDS = 3
+EPOCHS = 40
+PAIRS = (
+    "cifar100-resnet18", "cifar100-vgg16", "cifar100-wrn-28-10", "cifar10-resnet18", "tiny-imagenet-resnet18",
+    "cifar100n-resnet34", "cifar10n-resnet34", "cifar100n-resnet18",
+)  # fmt: skip
+ARMS = ("tune", "refit", "swa", "step", "constant", "bootstrap", "every 1", "every 2", "every 4", "every 8")
+RATES = (0.2, 0.4, 0.8, 1.2)
+
+# Test measures of the refits by column; churn and js have one value a pair of seeds, of which there are three too.
+MEASURES = ("accuracy", "loss", "churn", "js", "ece", "ece_ts", "transfer:other")
+COLUMNS: dict[str, dict[str, float]] = {
+    title: dict(zip(MEASURES, means, strict=True))
+    for title, means in {
+        "SGD": (0.76, 1.02, 0.19, 0.06, 0.11, 0.05, 0.50),
+        "SGD (best)": (0.765, 1.00, 0.19, 0.06, 0.11, 0.05, 0.51),
+        "EMA (acc.)": (0.78, 0.86, 0.15, 0.04, 0.09, 0.04, 0.54),
+        "EMA (loss)": (0.775, 0.82, 0.13, 0.03, 0.07, 0.03, 0.56),
+        "slowest (acc.)": (0.79, 0.84, 0.13, 0.035, 0.085, 0.035, 0.57),
+        "slowest (loss)": (0.785, 0.81, 0.12, 0.025, 0.065, 0.025, 0.59),
+        "SWA": (0.791, 0.85, 0.13, 0.035, 0.08, 0.03, 0.57),
+    }.items()
+}
+
+
+def column(
+    title: str, trained_on: str, split: str, values: Mapping[str, Sequence[float | None]], **more: Any
+) -> dict[str, Any]:
+    """A column as `emabank.study.comparisons.tables` makes it."""
+    whole = {metric: np.array(found, dtype=float) for metric, found in values.items() if None not in found}
+    average = AVERAGES[-1 if title.startswith("slowest") else 2]
+    made = {
+        "trained_on": trained_on,
+        "split": split,
+        "column": title,
+        "epochs": [EPOCHS if title in ("SGD", "SWA") else 20 if "loss" in title else 25] * SEEDS,
+        "weights": ["live" if title.startswith("SGD") else "swa" if title == "SWA" else average] * SEEDS,
+        "values": {metric: list(found) for metric, found in values.items()},
+        "mean": {metric: float(found.mean()) for metric, found in whole.items()},
+        "std": {metric: float(found.std(ddof=1)) for metric, found in whole.items() if len(found) > 1},
+    }
+    return {**made, **more}
+
+
+def jitter(value: float, size: float = 0.001) -> list[float]:
+    """One value a seed, with small differences that are much the same everywhere, as paired runs have them."""
+    return [value + size * (seed - 1) + 0.1 * size * np.sin(97 * value + seed) for seed in range(SEEDS)]
+
+
+def made_tables(changed: Mapping[tuple[str, str], float] | None = None) -> list[dict[str, Any]]:
+    """The columns of all stages; `changed` replaces the mean of a measure by (column, metric)."""
+    tables: list[dict[str, Any]] = []
+    for trained_on, split in (("80%", "val"), ("80%", "test"), ("100%", "test")):
+        for title, measures in COLUMNS.items():
+            if (title == "SWA") and trained_on == "80%":
+                continue
+            values = {metric: jitter((changed or {}).get((title, metric), mean)) for metric, mean in measures.items()
+                      if trained_on == "100%" or not metric.startswith("transfer:")}  # fmt: skip
+            tables.append(column(title, trained_on, split, values))
+    return tables
+
+
+def made_curves(*, gain: float = 0.03, peak: float = 0.6, late: float = 0.0) -> dict[Curve, np.ndarray]:
+    """The curves of one run: averages ahead of the live weights, most of all early, highest at `peak` of the run.
+
+    `gain` is by how much the averages are ahead at their peak, `late` by how much they differ at the end.
+    """
+    t = np.arange(1, EPOCHS + 1) / EPOCHS
+    live = 0.4 + 0.36 * t
+    curves: dict[Curve, np.ndarray] = {}
+    for split in ("val", "test", "train"):
+        curves[Curve(LIVE, "own", split, "accuracy")] = live
+        curves[Curve(LIVE, "own", split, "loss")] = 2.0 - live
+        for order, name in enumerate(AVERAGES):
+            at = min(0.95, peak + 0.03 * order)
+            shape = np.where(t <= at, t / at, np.clip((1 - t) / (1 - at), 0, 1))
+            ahead = (gain + 0.004 * order) * (shape + 1.5 * np.exp(-((t - 0.12) ** 2) / 0.005)) + late * t
+            recomputed = live + ahead
+            averaged = recomputed - np.where(t < 0.2, 0.1 * order * (0.2 - t) / 0.2, 0.002)
+            for batchnorm, found in (("averaged", averaged), ("recomputed", recomputed)):
+                curves[Curve(name, batchnorm, split, "accuracy")] = found
+                curves[Curve(name, batchnorm, split, "loss")] = 2.0 - found
+    for name, batchnorm, later in ((LIVE, "own", 1.0), *((each, "averaged", 2.5) for each in AVERAGES)):
+        curves[Curve(name, batchnorm, "train", "clean_accuracy")] = np.clip(
+            0.5 + 0.6 * t * (1 + 0.4 * (later > 1)), 0, 1
+        )
+        curves[Curve(name, batchnorm, "train", "memorised")] = t**later
+    return curves
+
+
+def made_runs(arm: str, *, rate: float = 0.8, **shape: float) -> tuple[Run, ...]:
+    """One run a seed."""
+    runs: list[Run] = []
+    for seed in range(SEEDS):
+        curves = {key: found + 0.001 * (seed - 1) + 0.0001 * np.sin(seed + 5 * np.arange(EPOCHS))
+                  for key, found in made_curves(**shape).items()}  # fmt: skip
+        rates = rate * (1 + np.cos(np.pi * np.arange(1, EPOCHS + 1) / EPOCHS)) / 2
+        runs.append(Run(id=f"{arm.replace(' ', '-')}-{seed}", seed=seed, rate=rate, rates=rates, curves=curves,
+                        conditions={"torch": "2.13.0", "emabank": "0.1.0", "cpu": "made up", "threads": 1},
+                        predictions=made_predictions))  # fmt: skip
+    return tuple(runs)
+
+
+def made_predictions(name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Logits of 400 images in 10 classes, overconfident where the name is that of live weights."""
+    random = np.random.default_rng(len(name))
+    labels = random.integers(0, 10, 400)
+    logits = random.normal(size=(400, 10))
+    logits[np.arange(400), labels] += 2.0
+    return {split: ((3.0 if name.startswith(LIVE) else 1.2) * logits, labels) for split in ("val", "test")}
+
+
+def made_setting(
+    pair: str = "cifar100-resnet18", *, scale: Scale = "demo", changed: Mapping[tuple[str, str], float] | None = None,
+    arms: Mapping[str, tuple[Run, ...]] | None = None, has_batchnorm: bool = True,
+) -> Setting:  # fmt: skip
+    """A setting with every arm; `changed` replaces measures of the tables, `arms` whole arms."""
+    every = {arm: made_runs(arm) for arm in ARMS}
+    every["constant"] = made_runs("constant", gain=0.03, peak=0.95, late=0.03)
+    every["bootstrap"] = tuple(
+        Run(id=f"bootstrap-{run.seed}", seed=run.seed, rate=run.rate, rates=run.rates, conditions=run.conditions,
+            curves={key: found - 0.02 for key, found in run.curves.items()})
+        for run in made_runs("bootstrap")
+    )  # fmt: skip
+    for rate in RATES:
+        worse = 0.02 * abs(RATES.index(rate) - 2)
+        every[f"tune at {rate:g}"] = tuple(
+            Run(id=f"tune-{rate:g}-{run.seed}", seed=run.seed, rate=rate, rates=run.rates, conditions=run.conditions,
+                curves={key: found - worse for key, found in run.curves.items()})
+            for run in made_runs("tune", rate=rate)
+        )  # fmt: skip
+    choice = {"rate": 0.8, "live_epoch": 38, "averages": {"accuracy": (AVERAGES[2], 25), "loss": (AVERAGES[2], 20)}}
+    return Setting(
+        scale=scale, pair=pair, title=f"digits, ResNet-8 ({pair})", dataset="digits", network="resnet8",
+        protocol=f"protocol-{pair}", averages=AVERAGES, has_batchnorm=has_batchnorm,
+        choices=[{"seed": seed, **choice} for seed in range(SEEDS)], tables=made_tables(changed),
+        arms={**every, **(arms or {})}, config={"seeds": SEEDS, "rates": list(RATES), "swa": True},
+    )  # fmt: skip
+
+
+def made_evidence(*settings: Setting) -> Evidence:
+    """Evidence with these settings, or one for each of the paper's pairs."""
+    return Evidence(
+        settings=settings or tuple(made_setting(pair) for pair in PAIRS),
+        studies=(Study(name="generalization", scale="demo", command="emabank run generalization", state="done"),),
+        overheads=(
+            Overhead(network="resnet8", parameters=78042, averages=5, every=16, step_seconds=(0.1, 0.11, 0.1),
+                     update_seconds=(0.001, 0.0011, 0.001), bytes=5 * 78042 * 4, conditions={"threads": 1}),
+        ),
+    )  # fmt: skip

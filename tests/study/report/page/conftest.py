@@ -1,0 +1,54 @@
+"""The page in a file, and a browser that shows it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from study.report.made_evidence import made_evidence, made_setting
+from study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, sheets, show
+
+from emabank.study.report.evidence import Study
+from emabank.study.report.page.page import Provenance, page
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    study = Study(name="dynamics", scale="demo", command="emabank run dynamics --scale demo", state="done")
+    evidence = made_evidence(made_setting(), made_setting(scale="small"))
+    about = Provenance(facts={"emabank": "0.4.0"}, conflicts=[("churn", "15.32 (Table 3)", "Printed twice.")])
+    text = page(
+        type(evidence)(settings=evidence.settings, studies=[study]), sheets(), figures(), claims(), provenance=about
+    )
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> Iterator[webdriver.Chrome]:
+    if not (CHROMIUM and DRIVER):
+        pytest.skip(
+            "a browser is needed: chromium and chromedriver (Debian: chromium, chromium-driver) are not both there"
+        )
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-quic", "no-first-run",
+                 "disable-background-networking", "disable-component-update", "disable-sync", "window-size=1300,900",
+                 f"user-data-dir={tmp_path_factory.mktemp('profile')}"):  # fmt: skip
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def browser(driver, path):
+    """The page as it is when it has just been opened, in a wide window, light, and without animations."""
+    show(driver)
+    driver.get(path.as_uri())
+    if driver.execute_script("const any = localStorage.length > 0; localStorage.clear(); return any"):
+        driver.get(path.as_uri())
+    return driver

@@ -1,0 +1,355 @@
+"""The page as a document: whole, escaped, readable in both schemes, the same bytes each time."""
+
+import base64
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from interpreter import run
+from study.report.made_evidence import made_evidence, made_setting
+from study.report.page.documents import Element, parsed
+
+from emabank.study.report.claims.all import claims as all_claims
+from emabank.study.report.evidence import Evidence, LeftOut, Study
+from emabank.study.report.figures.all import figures as all_figures
+from emabank.study.report.page.page import Provenance, page
+from emabank.study.report.panel import Figure, Line, Panel
+from emabank.study.report.sheet import Cell, Sheet
+from emabank.study.report.tables.all import sheets as all_sheets
+from emabank.study.report.verdict import Claim, Part
+
+# What is shown --------------------------------------------------------------------------------------------------------
+
+
+def part(mean: float | None = 2.0, low: float | None = 1.5, high: float | None = 2.5, **more) -> Part:
+    given = {"statistic": "EMA minus SGD, points", "setting": "digits, ResNet-8", "scale": "demo", "rule": "above 0",
+             "values": [1.8, 2.0, 2.2] if mean is not None else [], "n": 3 if mean is not None else 0,
+             "verdict": "reproduced", "paper": "+0.92 (Table 1)", "note": ""}  # fmt: skip
+    return Part(mean=mean, low=low, high=high, **{**given, **more})
+
+
+def claim(number: int, verdict, **more) -> Claim:
+    return Claim(number=number, title=f"Claim number {number} holds", studies=["dynamics"], verdict=verdict, **more)
+
+
+def sheet(**more) -> Sheet:
+    given = {
+        "name": "generalization/headline",
+        "title": "Test accuracy",
+        "columns": ["setting", "SGD", "EMA"],
+        "rows": [
+            ("digits", [Cell.of([70.0, 71.0, 72.0]), Cell.of([75.0, 75.5, 76.0], paper="78.54 ± 0.28")]),
+            ("letters", [Cell(text="–"), Cell(text="20, 25, 22")]),
+        ],
+        "study": "generalization",
+        "scale": "demo",
+        "item": "Table 1",
+        "notes": ["Another data set than the paper's."],
+    }
+    return Sheet(**{**given, **more})
+
+
+def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
+    x = np.arange(1, epochs + 1)
+    noise = np.random.default_rng(epochs + count).random((count, epochs))
+    lines = [Line(label=f"line {number}", x=x, y=60 + 10 * noise[number], std=noise[number], n=3, order=number)
+             for number in range(count)]  # fmt: skip
+    given = {"name": "dynamics/a", "title": "Accuracy", "study": "dynamics", "scale": "demo",
+             "panels": [Panel(title="digits", lines=lines)]}  # fmt: skip
+    return Figure(**{**given, **more})
+
+
+NOT_RUN = part(None, verdict="not run")
+CLAIMS = [claim(1, "reproduced", parts=[part()]), claim(2, "not reproduced"), claim(3, "not run", parts=[NOT_RUN])]
+
+
+def document(evidence=None, sheets=(), figures=(), claims=(), **more) -> Element:
+    return parsed(page(evidence or Evidence(), sheets, figures, claims, **more))
+
+
+def a_full_page(**more) -> str:
+    return page(made_evidence(made_setting()), [sheet()], [figure()], CLAIMS, **more)
+
+
+def test_every_element_is_closed_and_every_link_leads_somewhere():
+    root = parsed(a_full_page())
+    ids = [each.attributes["id"] for each in root.all() if each.attributes.get("id")]
+    assert [name for name, count in Counter(ids).items() if count > 1] == []
+    for each in root.all():
+        for name in ("href", "aria-labelledby"):
+            target = each.attributes.get(name) or ""
+            if name == "href" and not target.startswith("#"):
+                continue
+            assert not target or target.lstrip("#") in ids, f"{name}={target}"
+
+
+def test_control_an_element_that_is_not_closed_is_seen():
+    with pytest.raises(AssertionError, match="</p> closes <b>"):
+        parsed("<p><b>bold</p>")
+
+
+def test_headings_have_no_gaps_and_the_language_is_said():
+    root = parsed(a_full_page())
+    assert root.one("html").attributes["lang"] == "en"
+    levels = [int(each.tag[1]) for each in root.all() if re.fullmatch(r"h[1-6]", each.tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(next_one <= level + 1 for level, next_one in pairwise(levels))
+
+
+def test_nothing_is_loaded_from_anywhere():
+    root = parsed(a_full_page())
+    for each in root.all():
+        for name in ("src", "href", "srcset", "action", "poster", "data"):
+            target = each.attributes.get(name)
+            assert target is None or target.startswith(("#", "data:")), (each.tag, target)
+    assert not re.search(r"@import|url\((?!#)", root.one("style").text)
+
+
+def test_the_policy_allows_nothing_but_this_style_and_this_script():
+    root = parsed(a_full_page())
+    policy = next(each for each in root.all("meta") if each.attributes.get("http-equiv") == "Content-Security-Policy")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.attributes["content"].split(";"))
+    assert rules.pop("default-src") == "'none'"
+    for kind, tag in (("script-src", "script"), ("style-src", "style")):
+        inline = [each for each in root.all(tag) if each.attributes.get("type") != "application/json"]
+        content = "".join(inline[0].inside)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert len(inline) == 1 and rules.pop(kind) == f"'sha256-{digest}'"
+    assert rules == {"img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
+    assert not [each for each in root.all() if "style" in each.attributes]  # the policy would not let them count
+
+
+HOSTILE = "</script></style><script>alert(1)</script><b title='\"'>&amp;{{ 7 * 7 }}"
+
+
+def test_no_text_becomes_an_element():
+    def with_text(text: str) -> Element:
+        evidence = made_evidence(replace(made_setting(), title=text, averages=(text, *made_setting().averages[1:])))
+        study = Study(name=text, scale="demo", command=text, state="failed", reason=text)
+        evidence = replace(evidence, left_out=[LeftOut(text, text)], studies=[study])
+        rows = [(text, [Cell(text=text, paper=text), Cell.of([1.0], paper=text)])]
+        sheets = [sheet(title=text, columns=[text] * 3, rows=rows, caption=text, item=text, notes=[text], study=text)]
+        line = Line(label=text, x=np.arange(3), y=np.arange(3.0), kind=text)
+        panel = Panel(title=text, x_label=text, y_label=text, lines=[line], marks=[(1.0, 1.0, text)])
+        figures = [figure(title=text, panels=[panel], caption=text, item=text, notes=[text], study=text)]
+        claims = [claim(1, "reproduced", note=text, parts=[part(statistic=text, setting=text, paper=text, note=text)])]
+        about = Provenance(command=text, facts={text: text}, conflicts=[(text, text, text)])
+        return document(evidence, sheets, figures, claims, title=text, provenance=about)
+
+    tame, hostile = with_text("tame"), with_text(HOSTILE)
+    assert [each.tag for each in hostile.all()] == [each.tag for each in tame.all()]
+    shown = re.sub(r"\s+", " ", HOSTILE)
+    assert hostile.one("h1").text == shown
+    assert hostile.one("title").text == shown
+    assert shown in hostile.one("noscript").text
+    data = json.loads("".join(hostile.one("figure").one("script").inside))
+    assert data["legend"][0]["label"] == data["panels"][0]["marks"][0][2] == HOSTILE
+
+
+def test_a_number_has_its_spread_its_n_and_the_papers_value_beside_it():
+    root = document(sheets=[sheet()])
+    shown = root.one("section", class_="sheet")
+    first, second = shown.one("tbody").all("tr")[0].all("td")
+    assert first.text == "71.00 ± 1.00"
+    assert second.text == "75.50 ± 0.50paper 78.54 ± 0.28"
+    assert second.one("span", class_="theirs").text == "paper 78.54 ± 0.28"
+    assert float(second.attributes["data-value"]) == 75.5
+    assert "n = 3" in shown.one("p", class_="caption").text
+    assert [each.text for each in shown.one("tbody").all("tr")[1].all("td")] == ["–", "20, 25, 22"]
+    assert [each.text for each in shown.one("p", class_="badges").all("span")] == ["paper: Table 1", "demo scale"]
+
+
+def test_where_n_differs_each_number_has_its_own():
+    cells = [Cell.of([70.0, 71.0, 72.0]), Cell.of([-5.0])]
+    found = document(sheets=[sheet(rows=[("digits", cells)])]).one("section", class_="sheet").all("td")
+    assert [each.text for each in found] == ["71.00 ± 1.00 n = 3", "−5.00 ± – n = 1"]
+
+
+def test_what_neighbouring_labels_share_is_there_for_all_and_printed_once():
+    cells = [Cell.of([1.0]), Cell.of([2.0])]
+    labels = ["digits: SGD", "digits: EMA", "letters: SGD", "letters: EMA", "both"]
+    found = document(sheets=[sheet(rows=[(label, cells) for label in labels], breaks=[2])]).one("tbody")
+    heads = [row.one("th") for row in found.all("tr")]
+    assert [head.text for head in heads] == labels
+    assert [bool(head.all("span", class_="again")) for head in heads] == [False, True, False, True, False]
+    assert ["rule" in (row.attributes.get("class") or "") for row in found.all("tr")] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_titles_over_columns_span_them():
+    groups = [("", 1), ("live", 1), ("average", 1)]
+    head = document(sheets=[sheet(groups=groups)]).one("thead")
+    over, columns = head.all("tr")
+    assert [each.attributes["colspan"] for each in over.all() if each.tag in ("th", "td")] == ["1", "1", "1"]
+    assert [each.text for each in columns.all("th")] == ["setting", "SGD", "EMA"]
+
+
+def test_verdicts_are_counted_and_said_in_words():
+    root = document(claims=CLAIMS)
+    counts = {item.one("span", class_="verdict").text: item.one("strong").text
+              for item in root.one("ul", class_="counts").all("li")}  # fmt: skip
+    assert counts == {
+        "reproduced": "1",
+        "not reproduced": "1",
+        "inconclusive": "0",
+        "too few runs": "0",
+        "not run": "1",
+    }
+    listed = [item.text for item in root.one("ol", class_="claims").all("li")]
+    assert listed == [
+        "1 reproduced Claim number 1 holds 1 of 1 hold",
+        "2 not reproduced Claim number 2 holds",
+        "3 not run Claim number 3 holds",
+    ]
+    assert len(root.all("article", class_="claim")) == 3
+    for each in root.all("span", class_="verdict"):
+        symbol = each.one("use").attributes["href"]
+        assert root.one("symbol", id=symbol.lstrip("#")) and symbol == "#icon-" + each.text.replace(" ", "-")
+
+
+def test_an_interval_is_printed_and_drawn_to_one_scale():
+    parts = [part(), part(-1.0, -2.0, 0.0, values=[-1.5, -0.5], verdict="not reproduced"), part(None, None, None)]
+    root = document(claims=[claim(1, "inconclusive", parts=parts)]).one("article")
+    drawn = root.all("svg", class_="whisker")
+    assert len(drawn) == 2  # what was not run has no interval
+    assert [each.text for each in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.0 [−2.0, 0.0]"]
+
+    def places(found: Element) -> dict[float, float]:
+        low, high = (float(found.all("line", class_="interval")[0].attributes[end].rstrip("%")) for end in ("x1", "x2"))
+        mean = float(found.one("circle", class_="mean").attributes["cx"].rstrip("%"))
+        bound = float(found.one("line", class_="bound").attributes["x1"].rstrip("%"))
+        return {"low": low, "mean": mean, "high": high, "bound": bound}
+
+    first, second = map(places, drawn)
+    values = np.array([1.5, 2.0, 2.5, 0.0, -2.0, -1.0, 0.0, 0.0])
+    where = np.array([*first.values(), *second.values()])
+    slope, start = np.polyfit(values, where, 1)
+    assert slope > 0 and np.allclose(start + slope * values, where, atol=0.02)
+    assert where.min() >= 0 and where.max() <= 100
+
+
+def test_the_headline_is_the_paired_gain_of_the_slowest_average():
+    setting = made_setting()
+    live, average = (np.array(setting.values(column, "accuracy", trained_on="100%", split="test"))
+                     for column in ("SGD", "slowest (acc.)"))  # fmt: skip
+    gain = 100 * (average - live)
+    theirs = part(statistic="slowest (acc.) minus SGD, test accuracy, points", setting=setting.title)
+    root = document(made_evidence(setting), claims=[claim(16, "reproduced", parts=[theirs])]).one(
+        "table", class_="headline"
+    )
+    row = root.one("tbody").one("tr")
+    assert row.one("td", class_="gain").text == f"+{gain.mean():.2f} ± {gain.std(ddof=1):.2f}"
+    assert row.one("td", class_="count").text == "3"
+    assert row.one("span", class_="theirs").text == "paper +0.92 (Table 1)"
+    tables = [table for table in setting.tables if table["column"] != "slowest (acc.)"]
+    assert not document(made_evidence(replace(setting, tables=tables))).all("table", class_="headline")
+
+
+def test_what_was_left_out_failed_or_still_runs_is_said():
+    evidence = Evidence(
+        left_out=[LeftOut("runs/3f2a", "unfinished: 12 of 60 epochs")],
+        studies=[
+            Study(name="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged"),
+            Study(name="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running"),
+        ],
+    )
+    root = document(evidence)
+    assert root.one("dl", class_="left-out").text == "runs/3f2aunfinished: 12 of 60 epochs"
+    assert "it diverged" in root.one("section", id="study-dynamics").text
+    assert "still running" in root.one("section", id="study-batchnorm").text
+    assert [each.text for each in root.one("select").all("option")] == ["all scales", "small", "demo"]
+    ran = root.one("section", id="overview").one("table")
+    assert [[each.text for each in row.all("td")] for row in ran.all("tr")[1:]] == [
+        ["", "failedit diverged"],
+        ["running", ""],
+    ]
+    assert root.one("pre").text == "emabank run dynamics emabank run batchnorm --scale small"
+
+
+def test_studies_stand_in_the_reports_order_and_unknown_ones_at_the_end():
+    sheets = [sheet(study="my own"), sheet(study="transfer", name="t"), sheet(study="generalization", name="g")]
+    root = document(sheets=sheets, figures=[figure(study="dynamics")])
+    wanted = ["study-generalization", "study-dynamics", "study-transfer", "study-my-own"]
+    assert [each.attributes["id"] for each in root.all("section", class_="study")] == wanted
+    links = [each.attributes["href"] for each in root.one("ul", class_="links").all("a")]
+    assert links == ["#overview", *(f"#{name}" for name in wanted), "#obtained"]
+
+
+def test_how_it_was_obtained():
+    setting = made_setting()
+    other = [
+        replace(run, id=f"other-{run.seed}", conditions={"torch": "2.9", "cpu": None}) for run in setting.arms["swa"]
+    ]
+    evidence = made_evidence(replace(setting, arms={"tune": setting.arms["tune"], "swa": tuple(other)}))
+    conflict = ("churn", "15.32 (Table 3); 15.35 (Table 16)", "One number, printed twice.")
+    about = Provenance(command="emabank report --folder x", facts={"emabank": "0.4.0"}, conflicts=[conflict])
+    root = document(evidence, provenance=about).one("section", id="obtained")
+    lists = [each.text for each in root.all("dl", class_="facts")]
+    assert lists[0] == "this pageemabank report --folder x emabank0.4.0"
+    assert lists[1] == "runs3 torch2.13.0 emabank0.1.0 cpumade up threads1"
+    assert lists[2] == "runs3 torch2.9"
+    assert "15.32 (Table 3); 15.35 (Table 16)" in root.text
+    assert {"tune-0", "tune-1", "tune-2", "other-0"} <= {each.text for each in root.all("code")}
+    assert "0, 1, 2" in root.text
+
+
+def test_without_a_script_a_figure_says_what_it_would_show():
+    words = document(figures=[figure()]).one("noscript").text
+    assert "scripts are off" in words and "line 0, line 1" in words and "digits over epoch" in words
+
+
+def test_the_whole_report_of_made_up_evidence_becomes_a_page():
+    evidence = made_evidence(made_setting(), made_setting("cifar10n-resnet34"), made_setting(scale="small"))
+    tables, drawings, answers = all_sheets(evidence), all_figures(evidence), all_claims(evidence)
+    root = document(evidence, tables, drawings, answers)
+    assert len(root.all("section", class_="sheet")) == len(tables) > 10
+    assert len(root.all("figure")) == len(drawings) > 10
+    assert len(root.all("article", class_="claim")) == 19
+    ids = [each.attributes["id"] for each in root.all() if each.attributes.get("id")]
+    assert len(ids) == len(set(ids))
+    # The paper's gain is found among the claims by the words of a statistic: these must be the same words.
+    assert root.one("table", class_="headline").all("span", class_="theirs")
+
+
+def test_an_empty_folder_makes_a_page_too():
+    root = document()
+    assert not root.all("table") and not root.all("figure")
+    assert [each.attributes["id"] for each in root.all("section")] == ["overview", "obtained"]
+
+
+PRINT_A_DIGEST = """
+import hashlib
+from study.report.page.test_page import a_full_page
+print(hashlib.sha256(a_full_page().encode()).hexdigest())
+"""
+
+
+# Weight ---------------------------------------------------------------------------------------------------------------
+
+
+def test_twenty_figures_of_seven_lines_over_two_hundred_epochs_weigh_little():
+    figures = [figure(epochs=200, count=7, name=f"dynamics/{number}") for number in range(20)]
+    assert len(page(Evidence(), [], figures, []).encode()) < 1_500_000
+
+
+def test_the_same_evidence_gives_the_same_bytes_in_every_process(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    finished = run(f"import sys\nsys.path[:0] = {sys.path!r}\n{PRINT_A_DIGEST}")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == hashlib.sha256(a_full_page().encode()).hexdigest()
+
+
+def test_the_page_needs_no_torch():
+    finished = run("import sys, emabank.study.report.page.page\nassert 'torch' not in sys.modules")
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,77 @@
+"""A small folder of runs that studies really left: one pair with every arm, all in a few seconds."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from emabank.study.carry_out import Job, carry_out
+from emabank.study.config import ProtocolConfig
+from emabank.study.data.digits import digits_dataset
+from emabank.study.executors import Outcome
+from emabank.study.launch import task_of
+from emabank.study.place import Place
+from emabank.study.recipe import AveragesConfig
+from emabank.study.report.pairs import MAIN
+from emabank.study.runs.manifest import Manifest
+from emabank.study.studies.catalogue import STUDIES, Study
+from emabank.study.studies.run import Runner, pairs_of
+
+Change = Callable[[ProtocolConfig], ProtocolConfig]
+
+RATES, SEEDS, EPOCHS = (0.05, 0.2), 2, 3
+COMMAND = "emabank run all --runs mine"
+NAMES = ("generalization", "constant-lr", "step-decay", "bootstrap", "sampling-period")
+ALL = tuple(replace(STUDIES[name], pairs=(MAIN,)) for name in NAMES)
+"""Studies of one pair that have every arm together."""
+
+
+def small(config: ProtocolConfig) -> ProtocolConfig:
+    """The same with fewer images, epochs, channels and averages: their names depend on the sampling period."""
+    return replace(
+        config,
+        data=replace(config.data, subset=60, test_subset=30, noise=0.2),
+        training=replace(config.training, epochs=EPOCHS, width=4, batch=20, warmup_epochs=0.4),
+        averages=AveragesConfig(decays=(0.7, 0.8, 0.9), every=2),
+        rates=RATES,
+        seeds=SEEDS,
+    )
+
+
+def run_studies(runs: Path, studies: Sequence[Study], change: Change = small) -> list[Manifest]:
+    """Carry out studies in this process."""
+    place, dataset = Place(runs=runs), digits_dataset()
+
+    def here(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+        for job in jobs:
+            carry_out(job, place, dataset)
+        return {task.id: Outcome(task=task, state="done") for task in (task_of(job, place) for job in jobs)}
+
+    runner = Runner(studies, "demo", pairs_of(studies, "demo", change), place, command=COMMAND)
+    return runner.run(lambda config: dataset, here)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder, made once for all test processes; whoever changes something changes a copy.
+
+    Test files import this to use it.
+    """
+    place = tmp_path_factory.getbasetemp()
+    place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+    with open(place / "small-folder-lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (place / "small-folder").exists():
+            run_studies(place / "small-folder-part", ALL)
+            (place / "small-folder-part").rename(place / "small-folder")
+    return place / "small-folder"
+
+
+@pytest.fixture
+def runs(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the folder."""
+    return Path(shutil.copytree(finished, tmp_path / "runs"))

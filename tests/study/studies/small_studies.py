@@ -1,0 +1,85 @@
+"""Studies of a few seconds for the tests: three small stand-ins, and a carry-out in this process that counts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from emabank.study.carry_out import Job, carry_out, folder_of
+from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.data.digits import digits_dataset
+from emabank.study.executors import Outcome
+from emabank.study.launch import task_of
+from emabank.study.place import Place
+from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, TrainingConfig
+from emabank.study.report.pairs import CONSTANT, MAIN
+from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.manifest import PREFIX, Manifest, read_manifest
+from emabank.study.studies import catalogue, run
+
+DIGITS = digits_dataset()
+WIDE, WRONG = "cifar100-wrn-28-10", "cifar100n-resnet34"
+
+_SMALL = ProtocolConfig(
+    data=DataConfig(subset=60, test_subset=30),
+    training=TrainingConfig(width=4, epochs=4, batch=32, warmup_epochs=0.5),
+    measuring=MeasuringConfig(test_curves=True),
+    hardware=HardwareConfig(device="cpu"),
+    rates=(0.1,),
+    seeds=1,
+)
+_NOISY = replace(
+    _SMALL, data=replace(_SMALL.data, noise=0.4), measuring=MeasuringConfig(test_curves=True, on_train=True)
+)
+PROTOCOLS = {
+    MAIN: replace(_SMALL, rates=(0.1, 0.2)),
+    WIDE: replace(_SMALL, training=replace(_SMALL.training, width=5)),
+    WRONG: _NOISY,
+    CONSTANT: _NOISY,
+}
+"""As at demo scale, two of them are the same."""
+
+
+def small_scale(monkeypatch: pytest.MonkeyPatch, protocols: Mapping[str, ProtocolConfig] = PROTOCOLS) -> None:
+    """Put these in the place of what every scale has."""
+    for module in (catalogue, run):
+        monkeypatch.setattr(module, "protocol_of", lambda pair, scale: protocols.get(pair))
+
+
+class Counting:
+    """Carries out rounds of runs in this process; remembers what it was given, what it trained, and what was noted."""
+
+    def __init__(
+        self, place: Place, *, fails: Callable[[RunConfig], bool] = lambda config: False, last: int = 10**9
+    ) -> None:
+        self.place, self.fails, self.last = place, fails, last
+        self.rounds: list[list[RunConfig]] = []
+        self.trained: list[str] = []
+        self.noted: list[dict[str, Manifest]] = []
+
+    def __call__(self, jobs: Sequence[Job]) -> dict[str, Outcome]:
+        self.noted.append(manifests(self.place))
+        self.rounds.append([job.config for job in jobs])
+        return {folder_of(job.config, self.place).id: self._one(job) for job in jobs}
+
+    def _one(self, job: Job) -> Outcome:
+        task, folder = task_of(job, self.place), folder_of(job.config, self.place)
+        if folder.is_done():
+            return Outcome(task=task, state="already done")
+        if self.fails(job.config):
+            return Outcome(task=task, state="failed", reason="exit code 3")
+        if len(self.trained) == self.last:
+            raise KeyboardInterrupt
+        self.trained.append(carry_out(job, self.place, DIGITS).id)
+        return Outcome(task=task, state="done")
+
+
+def manifests(place: Place) -> dict[str, Manifest]:
+    """What the folder of runs says of each study."""
+    found = [read_manifest(path) for path in place.runs.glob(f"{PREFIX}*.json")]
+    return {each.study: each for each in found}
+
+
+def runs_in(place: Place) -> set[str]:
+    """The ids of the runs that are done."""
+    return {path.name for path in place.runs.iterdir() if path.is_dir() and RunFolder(path).is_done()}

@@ -1,0 +1,111 @@
+"""The catalogue: every study of the paper, over the pairs and with the runs that it is about."""
+
+from typing import Any
+
+import pytest
+
+from emabank.study.place import Place
+from emabank.study.studies import catalogue
+from emabank.study.studies.arms import arm_jobs, supposed
+from emabank.study.studies.catalogue import STUDIES, Study, studies_named
+from emabank.study.studies.run import pairs_of
+from emabank.study.studies.scales import SCALES, protocol_of
+
+CIFAR_100, NOISY = "cifar100-resnet18", ("cifar100n-resnet34", "cifar10n-resnet34")
+FIVE = (CIFAR_100, "cifar100-vgg16", "cifar100-wrn-28-10", "cifar10-resnet18", "tiny-imagenet-resnet18")
+EVERY = ("every 1", "every 4", "every 16", "every 64")
+
+# What the paper's tables and figures are about: pairs, runs beside the protocol's, stages of the protocol.
+THE_PAPER_HAS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "generalization": ((*FIVE, *NOISY), (), ("tune", "refit", "swa")),
+    "dynamics": ((*FIVE, *NOISY), (), ("tune", "refit")),
+    "batchnorm": ((CIFAR_100,), (), ("tune", "refit")),
+    "label-noise": (NOISY, (), ("tune", "refit")),
+    "constant-lr": (("cifar100n-resnet18",), ("constant",), ("tune", "refit")),
+    "consistency": (FIVE, (), ("tune", "refit")),
+    "calibration": (FIVE, (), ("tune",)),
+    "transfer": (("tiny-imagenet-resnet18", CIFAR_100, "cifar10-resnet18"), (), ("tune", "refit")),
+    "step-decay": ((CIFAR_100,), ("step",), ("tune", "refit")),
+    "bootstrap": ((CIFAR_100,), ("bootstrap",), ("tune",)),
+    "lr-search": ((CIFAR_100, "cifar100-wrn-28-10"), (), ("tune",)),
+    "sampling-period": ((CIFAR_100,), EVERY, ("tune", "refit")),
+}
+
+
+def test_all_studies_are_there_under_their_names():
+    assert list(STUDIES) == list(THE_PAPER_HAS)
+    assert all(study.name == name and study.makes for name, study in STUDIES.items())
+    assert studies_named("all") == tuple(STUDIES.values())
+
+
+@pytest.mark.parametrize("name", THE_PAPER_HAS)
+def test_a_study_has_the_pairs_and_runs_of_the_paper(name: str):
+    [study] = studies_named(name)
+    pairs, arms, stages = THE_PAPER_HAS[name]
+    assert (set(study.pairs_at("paper")), study.arms_at("paper")) == (set(pairs), arms)
+    assert len(study.pairs) == len(pairs)
+    assert study.stages == stages
+    assert study.overhead is (name == "sampling-period")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", THE_PAPER_HAS)
+def test_at_every_scale_a_study_has_something_to_train_and_all_of_it_can_be(name: str, scale: Any):
+    [study] = studies_named(name)
+    pairs = pairs_of([study], scale, lambda config: config)
+    assert [pair.name for pair in pairs] == list(study.pairs_at(scale)) != []
+    assert set(study.pairs_at(scale)) <= set(study.pairs)
+    for pair in pairs:
+        for arm in study.arms_at(scale):
+            jobs = arm_jobs(arm, pair.config, supposed(pair.config, Place()), Place())
+            assert [job.config.seed for job in jobs] == [0, 1, 2]
+
+
+def test_at_demo_scale_only_what_has_no_target_is_left_out_of_transfer():
+    for study in STUDIES.values():
+        expected = study.pairs if study.name != "transfer" else ("tiny-imagenet-resnet18", "cifar10-resnet18")
+        assert study.pairs_at("demo") == expected
+    assert protocol_of(CIFAR_100, "demo").transfer == ()  # type: ignore[union-attr]
+
+
+def test_periods_are_shorter_in_short_runs():
+    for scale in ("small", "demo"):
+        assert STUDIES["sampling-period"].arms_at(scale) == ("every 1", "every 2", "every 4", "every 8")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_what_a_study_shows_is_measured(scale: Any):
+    measured = {
+        name: [protocol_of(pair, scale).measuring for pair in study.pairs_at(scale)]  # type: ignore[union-attr]
+        for name, study in STUDIES.items()
+    }
+    assert all(each.test_curves for some in measured.values() for each in some)
+    assert all(each.recompute == "each-epoch" for each in measured["batchnorm"])
+    assert all(each.on_train for name in ("label-noise", "constant-lr") for each in measured[name])
+    wrong = [protocol_of(p, scale).data for n in ("label-noise", "constant-lr") for p in STUDIES[n].pairs_at(scale)]  # type: ignore[union-attr]
+    assert all(data.has_wrong_labels for data in wrong)
+    assert all(len(pair.config.rates) > 1 for pair in pairs_of([STUDIES["lr-search"]], scale, lambda config: config))
+
+
+def test_the_papers_four_transfers():
+    found = {
+        (protocol_of(pair, "paper").data.dataset, target)  # type: ignore[union-attr]
+        for pair in STUDIES["transfer"].pairs_at("paper")
+        for target in protocol_of(pair, "paper").transfer  # type: ignore[union-attr]
+    }
+    expected = {("cifar100", "cifar10"), ("cifar10", "cifar100")}
+    assert found == expected | {("tiny-imagenet", target) for target in ("cifar10", "cifar100")}
+
+
+def test_a_pair_without_a_stand_in_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    really = catalogue.protocol_of
+    monkeypatch.setattr(catalogue, "protocol_of", lambda pair, scale: None if pair == "b" else really(CIFAR_100, scale))
+    assert Study(name="x", makes="y", pairs=("a", "b", "c")).pairs_at("demo") == ("a", "c")
+
+
+@pytest.mark.parametrize("name", ["", "All", "generalisation", "dynamics,batchnorm"])
+def test_an_unknown_study_is_one_sentence_with_those_there_are(name: str):
+    with pytest.raises(
+        ValueError, match=f"^there is no study {name!r}; give all, or one of generalization, dynamics, "
+    ):
+        studies_named(name)

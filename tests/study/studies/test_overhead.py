@@ -1,0 +1,105 @@
+"""What averages cost: a step and an update by turns, every repetition kept, and the memory that they really take."""
+
+import json
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from study.small_runs import one_thread as one_thread
+
+from emabank import EMABank
+from emabank.study.config import ProtocolConfig
+from emabank.study.data.digits import digits_dataset
+from emabank.study.models.catalogue import build_network
+from emabank.study.recipe import AveragesConfig, HardwareConfig, TrainingConfig
+from emabank.study.report.evidence import Overhead
+from emabank.study.studies import overhead
+from emabank.study.studies.overhead import measure_overhead
+
+DIGITS = digits_dataset()
+SMALL = ProtocolConfig(training=TrainingConfig(width=4, batch=8), hardware=HardwareConfig(device="cpu"))
+
+
+def test_it_is_what_the_report_reads_and_can_be_written_down():
+    found = measure_overhead(SMALL, DIGITS, repetitions=2)
+    assert set(found) == {field.name for field in fields(Overhead)}
+    again = json.loads(json.dumps(found, allow_nan=False))
+    assert Overhead(**again).network == "resnet8"
+    assert (found["averages"], found["every"]) == (5, 16), "the paper's period, whatever the protocol's is"
+    conditions = found["conditions"]
+    assert (conditions["batch"], conditions["device"], conditions["threads"]) == (8, "cpu", 1)
+    assert conditions["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("network", ["resnet8", "vgg-small"])
+@pytest.mark.parametrize("half_lives", [(1.0,), (0.44, 0.88, 1.8, 3.5, 7.1)])
+def test_memory_is_that_of_parameters_and_statistics_once_for_each_average(network: Any, half_lives: tuple[float, ...]):
+    config = replace(
+        SMALL, training=replace(SMALL.training, network=network), averages=AveragesConfig(half_lives=half_lives)
+    )
+    found = measure_overhead(config, DIGITS, repetitions=1)
+    model = build_network(network, classes=10, channels=1, width=4)
+    tensors = model.state_dict().values()
+    averaged = sum(4 * tensor.numel() for tensor in tensors if tensor.is_floating_point())
+    counters = sum(8 * tensor.numel() for tensor in tensors if not tensor.is_floating_point())
+    assert found["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert found["averages"] == len(half_lives)
+    assert len(half_lives) * averaged <= found["bytes"] <= len(half_lives) * (averaged + counters)
+
+
+@pytest.mark.parametrize("repetitions", [1, 5])
+def test_steps_and_updates_come_by_turns_and_every_repetition_is_kept(
+    monkeypatch: pytest.MonkeyPatch, repetitions: int
+):
+    did: list[str] = []
+    step, update = torch.optim.SGD.step, EMABank.update
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: (did.append("step"), step(self))[1])
+    monkeypatch.setattr(EMABank, "update", lambda self: (did.append("update"), update(self))[1])
+    found = measure_overhead(SMALL, DIGITS, repetitions=repetitions)
+    assert did == ["step", "update"] * (repetitions + 2), "two rounds more, to warm up"
+    for name in ("step_seconds", "update_seconds"):
+        assert len(found[name]) == repetitions
+        assert all(seconds > 0 for seconds in found[name])
+
+
+def test_the_time_of_a_step_is_not_that_of_an_update(monkeypatch: pytest.MonkeyPatch):
+    """With a clock of the test's own: a step takes 3, an update 1, and each turn is longer than the one before."""
+    clock = {"now": 0.0, "turn": 0.0}
+
+    def passing(seconds: float, really: Any) -> Any:
+        def act(self: Any) -> Any:
+            clock["turn"] += 0.5
+            clock["now"] += seconds + (0.01 * clock["turn"])
+            return really(self)
+
+        return act
+
+    class Time:
+        @staticmethod
+        def perf_counter() -> float:
+            return clock["now"]
+
+    monkeypatch.setattr(overhead, "time", Time)
+    monkeypatch.setattr(torch.optim.SGD, "step", passing(3.0, torch.optim.SGD.step))
+    monkeypatch.setattr(EMABank, "update", passing(1.0, EMABank.update))
+    found = measure_overhead(SMALL, DIGITS, repetitions=3)
+    assert found["step_seconds"] == pytest.approx((3.025, 3.035, 3.045))
+    assert found["update_seconds"] == pytest.approx((1.03, 1.04, 1.05))
+
+
+def test_threads_random_numbers_and_data_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch):
+    really, threads = overhead.build_network, []
+
+    def build(*given: Any, **more: Any) -> torch.nn.Module:
+        threads.append(torch.get_num_threads())
+        return really(*given, **more)
+
+    monkeypatch.setattr(overhead, "build_network", build)
+    config = replace(SMALL, hardware=HardwareConfig(device="auto", threads=2))
+    before, state, images = torch.get_num_threads(), torch.get_rng_state(), DIGITS.train.images.clone()
+    found = measure_overhead(config, DIGITS, repetitions=1)
+    assert (threads, found["conditions"]["threads"]) == ([2], 2)
+    assert torch.get_num_threads() == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(DIGITS.train.images, images)

@@ -1,0 +1,207 @@
+"""The scales: the paper's settings at paper scale, and short runs in which all averages really differ elsewhere."""
+
+import math
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from interpreter import run
+
+from emabank.study.averages import rules
+from emabank.study.config import ProtocolConfig
+from emabank.study.models.catalogue import build_network
+from emabank.study.protocol import resolved
+from emabank.study.recipe import AveragesConfig, DataConfig, DatasetName, Network, TrainingConfig
+from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY
+from emabank.study.studies.estimate import SIZES
+from emabank.study.studies.scales import PERIODS, SCALES, protocol_of, title_of
+
+PAIRS = (*CLEAN, *NOISY, CONSTANT)
+SHORT = [(pair, scale) for scale in ("small", "demo") for pair in PAIRS if protocol_of(pair, scale) is not None]
+
+
+def protocol(pair: str, scale: Any) -> ProtocolConfig:
+    config = protocol_of(pair, scale)
+    assert config is not None
+    return config.completed()
+
+
+# The paper's scale ---------------------------------------------------------------------------------------------------
+
+# Data set, network, weight decay, epochs, pixels of padding, human labels, targets of transfer: method.md, Training.
+THE_PAPER_HAS = {
+    "cifar100-resnet18": ("cifar100", "resnet18", 1e-4, 200, 4, None, ("cifar10",)),
+    "cifar100-vgg16": ("cifar100", "vgg16", 5e-4, 200, 4, None, ()),
+    "cifar100-wrn-28-10": ("cifar100", "wrn-28-10", 5e-4, 200, 4, None, ()),
+    "cifar10-resnet18": ("cifar10", "resnet18", 1e-4, 200, 4, None, ("cifar100",)),
+    "tiny-imagenet-resnet18": ("tiny-imagenet", "resnet18", 1e-4, 150, 8, None, ("cifar10", "cifar100")),
+    "cifar100n-resnet34": ("cifar100n", "resnet34", 1e-4, 200, 4, "noisy", ()),
+    "cifar10n-resnet34": ("cifar10n", "resnet34", 1e-4, 200, 4, "worse", ()),
+    "cifar100n-resnet18": ("cifar100n", "resnet18", 1e-4, 200, 4, "noisy", ()),
+}
+
+
+def test_the_pairs_are_those_of_the_paper():
+    assert set(PAIRS) == set(THE_PAPER_HAS) and len(PAIRS) == len(THE_PAPER_HAS)
+    assert len(CLEAN) == 5
+    assert set(SCALES) == {"demo", "small", "paper"}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_paper_scale_has_the_papers_settings(pair: str):
+    config = protocol(pair, "paper")
+    data, training = config.data, config.training
+    found = (data.dataset, training.network, training.weight_decay, training.epochs, data.crop, data.labels)
+    assert (*found, config.transfer) == THE_PAPER_HAS[pair]
+    assert (data.flip, data.noise, data.subset, data.test_subset) == (True, 0, None, None)
+    assert (training.batch, training.momentum, training.schedule, training.warmup_epochs) == (128, 0.9, "cosine", 5)
+    assert config.averages.decays == (0.968, 0.984, 0.992, 0.996, 0.998)
+    assert (config.averages.every, config.averages.decay_warmup) == (16, "steps")
+    assert (config.seeds, config.swa, config.swa_epoch / training.epochs) == (3, True, pytest.approx(0.75, abs=0.005))
+    assert data.validation_labels == "clean" and config.hardware.precision == "float32"
+    assert config.measuring.test_curves, "the figures need them"
+
+
+def test_the_learning_rates_are_those_of_the_papers_searches_and_hold_those_it_found():
+    assert protocol(MAIN, "paper").rates == (0.4, 0.8, 1.2, 1.6)
+    assert protocol("cifar100-wrn-28-10", "paper").rates == (0.05, 0.1, 0.2, 0.4)
+    assert {0.4, 0.8} <= set(protocol("cifar10-resnet18", "paper").rates)
+    assert 0.05 in protocol("cifar100-vgg16", "paper").rates
+    for pair in (*NOISY, CONSTANT):
+        assert 0.8 in protocol(pair, "paper").rates
+
+
+def test_steps_are_taken_at_60_120_and_160_of_200_epochs():
+    training = protocol(MAIN, "paper").training
+    assert [round(share * training.epochs) for share in training.milestones] == [60, 120, 160]
+    assert training.factor == 5
+
+
+# Short runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_pair_has_a_stand_in_at_demo_scale_and_the_small_scale_has_both_kinds_of_labels():
+    assert all(protocol_of(pair, "demo") is not None for pair in PAIRS)
+    small = [pair for pair in PAIRS if protocol_of(pair, "small") is not None]
+    assert MAIN in small and CONSTANT in small and set(small) & set(NOISY)
+    assert protocol_of("nothing", "demo") is None
+
+
+def steps_of(config: ProtocolConfig) -> dict[str, int]:
+    """Steps of a run on 80% and on 100% of the images; the last batch of an epoch may be a smaller one."""
+    images = config.data.subset or SIZES[config.data.dataset].train
+    return {
+        trained_on: config.training.epochs * math.ceil(count / config.training.batch)
+        for trained_on, count in (("80%", images - images // 5), ("100%", images))
+    }
+
+
+def distinct(averages: AveragesConfig, steps: int) -> set[int]:
+    """How many different weights the new sample has in the averages, over all steps of a run."""
+    made = rules(averages, steps).values()
+    found: set[int] = set()
+    for step in range(averages.every, steps + 1, averages.every):
+        at = {"steps": step, "elapsed": averages.every, "samples": step // averages.every - 1, "every": averages.every}
+        found.add(len({round(math.log(1 - rule.decay_at(**at)), 2) for rule in made}))
+    return found
+
+
+@pytest.mark.parametrize(("pair", "scale"), SHORT)
+def test_the_five_averages_of_a_short_run_differ_at_every_step(pair: str, scale: str):
+    config = protocol(pair, scale)
+    assert (config.averages.every, config.averages.decay_warmup, len(config.averages.names)) == (1, "none", 5)
+    for steps in steps_of(config).values():
+        assert distinct(config.averages, steps) == {5}
+
+
+def test_control_with_the_papers_warm_up_some_would_coincide():
+    config = protocol(MAIN, "demo")
+    warmed = replace(config.averages, decay_warmup="steps")
+    assert distinct(warmed, steps_of(config)["80%"]) != {5}
+
+
+@pytest.mark.parametrize(("pair", "scale"), SHORT)
+def test_horizons_of_a_short_run_are_the_papers_shares_of_it(pair: str, scale: str):
+    paper = protocol(pair, "paper")
+    steps = steps_of(protocol(MAIN, "paper"))["100%"]
+    assert steps == 200 * 391
+    half_lives = [16 * math.log(0.5) / math.log(decay) for decay in paper.averages.decays]
+    shares = [100 * each / steps for each in half_lives]
+    config = protocol(pair, scale)
+    assert config.averages.half_lives == pytest.approx(shares, rel=0.02)
+    for length in steps_of(config).values():
+        found = [rule.per_update(1) for rule in rules(config.averages, length).values()]
+        assert found == pytest.approx([0.5 ** (100 / (share * length)) for share in shares], rel=0.02)
+
+
+@pytest.mark.parametrize(("pair", "scale"), SHORT)
+def test_a_short_protocol_measures_what_the_papers_does_and_has_as_many_seeds(pair: str, scale: str):
+    paper, config = protocol(pair, "paper"), protocol(pair, scale)
+    assert config.measuring == paper.measuring
+    assert (config.seeds, config.swa, config.training.schedule) == (paper.seeds, paper.swa, paper.training.schedule)
+    assert config.data.has_wrong_labels or not paper.data.has_wrong_labels
+    assert paper.transfer or not config.transfer
+
+
+def test_at_demo_scale_one_half_of_the_digits_is_learnt_and_the_other_evaluated():
+    halves = {pair: protocol(pair, "demo") for pair in PAIRS if protocol(pair, "demo").transfer}
+    assert {(c.data.dataset, *c.transfer) for c in halves.values()} == {
+        ("digits-0-4", "digits-5-9"),
+        ("digits-5-9", "digits-0-4"),
+    }
+
+
+# All of them ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_network_fits_the_images_it_is_for_and_those_of_its_targets(scale: Any):
+    for pair in PAIRS:
+        config = protocol_of(pair, scale)
+        if config is None:
+            continue
+        config = resolved(config)
+        size = SIZES[config.data.dataset]
+        with torch.device("meta"):  # shapes alone
+            model = build_network(
+                config.training.network, classes=size.classes, channels=size.image[0], width=config.training.width
+            )
+            assert list(model(torch.zeros(2, *size.image)).shape) == [2, size.classes]
+        assert all(SIZES[target].image[0] == size.image[0] for target in config.transfer)
+        assert config.data.dataset not in config.transfer
+
+
+def test_the_third_period_is_the_one_that_stands_for_the_papers():
+    assert PERIODS["paper"] == (1, 4, 16, 64)
+    for scale in ("small", "demo"):
+        assert len(PERIODS[scale]) == 4 and PERIODS[scale][0] == 1
+        assert list(PERIODS[scale]) == sorted(set(PERIODS[scale]))
+
+
+def test_titles_say_what_is_trained_so_that_different_things_have_different_ones():
+    for scale in SCALES:
+        by_title: dict[str, ProtocolConfig] = {}
+        for pair in PAIRS:
+            config = protocol_of(pair, scale)
+            if config is not None:
+                known = by_title.setdefault(title_of(config), config)
+                assert (known.data, known.training) == (config.data, config.training)
+    assert title_of(protocol(MAIN, "paper")) == "CIFAR-100, ResNet-18"
+    assert title_of(protocol("cifar100-wrn-28-10", "paper")) == "CIFAR-100, WideResNet-28-10"
+    for given, said in (({"noise": 0.4}, "digits, 40% with wrong labels"), ({"subset": 4000}, "digits, 4,000 images")):
+        assert title_of(ProtocolConfig(data=DataConfig(**given))) == f"{said}, ResNet-8"
+    wide = ProtocolConfig(training=TrainingConfig(width=24))
+    assert title_of(wide) == "digits, ResNet-8 of width 24"
+
+
+def test_every_data_set_and_network_has_a_name_for_people():
+    for dataset in get_args(DatasetName):
+        assert title_of(ProtocolConfig(data=DataConfig(dataset=dataset)))
+    for network in get_args(Network):
+        assert title_of(ProtocolConfig(training=TrainingConfig(network=network)))
+
+
+def test_scales_and_catalogue_do_without_torch():
+    finished = run("import emabank.study.studies.catalogue", blocked=("torch",))
+    assert finished.returncode == 0, finished.stderr

@@ -1,0 +1,447 @@
+"""The commands `emabank run` and `emabank list`: what they say of runs and costs, and what comes of it."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import SOURCE
+from rich.console import Console
+from study.small_runs import one_thread as one_thread
+from study.studies.small_studies import (
+    CONSTANT,
+    DIGITS,
+    MAIN,
+    PROTOCOLS,
+    WIDE,
+    WRONG,
+    Counting,
+    manifests,
+    runs_in,
+    small_scale,
+)
+
+from emabank.cli import main
+from emabank.study import carry_out as carry_out_module
+from emabank.study import launch_studies as launching
+from emabank.study.carry_out import carry_out, folder_of
+from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.data.images import Dataset
+from emabank.study.executors import Outcome, Task
+from emabank.study.launch_studies import launch_studies, list_studies, show_studies_plan
+from emabank.study.place import Place
+from emabank.study.progress import duration
+from emabank.study.protocol import plan_protocol, resolved
+from emabank.study.runs.opened import mark_failed
+from emabank.study.studies import run as run_module
+from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.estimate import Cost, Speed, cost_of, operations
+from emabank.study.studies.run import Runner, pairs_of
+
+MOST = [name for name in STUDIES if name != "transfer"]  # of which these small protocols have nothing
+SPEED = Speed(1.0, 0.125, 1e6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small() -> Generator[list[RunConfig]]:
+    """Small stand-ins at every scale, and a speed that is known; the runs that it was measured with."""
+    measured: list[RunConfig] = []
+    with pytest.MonkeyPatch.context() as patch:
+        small_scale(patch)
+        patch.setattr(launching, "measure_speed", lambda config: measured.append(config) or SPEED)
+        patch.setattr(run_module, "measure_overhead", lambda config, dataset: {})
+        yield measured
+
+
+def runner_of(names: Sequence[str], place: Place) -> Runner:
+    studies = [STUDIES[name] for name in names]
+    return Runner(studies, "demo", pairs_of(studies, "demo", lambda config: config), place, command="")
+
+
+@pytest.fixture(scope="module")
+def finished(small: list[RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Counting:
+    """All studies, carried out in this process."""
+    counting = Counting(Place(runs=tmp_path_factory.mktemp("finished") / "runs"))
+    runner_of(MOST, counting.place).run(lambda config: DIGITS, counting)
+    return counting
+
+
+def asked_for(names: Sequence[str], finished: Counting) -> dict[str, RunConfig]:
+    """The runs that studies really ask for, by id: nothing of it is trained, since all of it is done."""
+    counting = Counting(finished.place)
+    runner_of(names, counting.place).run(lambda config: DIGITS, counting)
+    assert counting.trained == []
+    return {folder_of(config, counting.place).id: config for configs in counting.rounds for config in configs}
+
+
+def text_of(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def quiet(width: int = 300) -> Console:
+    return Console(file=io.StringIO(), width=width, color_system=None)
+
+
+# What there is -------------------------------------------------------------------------------------------------------
+
+
+def listed(scale: Any = "demo", width: int = 300) -> dict[str, list[str]]:
+    """The rows of the list by study: pairs, runs, time."""
+    console = quiet(width)
+    list_studies(scale, console)
+    rows = [re.split(r"\s{2,}", line.strip()) for line in text_of(console).splitlines()]
+    return {row[0]: row[2:] for row in rows if row[0] in (*STUDIES, "all")}
+
+
+def test_the_list_says_of_each_study_how_many_runs_it_really_asks_for(finished: Counting):
+    found = listed()
+    assert set(found) == {*STUDIES, "all"}
+    for name in MOST:
+        assert found[name][1] == str(len(asked_for([name], finished))), name
+    assert found["all"][0] == str(len(finished.trained)), "what studies share counts once"
+    assert sum(int(found[name][1]) for name in MOST) > len(finished.trained)
+
+
+@pytest.mark.parametrize("name", ["lr-search", "batchnorm", "step-decay", "constant-lr"])
+def test_the_list_says_how_long_the_runs_of_a_study_take(
+    finished: Counting, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    """As many at a time as there are cores; but for the epoch that is chosen, all is known before."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(4)), raising=False)
+    seconds = sum(cost_of(config, SPEED).seconds for config in asked_for([name], finished).values())
+    assert listed()[name][2] == duration(seconds / 4)
+
+
+def test_the_list_names_what_stands_for_what_and_measures_each_network_once(small: list[RunConfig]):
+    small.clear()
+    console = quiet()
+    list_studies("demo", console)
+    said = text_of(console)
+    for letter, pair, words in (
+        ("a", MAIN, "digits, 60 images, ResNet-8 of width 4"),
+        ("b", WIDE, "digits, 60 images, ResNet-8 of width 5"),
+        ("c", WRONG, "digits, 40% of 60 with wrong labels, ResNet-8 of width 4"),
+        ("d", CONSTANT, "digits, 40% of 60 with wrong labels, ResNet-8 of width 4"),
+    ):
+        assert f"  {letter}  {words}, for {pair}\n" in said
+    assert "Scale demo, 1 seeds." in said
+    assert sorted(config.recipe.training.width or 0 for config in small) == [4, 5]
+    rows = listed()
+    assert (rows["generalization"][0], rows["lr-search"][0], rows["constant-lr"][0]) == ("abc", "ab", "d")
+
+
+def test_the_list_is_whole_in_80_columns():
+    console = quiet(80)
+    list_studies("demo", console)
+    lines = text_of(console).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert "…" not in text_of(console)
+    assert {line.split()[0] for line in lines if line and not line.startswith(" ")} >= {*STUDIES, "all"}
+
+
+# What is to be done --------------------------------------------------------------------------------------------------
+
+
+def planned(names: Sequence[str], place: Place, **given: Any) -> list[str]:
+    console = quiet()
+    show_studies_plan([STUDIES[name] for name in names], "demo", place, console=console, **given)
+    return text_of(console).splitlines()
+
+
+def total_of(lines: list[str]) -> tuple[int, int, str]:
+    """Runs that are done, runs to be trained, and what these cost."""
+    found = re.fullmatch(r"(\d+) runs are done, (\d+) to be trained: (.*), estimated .*machine\.", lines[-1])
+    assert found is not None, lines[-1]
+    return int(found[1]), int(found[2]), found[3]
+
+
+def cost_in_words(configs: Sequence[RunConfig], jobs: int) -> str:
+    total = Cost(0, 0)
+    for config in configs:
+        total += cost_of(config, SPEED)
+    return f"{operations(total.flops)}, about {duration(total.seconds / jobs)} with {jobs} at a time"
+
+
+def test_before_anything_is_trained_the_plan_counts_every_run_once_and_writes_nothing(
+    finished: Counting, tmp_path: Path
+):
+    lines = planned(MOST, Place(runs=tmp_path / "runs", jobs=3))
+    assert not list(tmp_path.iterdir())
+    done, waiting, cost = total_of(lines)
+    assert (done, waiting) == (0, len(finished.trained))
+    every_one = asked_for(MOST, finished)
+    assert cost == cost_in_words(list(every_one.values()), 3)
+    assert lines[0] == f"digits, 60 images, ResNet-8 of width 4, for {MAIN}"
+    tuning = next(config for config in every_one.values() if config.recipe.training.width == 4)
+    assert lines[1] == f"  tune, rate 0.1, seed 0: waiting, about {duration(cost_of(tuning, SPEED).seconds)}"
+    later = {"refit", "swa", "step", "bootstrap", "every 2", "every 4", "every 8"}
+    assert lines[3].startswith("  then, with what tuning chooses: 1 ")
+    assert set(lines[3].partition(": 1 ")[2].split(", 1 ")) == later
+    at = lines.index(f"digits, 40% of 60 with wrong labels, ResNet-8 of width 4, for {CONSTANT}")
+    assert lines[at + 1] == f"  tune, rate 0.1, seed 0: shared with {WRONG}"
+    assert lines[at + 2] == "  then, with what tuning chooses: 1 refit (shared), 1 constant"
+
+
+def test_when_tuning_is_done_all_runs_are_known_and_when_all_is_done_none_is_left(finished: Counting, tmp_path: Path):
+    names = ["sampling-period", "bootstrap"]
+    place = Place(runs=tmp_path / "runs", jobs=2)
+    for job in plan_protocol(resolved(PROTOCOLS[MAIN]), place, DIGITS).tuning:
+        carry_out(job, place, DIGITS)
+    lines = planned(names, place)
+    assert not any("then" in line for line in lines)
+    assert [line.rpartition(": ")[2] for line in lines[1:3]] == ["done", "done"]
+    kinds = [line.strip().partition(", rate")[0] for line in lines[3:-1]]
+    periods = [f"refit, averages every {period}" for period in (2, 4, 8)]
+    assert sorted(kinds) == sorted(["refit", "tune, bootstrap from ema-1.8%", *periods]), "the first is the refit"
+    rest = [config for run, config in asked_for(names, finished).items() if run not in runs_in(place)]
+    assert total_of(lines) == (2, 5, cost_in_words(rest, 2))
+
+    lines = planned(MOST, finished.place)
+    assert total_of(lines)[:2] == (len(finished.trained), 0)
+    assert "0 MFLOP, about 0 s with" in lines[-1]
+    assert not any("waiting" in line or "then" in line for line in lines)
+
+
+def test_the_plan_says_which_runs_have_failed(tmp_path: Path):
+    place = Place(runs=tmp_path / "runs")
+    job = plan_protocol(resolved(PROTOCOLS[WIDE]), place, DIGITS).tuning[0]
+    folder = folder_of(job.config, place).path
+    folder.mkdir(parents=True)
+    mark_failed(folder, "exit code 1")
+    lines = planned(["lr-search"], place)
+    assert len([line for line in lines if re.search(r"seed 0: failed, about \d+", line)]) == 1
+    assert total_of(lines)[:2] == (0, 3)
+
+
+def test_settings_are_those_that_were_asked_for(tmp_path: Path):
+    def change(config: ProtocolConfig) -> ProtocolConfig:
+        return replace(config, seeds=3, swa=False)
+
+    lines = planned(["generalization"], Place(runs=tmp_path), change=change)
+    assert total_of(lines)[:2] == (0, 3 * (2 + 1) + 3 * (1 + 1) + 3 * (1 + 1)), "without SWA there are no such runs"
+    assert not any("swa" in line for line in lines)
+
+
+def test_without_the_data_the_plan_says_so_and_still_what_it_would_cost(
+    finished: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def read(config: ProtocolConfig, place: Place, console: Console) -> Dataset:
+        if config.data.noise:
+            raise FileNotFoundError("there is no file [batches]; fetch it with `emabank data`")
+        return DIGITS
+
+    monkeypatch.setattr(launching, "read_data", read)
+    lines = planned(MOST, Place(runs=tmp_path / "runs", jobs=2))
+    at = lines.index(f"digits, 40% of 60 with wrong labels, ResNet-8 of width 4, for {WRONG}")
+    assert lines[at + 1] == "  there is no file [batches]; fetch it with `emabank data`"
+    assert lines[at + 2] == "  with these: 1 tune, 1 refit, 1 swa"
+    assert lines[at + 5] == "  with these: 1 tune (shared), 1 refit (shared), 1 constant"
+    every_one = list(asked_for(MOST, finished).values())
+    assert total_of(lines) == (0, len(every_one), cost_in_words(every_one, 2))
+
+
+def test_training_that_diverged_everywhere_is_no_trouble_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place, wild = Place(runs=tmp_path), replace(PROTOCOLS[MAIN], rates=(1e20,))
+    small_scale(monkeypatch, {MAIN: wild})
+    for job in plan_protocol(resolved(wild), place, DIGITS).tuning:
+        carry_out(job, place, DIGITS)
+    lines = planned(["batchnorm"], place)
+    assert lines[2] == "  then, with what tuning chooses: 1 refit"
+    assert total_of(lines)[:2] == (1, 1)
+
+
+# Carried out, in this process ----------------------------------------------------------------------------------------
+
+
+class Here:
+    """An executor that does in this process what a worker would be told to do; some runs may fail."""
+
+    jobs = 1
+
+    def __init__(self, fails: str = " none ") -> None:
+        self.fails, self.titles = fails, list[str]()
+
+    def run_all(self, tasks: Sequence[Task], *, console: Console) -> list[Outcome]:
+        outcomes: list[Outcome] = []
+        for task in tasks:
+            self.titles.append(task.title)
+            if self.fails in task.title:
+                outcomes.append(Outcome(task=task, state="failed", reason="killed by [SIGKILL]"))
+                continue
+            assert carry_out_module.main([task.command[-1]]) == 0
+            outcomes.append(Outcome(task=task, state="done"))
+        return outcomes
+
+
+def launched(names: Sequence[str], place: Place, monkeypatch: pytest.MonkeyPatch, fails: str = " none ") -> Any:
+    here, console = Here(fails), quiet()
+    monkeypatch.setattr(launching, "executor_for", lambda hardware, place: here)
+    studies = [STUDIES[name] for name in names]
+    done = launch_studies(studies, "demo", place, command="emabank run x", console=console)
+    return done, text_of(console).splitlines(), here.titles
+
+
+def test_studies_are_carried_out_and_what_to_do_next_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    place = Place(runs=Path("my runs"))
+    done, lines, titles = launched(["bootstrap", "lr-search"], place, monkeypatch)
+    assert done
+    assert lines == [
+        "tuning: 3 runs",
+        "refits and what needs tuning alone: 1 runs",
+        "done: bootstrap, lr-search",
+        "next: `emabank report 'my runs'` makes tables, figures and a page of it, `emabank claims 'my runs'` holds it "
+        "against the paper's claims",
+    ]
+    assert len(titles) == 4
+    written = manifests(place)
+    assert {(each.state, each.command) for each in written.values()} == {("done", "emabank run x")}
+    _, lines, _ = launched(["bootstrap"], Place(), monkeypatch)
+    assert "`emabank report` makes" in lines[-1], "the usual folder need not be named"
+
+
+def test_what_could_not_be_finished_is_said_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    place = Place(runs=tmp_path)
+    done, lines, _ = launched(["bootstrap", "lr-search"], place, monkeypatch, fails="bootstrap from")
+    assert not done
+    reason = manifests(place)["bootstrap"].reason
+    assert "1 of 1 runs failed, the first with killed by [SIGKILL]; see " in reason
+    assert lines[-2:] == [f"{name} could not be finished: {reason}" for name in ("bootstrap", "lr-search")]
+
+
+def test_the_command_ends_with_1_when_something_could_not_be_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for fails, code in (("step decay", 1), (" none ", 0)):
+        here = Here(fails)
+        monkeypatch.setattr(launching, "executor_for", lambda hardware, place, here=here: here)
+        words = ["run", "step-decay", "--runs", str(tmp_path / "my runs"), "--device", "cpu", "--set", "seeds=1"]
+        assert main(words) == code
+        assert manifests(Place(runs=tmp_path / "my runs"))["step-decay"].command == (
+            f"emabank run step-decay --runs '{tmp_path / 'my runs'}' --device cpu --set seeds=1"
+        )
+    assert "step-decay could not be finished: cifar100-resnet18: 1 of 2 runs failed" in capsys.readouterr().out
+
+
+def test_each_data_set_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Counting):
+    read: list[Any] = []
+    really = launching.read_data
+
+    def reading(config: ProtocolConfig, place: Place, console: Console) -> Dataset:
+        read.append(config.data)
+        return really(config, place, console)
+
+    monkeypatch.setattr(launching, "read_data", reading)
+    done, _, _ = launched(["generalization", "constant-lr"], finished.place, monkeypatch)
+    assert done
+    assert read == [PROTOCOLS[MAIN].data.completed(), PROTOCOLS[WRONG].data.completed()]
+
+
+# As people use it ----------------------------------------------------------------------------------------------------
+
+SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
+WORDS = ["run", "constant-lr", "--seeds", "2", "--device", "cpu", "--jobs", "2"]
+
+
+class Command:
+    """`emabank run constant-lr` at the smallest size, in a process of its own."""
+
+    def __init__(self, runs: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "emabank", *WORDS, "--runs", str(runs), "--set", *SETTINGS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"},
+        )
+        self.said: list[str] = []
+
+    def until(self, words: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip("\n"))
+            if words in line:
+                return
+        raise AssertionError(f"{words!r} was not said, but: {self.said}")
+
+    def end(self) -> int:
+        assert self.process.stdout is not None
+        self.said += [line.rstrip("\n") for line in self.process.stdout]
+        return self.process.wait(timeout=120)
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_and_started_again_it_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path):
+    place = Place(runs=tmp_path / "runs")
+    with Command(place.runs) as first:
+        first.until("started: refit, rate 0.1, seed 1")
+        first.process.send_signal(signal.SIGKILL)
+        first.end()
+    assert manifests(place)["constant-lr"].state == "running"
+    done = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in runs_in(place)}
+    assert len(done) >= 2, "tuning is over"
+
+    with Command(place.runs) as second:
+        assert second.end() == 0, second.said
+    said = "\n".join(second.said)
+    assert "tuning: 2 runs" in said and said.count("already done: tune") == 2
+    assert second.said[-2:] == [
+        "done: constant-lr",
+        f"next: `emabank report {os.path.relpath(place.runs)}` makes tables, figures and a page of it, `emabank claims "
+        f"{os.path.relpath(place.runs)}` holds it against the paper's claims",
+    ]
+    manifest = manifests(place)["constant-lr"]
+    assert manifest.state == "done" and len(runs_in(place)) == 6
+    now = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in done}
+    assert now == done, "what was done is not trained again"
+
+    elsewhere = in_this_process(tmp_path / "undisturbed")
+    [ran] = manifest.pairs
+    for name in ("summary.json", "rows.jsonl"):
+        mine, other = (where.runs / str(ran.protocol) / name for where in (place, elsewhere))
+        assert mine.read_bytes() == other.read_bytes()
+    assert runs_in(place) == runs_in(elsewhere)
+    for run in ran.arms["constant"]:
+        mine, other = (where.runs / run / "rows.jsonl" for where in (place, elsewhere))
+        assert mine.read_bytes() == other.read_bytes()
+
+    with Command(place.runs) as third:
+        assert third.end() == 0
+    assert "started: " not in "\n".join(third.said)
+
+
+def in_this_process(runs: Path) -> Place:
+    """The same study without a command, workers or interruptions."""
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from emabank.study.arguments import parse
+from emabank.study.place import Place
+from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.run import Runner, pairs_of
+from study.studies.small_studies import DIGITS, Counting
+given = parse({[*WORDS, "--runs", str(runs), "--set", *SETTINGS]!r}, description="")
+counting, studies = Counting(given.place), [STUDIES["constant-lr"]]
+runner = Runner(studies, "demo", pairs_of(studies, "demo", given.change), given.place, command="")
+runner.run(lambda config: DIGITS, counting)
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    return Place(runs=runs)

@@ -1,0 +1,257 @@
+"""What `emabank report`, `claims` and `status` print: what is worth a look, what was left out, how it goes on."""
+
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interpreter import run
+from rich.console import Console
+from study.report.spoiling import content, put
+from study.small_folder import COMMAND, NAMES
+from study.small_folder import finished as finished
+from study.small_folder import runs as runs
+
+from emabank.study.locks import locked
+from emabank.study.report import build
+from emabank.study.report.build import Report
+from emabank.study.reporting import make_report, show_claims, show_status
+from emabank.study.runs.manifest import Manifest, write_manifest
+from emabank.study.runs.opened import mark_failed
+
+MANIFEST = "study-demo-step-decay.json"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are not drawn."""
+    monkeypatch.setattr(build, "draw", lambda figure, path, *, file_format: path.write_text(figure.name))
+
+
+def printed(show: Callable[..., object], *given: Any, width: int = 100, **more: Any) -> list[str]:
+    """The lines that are printed where there is no terminal."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    show(*given, console=console, **more)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def bare(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the folder without its runs: it has tables, and many arms are left out."""
+    folder = tmp_path / "runs"
+    shutil.copytree(finished, folder, ignore=lambda at, names: [name for name in names if name[0] not in "ps"])
+    return folder
+
+
+# The report ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_prints_the_headline_and_says_what_to_open_and_to_try(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(runs.parent)
+    lines = printed(make_report, runs, None)
+    assert lines[0].startswith("files of the report: 1 of ")
+    titles = [line for line in lines if line.startswith("Test accuracy and loss of SGD, its averages, and SWA")]
+    assert len(titles) == 1 and any("paper" in line for line in lines)
+    assert "Left out:" not in lines
+    verdicts, counts, last = lines[-3:]
+    assert sum(int(each.split()[0]) for each in verdicts.split(", ")) == 19
+    assert last == f"Open runs/report/index.html in a browser; next: `emabank run all --scale demo --runs {runs}`."
+    tables = list((runs / "report" / "tables").rglob("*.md"))
+    figures = list((runs / "report" / "figures").rglob("*.png"))
+    assert counts == f"{len(tables)} tables and {len(figures)} figures are in runs/report."
+    assert len(tables) > 8 and len(figures) > 5 and (runs / "report" / "index.html").exists()
+
+
+def test_a_report_can_be_written_elsewhere(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    lines = printed(make_report, bare, tmp_path / "else" / "where")
+    assert lines[-1].startswith("Open else/where/index.html in a browser; ")
+    assert (tmp_path / "else" / "where" / "index.html").exists() and not (bare / "report").exists()
+
+
+def test_in_the_folder_that_is_looked_into_by_default_no_place_is_named(bare: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(bare.parent)
+    assert printed(make_report, Path("runs"), None)[-1].endswith("; next: `emabank run all --scale demo`.")
+
+
+def test_a_study_that_is_not_finished_is_what_to_try_next(bare: Path):
+    put(bare / MANIFEST, {**content(bare, MANIFEST), "state": "running"})
+    lines = printed(make_report, bare, None)
+    assert lines[-1].endswith(f"; next: `{COMMAND}`.")
+    assert f"  study step-decay, demo: not finished: it runs, or was interrupted (`{COMMAND}` goes on)" in lines
+
+
+def test_what_was_left_out_is_printed_and_on_the_page_a_line_each(bare: Path):
+    (bare / "[bold]notes.txt").touch()  # no markup
+    lines = printed(make_report, bare, None, width=40)
+    at = lines.index("Left out:")
+    left = lines[at + 1 : -2]
+    assert left[-1] == "  [bold]notes.txt: no run of emabank"
+    assert len(left) == len(content(bare, "study-demo-sampling-period.json")["pairs"][0]["arms"]) + 9
+    assert all(line.startswith("  ") and ": " in line for line in left)
+    page = (bare / "report" / "index.html").read_text(encoding="utf-8")
+    assert "[bold]notes.txt" in page and page.count("it is not there") == len(left) - 1
+
+
+def test_an_empty_folder_makes_a_report_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    lines = printed(make_report, Path("runs"), None)
+    assert lines[-3:] == [
+        "19 not run",
+        "There is nothing to report in runs yet; `emabank run all --scale demo` makes runs.",
+        "Open runs/report/index.html in a browser; next: `emabank run all --scale demo`.",
+    ]
+
+
+def titles(lines: list[str], report: Report) -> set[str]:
+    """The names of the tables that were printed."""
+    text = " ".join(" ".join(lines).split())
+    return {sheet.name for sheet in report.sheets if " ".join(sheet.title.split()) in text}
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ("", lambda name: name == "demo/generalization/headline"),
+        ("all", lambda name: True),
+        ("batchnorm", lambda name: "batchnorm" in name),
+        ("full-", lambda name: "full-" in name),
+        ("sampling-period/equivalence", lambda name: name == "sampling-period/equivalence"),
+    ],
+)
+def test_the_tables_that_are_asked_for_are_printed(asked: str, shown: Callable[[str], bool], runs: Path):
+    reports: list[Report] = []
+    lines = printed(lambda *given, **more: reports.append(make_report(*given, **more)), runs, None, tables=asked)
+    names = {sheet.name for sheet in reports[0].sheets if shown(sheet.name)}
+    assert titles(lines, reports[0]) == names and names
+
+
+def test_a_table_that_there_is_not_is_said_with_those_that_there_are(bare: Path):
+    lines = printed(make_report, bare, None, tables="nonsense")
+    (said,) = (line for line in lines if line.startswith("No table has"))
+    assert said.startswith("No table has 'nonsense' in its name; there are demo/generalization/headline, ")
+    assert said.endswith("sampling-period/equivalence, sampling-period/overhead.")
+
+
+def test_a_missing_folder_writes_nothing(tmp_path: Path):
+    for show in (lambda *given, **more: make_report(*given, None, **more), show_claims, show_status):
+        with pytest.raises(FileNotFoundError, match="is not there; give the folder that `emabank run` wrote its runs"):
+            printed(show, tmp_path / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+# The claims ----------------------------------------------------------------------------------------------------------
+
+
+def test_claims_are_printed_with_their_parts_or_without(runs: Path):
+    whole, short = printed(show_claims, runs), printed(show_claims, runs, short=True)
+    for lines in (whole, short):
+        heads = [re.match(r"[✓✗?…–] [a-z ]+ (\d+)  [A-Z]", line) for line in lines]
+        assert [int(head[1]) for head in heads if head] == list(range(1, 20))
+    assert len(whole) > 3 * len(short)
+    assert any("n=2" in line for line in whole) and not any("n=2" in line for line in short)
+    assert short[-1] in whole and "Left out:" not in [*whole, *short]
+
+
+def test_claims_say_what_was_left_out(bare: Path):
+    lines = printed(show_claims, bare, short=True)
+    at = lines.index("Left out:")
+    assert len(lines) - at - 1 == 12 and all(line.startswith("  digits, ") for line in lines[at + 1 :])
+
+
+# The status ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_has_every_study_and_counts_the_runs(finished: Path):
+    lines = printed(show_status, finished)
+    assert [line.split() for line in lines[2:-1]] == [[name, "demo", "done"] for name in sorted(NAMES)]
+    assert lines[-1] == "20 runs: 20 done, 0 running, 0 waiting, 0 failed"
+
+
+def new_run(folder: Path, progress: Any = None) -> Path:
+    folder.mkdir()
+    put(folder / "config.json", {"format": 1, "config": {}})
+    if progress is not None:
+        put(folder / "progress.json", progress)
+    return folder
+
+
+def test_the_status_says_how_runs_stand_that_are_not_done(bare: Path):
+    told = {"epoch": 3, "epochs": 60, "words": "live [red]81%[/red]", "seconds_left": 200.0, "time": ""}
+    running = new_run(bare / "running", told)
+    new_run(bare / "waiting", {**told, "seconds_left": None})
+    new_run(bare / "untold")
+    mark_failed(new_run(bare / "failed"), "ValueError: no luck")
+    with locked(running / "lock", what="the run"):
+        lines = printed(show_status, bare)
+    assert lines[-5:] == [
+        "4 runs: 0 done, 1 running, 2 waiting, 1 failed",
+        "  failed failed: ValueError: no luck",
+        "  running running: epoch 3 of 60, 3 min left: live [red]81%[/red]",
+        "  untold waiting",
+        "  waiting waiting: epoch 3 of 60: live [red]81%[/red]",
+    ]
+
+
+@pytest.mark.parametrize(
+    "progress", [[], {}, {"epoch": 3}, {"epoch": 1, "epochs": 2, "words": "", "seconds_left": "long", "time": ""}]
+)
+def test_a_progress_that_is_none_is_left_out(progress: Any, tmp_path: Path):
+    new_run(tmp_path / "waiting", progress)
+    assert printed(show_status, tmp_path)[-1] == "  waiting waiting"
+
+
+def test_the_status_says_why_a_study_failed_and_what_cannot_be_read(tmp_path: Path):
+    reason = f"cifar100-resnet18: 1 of 2 runs failed; see {tmp_path}/0123/log.txt [bold]"
+    manifest = Manifest(study="dynamics", scale="small", command="emabank run dynamics", state="failed", reason=reason)
+    write_manifest(manifest, tmp_path)
+    (tmp_path / "study-demo-transfer.json").write_text("{")
+    lines = printed(show_status, tmp_path, width=160)
+    assert lines[2].split(maxsplit=2) == [
+        "dynamics", "small", "failed: cifar100-resnet18: 1 of 2 runs failed; see 0123/log.txt [bold]",
+    ]  # fmt: skip
+    said = "study-demo-transfer.json is not what this emabank writes of a study; run the study again"
+    assert lines[3:] == [
+        "0 runs: 0 done, 0 running, 0 waiting, 0 failed", "Left out:", f"  study-demo-transfer.json: {said}",
+    ]  # fmt: skip
+
+
+def test_the_status_of_an_empty_folder_is_one_line(tmp_path: Path):
+    assert printed(show_status, tmp_path) == ["0 runs: 0 done, 0 running, 0 waiting, 0 failed"]
+
+
+def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatch):
+    """A folder of the paper's size has millions."""
+
+    def refuse(path: object) -> None:
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr("emabank.study.report.read_run.read_rows", refuse)
+    monkeypatch.setattr("emabank.study.runs.folder.read_rows", refuse)
+    assert printed(show_status, finished)[-1].startswith("20 runs: 20 done")
+    with pytest.raises(AssertionError, match="was read"):
+        printed(show_claims, finished)
+
+
+# Without torch -------------------------------------------------------------------------------------------------------
+
+
+def test_none_of_them_needs_torch(bare: Path):
+    done = run(f"""
+import json
+from emabank.cli import main
+codes = [main([*words, {str(bare)!r}]) for words in (["report"], ["claims", "--short"], ["status"])]
+assert codes == [0, 0, 0], codes
+loaded = {{"matplotlib.figure", "numpy", "rich"}}
+assert loaded <= set(sys.modules) and not {{"torch", "matplotlib.pyplot"}} & set(sys.modules)
+""", blocked=("torch",))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "" and "Open " in done.stdout
+    assert (bare / "report" / "index.html").exists()
+    assert json.loads((bare / "report" / "files.json").read_text()) and os.listdir(bare / "report" / "tables" / "demo")
