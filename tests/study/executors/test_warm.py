@@ -55,9 +55,10 @@ class Executing:
         self.root = root
         (root / "small_worker.py").write_text(MODULE)
         program = f"""
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 from emabank.study.executors import Task
+signal.signal(signal.SIGINT, signal.default_int_handler)  # these tests may run in the background, where it is ignored
 from emabank.study.executors.local import LocalExecutor
 root = Path({str(root)!r})
 tasks = [

@@ -18,9 +18,10 @@ from emabank.study.report.claims.all import claims
 from emabank.study.report.figures.all import figures
 from emabank.study.report.load import load_evidence
 from emabank.study.report.page.page import page
-from emabank.study.report.pairs import MAIN, protocol_of
+from emabank.study.report.pairs import MAIN
 from emabank.study.report.summary import is_count, is_number, is_text, read_summary
 from emabank.study.report.tables.all import sheets
+from emabank.study.studies.scales import protocol_of
 
 
 @pytest.fixture(scope="module")
