@@ -64,12 +64,13 @@ def plain_line(epoch: int, epochs: int, left: float | None, words: str) -> str:
 def duration(seconds: float) -> str:
     """A time to wait, as exact as one wants to know it.
 
-    >>> duration(119), duration(200), duration(30000)
-    ('119 s', '3 min', '8.3 h')
+    >>> duration(119), duration(200), duration(30000), duration(1e7)
+    ('119 s', '3 min', '8.3 h', '116 days')
     """
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
+        if seconds < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
 @contextmanager

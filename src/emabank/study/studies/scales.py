@@ -55,7 +55,7 @@ def title_of(config: ProtocolConfig) -> str:
     """What a protocol trains, for people.
 
     >>> title_of(protocol_of("cifar100n-resnet34", "demo"))
-    'digits, 40% of 1,000 with wrong labels, ResNet-8'
+    'digits, 40% of 600 with wrong labels, ResNet-8'
     """
     data, training = config.data, config.training
     words = [_DATASETS[data.dataset]]
@@ -116,14 +116,14 @@ _PAPER = {
 
 _CIFAR = ProtocolConfig(
     data=DataConfig(dataset="cifar10", subset=10_000, test_subset=2_500),
-    training=TrainingConfig(network="resnet8", width=16, epochs=20, warmup_epochs=1.0),
+    training=TrainingConfig(network="resnet8", width=16, epochs=20),
     measuring=_EACH_EPOCH,
     rates=(0.2, 0.4, 0.8),
     transfer=("cifar100",),
 )
 _CIFAR_N = ProtocolConfig(
     data=DataConfig(dataset="cifar10n", subset=4_000, test_subset=2_500, crop=0),
-    training=TrainingConfig(network="resnet8", width=24, epochs=60, warmup_epochs=1.5),
+    training=TrainingConfig(network="resnet8", width=24, epochs=60),
     measuring=_MEMORISATION,
     rates=(0.4, 0.8),
 )
@@ -143,15 +143,15 @@ _SMALL = {
 # The embedded digits: so easy that without wrong labels there is next to nothing to see; so all have some -------------
 
 _DIGITS = ProtocolConfig(
-    data=DataConfig(dataset="digits", subset=1_000, noise=0.2),
-    training=TrainingConfig(network="resnet8", width=8, epochs=40, batch=64, warmup_epochs=2.0),
+    data=DataConfig(dataset="digits", subset=600, noise=0.2),
+    training=TrainingConfig(network="resnet8", width=8, epochs=25, batch=50),
     measuring=_FIGURES,
     rates=(0.2, 0.8),
 )
 
 
 def _half(name: str, target: str) -> ProtocolConfig:
-    data = DataConfig(dataset=name, subset=500, noise=0.2)  # type: ignore[arg-type]
+    data = DataConfig(dataset=name, subset=400, noise=0.2)  # type: ignore[arg-type]
     return replace(_DIGITS, data=data, rates=(0.4,), transfer=(target,))
 
 
