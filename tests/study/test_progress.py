@@ -69,7 +69,15 @@ def test_what_a_line_says():
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (86_400, "24.0 h"), (1e7, "116 days")],
+    [
+        (0, "0 s"),
+        (119.4, "119 s"),
+        (120, "2 min"),
+        (7199, "120 min"),
+        (7200, "2.0 h"),
+        (86_400, "24.0 h"),
+        (1e7, "116 days"),
+    ],
 )
 def test_times_to_wait_are_as_exact_as_one_wants_to_know(seconds: float, words: str):
     assert duration(seconds) == words
