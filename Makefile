@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c c
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
 
-demo: $(VENV)/study.stamp ## train on digits with wrong labels and compare weight averages (under a minute)
+demo: $(VENV)/study.stamp ## train on digits with wrong labels and compare weight averages (about a minute)
 	$(BIN)/emabank demo
 
 test: lint ## everything that has to pass before a change goes in: lint, types, import rules, tests

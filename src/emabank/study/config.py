@@ -142,7 +142,7 @@ class ProtocolConfig(Recipe):
 class DemoConfig:
     """Train a small network on digits with wrong labels, and compare weight averages with the live weights.
 
-    It takes under a minute on two CPU cores, needs no download, and writes a page to look at, its figure and rows.json.
+    It takes about a minute on two CPU cores, needs no download, and writes a page to look at, its figure and rows.json.
     """
 
     epochs: int = 60
