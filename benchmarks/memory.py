@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from machine import conditions
-from models import averaged_tensors, build, names
-from peers import decays
-from tables import facts, table, write_json
 from torch import Tensor, nn
-from verdicts import Verdict, title
+
+from emabank.bench.cases import Verdict, title
+from emabank.bench.machine import conditions
+from emabank.bench.peers import decays
+from emabank.bench.tables import facts, table, write_json
+from emabank.bench.zoo import averaged_tensors, build, names
 
 UPDATES = 5
 SHARE, FLOOR = 0.02, 2**20  # what a bank may take beside its averages: the larger of the two

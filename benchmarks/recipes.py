@@ -17,8 +17,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from interleave import Contestant
-from peers import DECAYS
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
@@ -26,6 +24,8 @@ from torch.utils.data import Dataset as MapStyle
 from torch.utils.hooks import RemovableHandle
 
 from emabank import EMABank, recalibrate_batchnorm
+from emabank.bench.interleave import Contestant
+from emabank.bench.peers import DECAYS
 from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, Images, Normalisation, make_images
 from emabank.study.data.loader import batches

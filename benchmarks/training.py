@@ -15,10 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from interleave import FEWEST_ROUNDS, WARMUP_ROUNDS, Run, Spread, paired_ratio, run_interleaved, spread
-from machine import Bystanders, conditions
-from models import averaged_tensors
-from peers import DECAYS
+from goals import TIE
 from recipes import (
     ALL,
     ALONE,
@@ -40,10 +37,14 @@ from recipes import (
     study_training,
     take_steps,
 )
-from tables import _surroundings, _with_spread, facts, table, write_json
-from update import progress
-from verdicts import TIE, Case, Verdict, title
 
+from emabank.bench.cases import Case, Verdict, title
+from emabank.bench.interleave import FEWEST_ROUNDS, WARMUP_ROUNDS, Run, Spread, paired_ratio, run_interleaved, spread
+from emabank.bench.machine import Bystanders, conditions
+from emabank.bench.peers import DECAYS
+from emabank.bench.tables import facts, surroundings, table, with_spread, write_json
+from emabank.bench.update import progress
+from emabank.bench.zoo import averaged_tensors
 from emabank.study.data.splits import Parts, make_parts
 from emabank.study.models.known import KNOWN_NETWORKS
 
@@ -257,7 +258,7 @@ def _percent(share: Spread, divisor: int = 1) -> str:
 def speed_table(speeds: Sequence[Speed]) -> str:
     others = list(dict.fromkeys(other for speed in speeds for other in speed.over))
     rows = [
-        [speed.name, _with_spread(speed.images_a_second), *(_with_spread(speed.over.get(other)) for other in others)]
+        [speed.name, with_spread(speed.images_a_second), *(with_spread(speed.over.get(other)) for other in others)]
         for speed in speeds
     ]
     return table(["images a second: median (10–90 %)", "", *(f"× {other}" for other in others)], rows)
@@ -270,16 +271,16 @@ def result_text(result: Result) -> str:
     return "\n\n".join(
         [
             f"{_title(case.model, result.threads)}: {case.elements:,} elements in {case.tensors} tensors; "
-            f"{case.rounds} rounds of {size.steps} × {size.batch} images; {_surroundings(case)}\n"
+            f"{case.rounds} rounds of {size.steps} × {size.batch} images; {surroundings(case)}\n"
             + speed_table(result.loops),
             speed_table(result.pipelines),
             table(
                 [f"an epoch: {size.train:,} images, {size.validation:,} for validation", "seconds", "share"],
-                [[cost.name, _with_spread(cost.seconds), _percent(cost.share)] for cost in result.costs],
+                [[cost.name, with_spread(cost.seconds), _percent(cost.share)] for cost in result.costs],
             ),
             f"updates every {PERIOD} steps: a {PERIOD}th of that, {_percent(updates, PERIOD)}\n"
-            f"an epoch with five averages over one without: {_with_spread(result.epoch)}\n"
-            f"evaluating live weights and five averages over live weights alone: {_with_spread(result.evaluation)}",
+            f"an epoch with five averages over one without: {with_spread(result.epoch)}\n"
+            f"evaluating live weights and five averages over live weights alone: {with_spread(result.evaluation)}",
         ]
     )
 

@@ -6,25 +6,23 @@ Run `python benchmarks/update.py --help`; benchmarks/README.md says what each nu
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-import models
-import not_due
-import peers
 import torch
 import wheels
-from interleave import Contestant, Run, run_interleaved
-from machine import available_bytes, conditions
+from goals import judge_case, judge_cliff, judge_not_due
 from neighbour import KINDS, busy_neighbour
-from tables import case_table, facts, write_json
-from verdicts import Case, Verdict, judge_case, judge_cliff, judge_not_due, rows_of, title
 
-MEMORY_SHARE = 0.6  # of what is free; the rest is for temporaries, of which some peers make as much as an average
+from emabank.bench import peers, zoo
+from emabank.bench.cases import Case, Verdict
+from emabank.bench.machine import conditions
+from emabank.bench.not_due import NotDue
+from emabank.bench.tables import case_table, facts, write_json
+from emabank.bench.update import measure_not_due, run_case
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -33,7 +31,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog="Default: both ResNets with 1 and with 5 averages, about two minutes. Rounds that other processes "
         "disturb are not counted, so on a busy machine it takes up to four times as long.",
     )
-    add, known = parser.add_argument, models.names()
+    add, known = parser.add_argument, zoo.names()
     add("--models", nargs="+", default=["resnet20", "resnet18"], choices=known, metavar="MODEL",
         help=f"of {', '.join(known)} (default: resnet20 resnet18)")  # fmt: skip
     add("--averages", nargs="+", type=int, default=[1, 5], metavar="M", help="how many averages (1 5)")
@@ -49,89 +47,16 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def progress(what: str) -> Callable[[str], None]:
-    """Says how far a case is: on one line where somebody watches, once where it goes to a file."""
-    shown = False
-
-    def show(line: str) -> None:
-        nonlocal shown
-        if sys.stderr.isatty():
-            print(f"\r\033[K{what}: {line}", end="", file=sys.stderr, flush=True)
-        elif not shown:
-            print(f"{what} ...", file=sys.stderr, flush=True)
-        shown = True
-
-    return show
-
-
-def fits(model: torch.nn.Module, averages: int) -> int:
-    """How many peers with this many averages fit into memory beside the limit and our own banks."""
-    one = averages * sum(tensor.numel() * 4 for tensor in models.averaged_tensors(model))
-    free = available_bytes()
-    return 1000 if free is None else max(1, int(free * MEMORY_SHARE / one) - 1 - len(peers.OURS))
-
-
-def run_case(
-    name: str, averages: int, chosen: Sequence[peers.Peer], *, seconds: float, busy: str | None = None
-) -> Case:
-    """Measure one model with one number of averages, beside a busy neighbour of that kind if one is asked for."""
-    model = models.build(name)
-    size = fits(model, averages)
-    runs = max(1, -(-len(chosen) // size))
-    show = progress(title(name, averages) + (f", busy neighbour ({busy})" if busy else ""))
-    missing: dict[str, str] = {}
-    groups: list[Run] = []
-    for run in range(runs):
-        field = [peers.memory_limit(model, averages)]
-        for bank in peers.OURS:
-            _enter(field, missing, bank, lambda bank=bank: peers.emabank_bank(model, averages, bank))
-        for peer in chosen[run * size : (run + 1) * size]:
-            _enter(field, missing, peer.name, lambda peer=peer: peer.build(model, averages))
-        with busy_neighbour(busy) if busy else nullcontext() as pid:
-            groups.append(run_interleaved(field, seconds=seconds / runs, neighbour=pid, progress=show))
-        del field
-        gc.collect()
-    tensors = models.averaged_tensors(model)
-    return Case(
-        model=name,
-        averages=averages,
-        elements=sum(tensor.numel() for tensor in tensors),
-        tensors=len(tensors),
-        rounds=sum(len(group.times[peers.LIMIT]) for group in groups),
-        dropped=sum(group.dropped for group in groups),
-        neighbour=busy,
-        bystanders=max((group.bystanders for group in groups if group.bystanders is not None), default=None),
-        rows=rows_of([group.times for group in groups]),
-        missing=missing,
-    )
-
-
-def _enter(field: list[Contestant], missing: dict[str, str], name: str, build: Callable[[], Contestant]) -> None:
-    try:
-        field.append(build())
-    except wheels.NotAvailable as error:
-        missing[name] = str(error)
-
-
-def measure_not_due() -> not_due.NotDue | None:
-    try:
-        from emabank import EMABank
-    except ImportError:
-        return None
-    bank = EMABank(models.build("small1000"), list(peers.DECAYS), every=10**9)
-    return not_due.measure(bank.update)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     asked = arguments(argv)
     if asked.threads:
         torch.set_num_threads(asked.threads)
     chosen = [
         peer
-        for peer in peers.all_peers(asked.wheels)
+        for peer in peers.all_peers(wheels.finder(asked.wheels))
         if not asked.only or any(text.lower() in peer.name.lower() for text in asked.only)
     ]
-    known = conditions() | {"versions": ", ".join(f"{k} {v}" for k, v in peers.versions(asked.wheels).items())}
+    known = conditions() | {"versions": peers.versions(wheels.versions_in(asked.wheels))}
     print(facts(known), end="\n\n")
 
     cases: list[Case] = []
@@ -143,31 +68,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         judged += judge_case(quiet)
         print(case_table(quiet), end="\n\n", flush=True)
         if asked.busy:
-            busy = run_case(name, averages, chosen, seconds=asked.seconds, busy=asked.busy)
+            beside = partial(busy_neighbour, asked.busy)
+            busy = run_case(name, averages, chosen, seconds=asked.seconds, neighbour=asked.busy, beside=beside)
             cases.append(busy)
             judged += judge_cliff(quiet, busy)
             print(case_table(busy, quiet), end="\n\n", flush=True)
     idle = measure_not_due()
-    if idle is not None:
-        judged += judge_not_due(idle)
-    print("\n".join(map(str, judged)) or "no verdict: emabank took no part, or no goal is set for these cases")
+    judged += judge_not_due(idle)
+    print("\n".join(map(str, judged)))
 
     if asked.json:
         write_json(asked.json, _result(known, cases, idle, judged))
         print(f"kept in {asked.json}")
-    # A check that measured nothing, or could not decide, has failed.
-    return int(asked.check and (not judged or not all(verdict.passed for verdict in judged)))
+    return int(asked.check and not all(verdict.passed for verdict in judged))  # what is open has not passed
 
 
 def _result(
-    known: Mapping[str, object], cases: Sequence[Case], idle: not_due.NotDue | None, judged: Sequence[Verdict]
+    known: Mapping[str, object], cases: Sequence[Case], idle: NotDue, judged: Sequence[Verdict]
 ) -> dict[str, object]:
     return {
         "format": 1,
         "command": "python benchmarks/update.py " + " ".join(sys.argv[1:]),
         "conditions": dict(known),
         "cases": [asdict(case) for case in cases],
-        "not_due": asdict(idle) if idle else None,
+        "not_due": asdict(idle),
         "verdicts": [asdict(verdict) for verdict in judged],
     }
 

@@ -10,14 +10,16 @@ import subprocess
 import sys
 import types
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from emabank.bench.peers import NotAvailable, installed, installed_version
 
 # What is downloaded when the folder holds no wheel of that name; a wheel that is there is taken whatever its version.
 PINNED = {"timm": "timm==1.0.30", "diffusers": "diffusers==0.42.1"}
-
-
-class NotAvailable(Exception):
-    """Says in one line why a peer cannot take part."""
+# What the file of a package imports of its own package; for diffusers this spares it a look for DeepSpeed at each step.
+STAND_INS = {"timm": (), "diffusers": ("models", "pipelines", "schedulers", "utils", "utils.torch_utils")}
 
 
 class _StandIn(types.ModuleType):
@@ -80,3 +82,26 @@ def load_file(wheel: Path, member: str, stand_ins: tuple[str, ...] = ()) -> type
     except ImportError as error:
         raise NotAvailable(f"its file needs {error.name}, which is not installed") from error
     return module
+
+
+def finder(folder: Path) -> Callable[[str, str], Any]:
+    """Gives a module of a package: for what is pinned here out of its wheel in `folder`, else what is installed."""
+
+    def find(package: str, module: str) -> Any:
+        if package not in PINNED:
+            return installed(package, module)
+        return load_file(find_wheel(package, folder), module.replace(".", "/") + ".py", STAND_INS[package])
+
+    return find
+
+
+def versions_in(folder: Path) -> Callable[[str], str]:
+    """Gives the version of a package, where `finder(folder)` takes it from."""
+
+    def find(package: str) -> str:
+        try:
+            return f"{version(find_wheel(package, folder))} (one file of its wheel)"
+        except NotAvailable:
+            return "not installed"
+
+    return lambda package: find(package) if package in PINNED else installed_version(package)

@@ -4,12 +4,10 @@ import json
 import multiprocessing
 from itertools import chain, islice
 
-import interleave
 import pytest
 import recipes
 import torch
 import training
-from interleave import Run, Spread
 from recipes import (
     ALL,
     ALONE,
@@ -32,9 +30,11 @@ from recipes import (
     study_training,
     take_steps,
 )
-from verdicts import Case
 
 from emabank import EMABank
+from emabank.bench import interleave
+from emabank.bench.cases import Case
+from emabank.bench.interleave import Run, Spread
 from emabank.study.data.images import make_images, normalisation_of
 from emabank.study.data.splits import Parts, make_parts
 

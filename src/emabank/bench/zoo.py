@@ -1,12 +1,12 @@
 """The models whose averages are timed and weighed, and which of their tensors an average holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from emabank.study.models import resnet
 
 
 class Block(nn.Module):
@@ -45,15 +45,9 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-def _resnet(name: str) -> nn.Module:
-    from emabank.study.models import resnet
-
-    return getattr(resnet, name)(classes=10)
-
-
 ZOO: dict[str, Callable[[], nn.Module]] = {
-    "resnet20": lambda: _resnet("resnet20"),
-    "resnet18": lambda: _resnet("resnet18"),
+    "resnet20": lambda: resnet.resnet20(classes=10),
+    "resnet18": lambda: resnet.resnet18(classes=10),
     "gpt124m": GPT,
     "small1000": lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(500))),  # 1000 tensors of 256 and 16
 }

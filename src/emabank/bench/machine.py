@@ -3,8 +3,6 @@
 No number here is printed or kept without them. Imports torch alone.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import time

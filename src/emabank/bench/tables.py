@@ -1,14 +1,12 @@
 """How results are shown and kept: plain tables for a terminal, and a file that is whole or not there."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from interleave import Spread
-from verdicts import Case, slowdown, title
+from emabank.bench.cases import Case, slowdown, title
+from emabank.bench.interleave import Spread
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -24,12 +22,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def _with_spread(value: Spread | None) -> str:
-    return "" if value is None else f"{_number(value.median)} ({_number(value.low)}–{_number(value.high)})"
+def with_spread(value: Spread | None) -> str:
+    return "" if value is None else f"{number(value.median)} ({number(value.low)}–{number(value.high)})"
 
 
 def case_table(case: Case, quiet: Case | None = None) -> str:
@@ -38,10 +36,10 @@ def case_table(case: Case, quiet: Case | None = None) -> str:
     rows = [
         [
             row.name,
-            _with_spread(row.milliseconds),
-            _number(row.milliseconds.mean),
-            _with_spread(row.of_limit),
-            _with_spread(row.bank_faster),
+            with_spread(row.milliseconds),
+            number(row.milliseconds.mean),
+            with_spread(row.of_limit),
+            with_spread(row.bank_faster),
         ]
         for row in case.rows
     ]
@@ -49,17 +47,17 @@ def case_table(case: Case, quiet: Case | None = None) -> str:
         header += ["busy/quiet: median", "mean"]
         for row in rows:
             factor = slowdown(quiet, case, row[0])
-            row += [_number(factor[0]), _number(factor[1])] if factor else ["", ""]
+            row += [number(factor[0]), number(factor[1])] if factor else ["", ""]
     heading = (
         f"{title(case.model, case.averages)}: {case.elements:,} elements in "
         f"{case.tensors} tensors; {case.rounds} rounds; "
-        f"{_surroundings(case)}"
+        f"{surroundings(case)}"
     )
     missing = [f"  {name}: {reason}" for name, reason in case.missing.items()]
     return "\n".join([heading, table(header, rows), *missing])
 
 
-def _surroundings(case: Case) -> str:
+def surroundings(case: Case) -> str:
     others = "an unknown share" if case.bystanders is None else f"{case.bystanders:.1%}"
     dropped = f" ({case.dropped} rounds dropped)" if case.dropped else ""
     disturbed = ": DISTURBED" if case.disturbed else ""

@@ -1,7 +1,5 @@
 """What `update()` costs on a step on which no average is due: its time, and whether it allocates anything."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import timeit

@@ -4,23 +4,21 @@ A peer has one average an instance, so M averages are M instances. Each is set u
 settings its own documentation gives, and the faster setting beside the default where there is one.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
-from pathlib import Path
+from importlib import import_module, metadata
 from types import SimpleNamespace
+from typing import Any
 
 import torch
-import wheels
-from interleave import Contestant
-from models import averaged_tensors
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from wheels import NotAvailable
+
+from emabank import EMA, EMABank
+from emabank.bench.interleave import Contestant
+from emabank.bench.zoo import averaged_tensors
 
 LIMIT = "memory limit"
 BANK = "emabank"
@@ -29,6 +27,25 @@ PLAIN = "emabank, no buffers"
 PAST_WARMUP = "emabank, past warm-up"
 OURS = (BANK, CONTROL, PLAIN, PAST_WARMUP)
 DECAYS = (0.968, 0.984, 0.992, 0.996, 0.998)
+LIMIT_ELEMENTS = 2**28  # the limit goes over one gibibyte as often as it takes, so that it leaves room for others
+
+Find = Callable[[str, str], Any]
+"""Gives a module of a package; raises NotAvailable where it cannot."""
+
+
+class NotAvailable(Exception):
+    """Says in one line why a peer cannot take part."""
+
+
+def installed(package: str, module: str) -> Any:
+    """A module of a package that is installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(module)
+    except ImportError as error:
+        missing = error.name or package
+        raise NotAvailable("not installed" if missing == package else f"cannot be imported ({error})") from error
 
 
 def decays(averages: int) -> list[float]:
@@ -42,11 +59,16 @@ def memory_limit(model: nn.Module, averages: int) -> Contestant:
     shape: dict[torch.dtype, int] = {}
     for tensor in averaged_tensors(model):
         shape[tensor.dtype] = shape.get(tensor.dtype, 0) + tensor.numel()
-    bank = torch.randn(averages * sum(shape.values()))
+    elements = averages * sum(shape.values())
+    bank = torch.randn(min(elements, LIMIT_ELEMENTS))
+    passes, rest = divmod(elements, bank.numel())
     live = [torch.randn(count, dtype=dtype) for dtype, count in shape.items()]
 
     def update() -> None:
-        bank.mul_(-1.0)  # ±x for ever: no drift, no denormals
+        for _ in range(passes):
+            bank.mul_(-1.0)  # ±x for ever: no drift, no denormals
+        if rest:
+            bank[:rest].mul_(-1.0)
         for part in live:
             part.sum()
 
@@ -60,10 +82,6 @@ def emabank_bank(model: nn.Module, averages: int, name: str = BANK) -> Contestan
     `PAST_WARMUP` is the same bank without one, as it is for most of a training run; `PLAIN` averages parameters only,
     as some peers do. Both are shown only.
     """
-    try:
-        from emabank import EMA, EMABank
-    except ImportError as error:
-        raise NotAvailable(f"emabank cannot be imported ({error})") from error
     rules = [EMA(decay, warmup=None) if name == PAST_WARMUP else EMA(decay) for decay in decays(averages)]
     bank = EMABank(model, rules, every=1, buffers="copy" if name == PLAIN else "average")
     key, live = _largest(model)
@@ -104,14 +122,11 @@ def torch_averaged_model(name: str, model: nn.Module, averages: int, *, use_buff
     return _of_modules(name, model, [peer.module for peer in peers], update)
 
 
-def ema_pytorch(name: str, model: nn.Module, averages: int, *, use_foreach: bool) -> Contestant:
-    try:
-        from ema_pytorch import EMA
-    except ImportError as error:
-        raise NotAvailable("not installed") from error
+def ema_pytorch(find: Find, name: str, model: nn.Module, averages: int, *, use_foreach: bool) -> Contestant:
     settings = {"update_after_step": 0, "update_every": 1, "include_online_model": False, "use_foreach": use_foreach}
+    kind = find("ema-pytorch", "ema_pytorch").EMA
     try:
-        peers = [EMA(model, beta=decay, **settings) for decay in decays(averages)]
+        peers = [kind(model, beta=decay, **settings) for decay in decays(averages)]
     except TypeError as error:
         raise NotAvailable(f"this version does not know the setting: {error}") from error
 
@@ -122,12 +137,9 @@ def ema_pytorch(name: str, model: nn.Module, averages: int, *, use_foreach: bool
     return _of_modules(name, model, [peer.ema_model for peer in peers], update)
 
 
-def torch_ema(name: str, model: nn.Module, averages: int) -> Contestant:
-    try:
-        from torch_ema import ExponentialMovingAverage
-    except ImportError as error:
-        raise NotAvailable("not installed") from error
-    peers = [ExponentialMovingAverage(model.parameters(), decay) for decay in decays(averages)]
+def torch_ema(find: Find, name: str, model: nn.Module, averages: int) -> Contestant:
+    kind = find("torch-ema", "torch_ema").ExponentialMovingAverage
+    peers = [kind(model.parameters(), decay) for decay in decays(averages)]
 
     def update() -> None:
         for peer in peers:
@@ -136,19 +148,17 @@ def torch_ema(name: str, model: nn.Module, averages: int) -> Contestant:
     return _of_lists(name, model, [peer.shadow_params for peer in peers], update)
 
 
-def lightning(name: str, model: nn.Module, averages: int, *, multi: bool) -> Contestant:
+def lightning(find: Find, name: str, model: nn.Module, averages: int, *, multi: bool) -> Contestant:
     """The callback's own `setup` and `on_train_batch_end`; of the trainer they use `global_step` alone."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            from lightning.pytorch import LightningModule
-            from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
-    except ImportError as error:
-        raise NotAvailable("not installed, or too old to have EMAWeightAveraging") from error
-    whole = LightningModule()
+    pytorch, kinds = find("lightning", "lightning.pytorch"), find("lightning", "lightning.pytorch.callbacks")
+    if not hasattr(kinds, "EMAWeightAveraging"):
+        raise NotAvailable("too old to have EMAWeightAveraging")
+    whole = pytorch.LightningModule()
     whole.model = model
     callbacks = [
-        WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(decay)) if multi else EMAWeightAveraging(decay=decay)
+        kinds.WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(decay))
+        if multi
+        else kinds.EMAWeightAveraging(decay=decay)
         for decay in decays(averages)
     ]
     trainer = SimpleNamespace(global_step=0)
@@ -163,10 +173,10 @@ def lightning(name: str, model: nn.Module, averages: int, *, multi: bool) -> Con
     return _of_modules(name, model, [callback._average_model.module.model for callback in callbacks], update)
 
 
-def timm(name: str, model: nn.Module, averages: int, *, folder: Path, exclude_buffers: bool) -> Contestant:
-    file = wheels.load_file(wheels.find_wheel("timm", folder), "timm/utils/model_ema.py")
+def timm(find: Find, name: str, model: nn.Module, averages: int, *, exclude_buffers: bool) -> Contestant:
+    kind = find("timm", "timm.utils.model_ema").ModelEmaV3
     try:
-        peers = [file.ModelEmaV3(model, decay, exclude_buffers=exclude_buffers) for decay in decays(averages)]
+        peers = [kind(model, decay, exclude_buffers=exclude_buffers) for decay in decays(averages)]
     except TypeError as error:
         raise NotAvailable(f"this version does not know the setting: {error}") from error
 
@@ -177,11 +187,9 @@ def timm(name: str, model: nn.Module, averages: int, *, folder: Path, exclude_bu
     return _of_modules(name, model, [peer.module for peer in peers], update)
 
 
-def diffusers(name: str, model: nn.Module, averages: int, *, folder: Path) -> Contestant:
-    """`EMAModel(foreach=True)`; the stand-ins spare it a look for DeepSpeed at each step."""
-    stand_ins = ("models", "pipelines", "schedulers", "utils", "utils.torch_utils")
-    file = wheels.load_file(wheels.find_wheel("diffusers", folder), "diffusers/training_utils.py", stand_ins)
-    peers = [file.EMAModel(model.parameters(), decay=decay, foreach=True) for decay in decays(averages)]
+def diffusers(find: Find, name: str, model: nn.Module, averages: int) -> Contestant:
+    kind = find("diffusers", "diffusers.training_utils").EMAModel
+    peers = [kind(model.parameters(), decay=decay, foreach=True) for decay in decays(averages)]
 
     def update() -> None:
         for peer in peers:
@@ -202,31 +210,30 @@ class Peer:
         return self.make(self.name, model, averages)
 
 
-def all_peers(folder: Path) -> list[Peer]:
-    """Every peer that is known here, installed or not; `folder` holds the wheels of timm and diffusers."""
+def all_peers(find: Find = installed) -> list[Peer]:
+    """Every peer that is known here, installed or not; `find` gives the modules of their packages."""
     return [
         Peer("torch AveragedModel", "torch", partial(torch_averaged_model, use_buffers=False)),
         Peer("torch AveragedModel, buffers", "torch", partial(torch_averaged_model, use_buffers=True)),
-        Peer("ema-pytorch", "ema-pytorch", partial(ema_pytorch, use_foreach=False)),
-        Peer("ema-pytorch, foreach", "ema-pytorch", partial(ema_pytorch, use_foreach=True)),
-        Peer("torch_ema", "torch-ema", torch_ema),
-        Peer("Lightning EMAWeightAveraging", "lightning", partial(lightning, multi=False)),
-        Peer("Lightning WeightAveraging, multi", "lightning", partial(lightning, multi=True)),
-        Peer("timm ModelEmaV3", "timm", partial(timm, folder=folder, exclude_buffers=False)),
-        Peer("timm ModelEmaV3, no buffers", "timm", partial(timm, folder=folder, exclude_buffers=True)),
-        Peer("diffusers EMAModel, foreach", "diffusers", partial(diffusers, folder=folder)),
+        Peer("ema-pytorch", "ema-pytorch", partial(ema_pytorch, find, use_foreach=False)),
+        Peer("ema-pytorch, foreach", "ema-pytorch", partial(ema_pytorch, find, use_foreach=True)),
+        Peer("torch_ema", "torch-ema", partial(torch_ema, find)),
+        Peer("Lightning EMAWeightAveraging", "lightning", partial(lightning, find, multi=False)),
+        Peer("Lightning WeightAveraging, multi", "lightning", partial(lightning, find, multi=True)),
+        Peer("timm ModelEmaV3", "timm", partial(timm, find, exclude_buffers=False)),
+        Peer("timm ModelEmaV3, no buffers", "timm", partial(timm, find, exclude_buffers=True)),
+        Peer("diffusers EMAModel, foreach", "diffusers", partial(diffusers, find)),
     ]
 
 
-def versions(folder: Path) -> dict[str, str]:
-    """Version of every peer's package, or `not installed`."""
-    found: dict[str, str] = {}
-    for package in sorted({peer.package for peer in all_peers(folder)}):
-        try:
-            if package in wheels.PINNED:
-                found[package] = wheels.version(wheels.find_wheel(package, folder)) + " (one file of its wheel)"
-            else:
-                found[package] = metadata.version(package)
-        except (NotAvailable, metadata.PackageNotFoundError):
-            found[package] = "not installed"
-    return found
+def installed_version(package: str) -> str:
+    """The version of a package, or that it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def versions(version: Callable[[str], str] = installed_version) -> str:
+    """The version of every peer's package, in one line."""
+    return ", ".join(f"{package} {version(package)}" for package in sorted({peer.package for peer in all_peers()}))
