@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from emabank.bench.cases import Verdict, title
+from emabank.bench.kept import keep_result
 from emabank.bench.machine import conditions
 from emabank.bench.peers import decays
-from emabank.bench.tables import facts, table, write_json
+from emabank.bench.tables import facts, table
 from emabank.bench.zoo import averaged_tensors, build, names
 
 UPDATES = 5
@@ -176,15 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     judged = [judge(cost) for cost in costs]
     print(cost_table(costs), "\n".join(map(str, judged)), sep="\n\n")
     if asked.json:
-        write_json(
-            asked.json,
-            {
-                "format": 1,
-                "conditions": known,
-                "costs": list(map(asdict, costs)),
-                "verdicts": list(map(asdict, judged)),
-            },
-        )
+        kept = list(map(asdict, costs))
+        keep_result(asked.json, "python benchmarks/memory.py", known, verdicts=judged, costs=kept)
         print(f"kept in {asked.json}")
     return int(asked.check and not all(verdict.passed for verdict in judged))
 

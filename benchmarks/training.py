@@ -40,9 +40,10 @@ from recipes import (
 
 from emabank.bench.cases import Case, Verdict, title
 from emabank.bench.interleave import FEWEST_ROUNDS, WARMUP_ROUNDS, Run, Spread, paired_ratio, run_interleaved, spread
+from emabank.bench.kept import Ratio, keep_result
 from emabank.bench.machine import Bystanders, conditions
 from emabank.bench.peers import DECAYS
-from emabank.bench.tables import facts, surroundings, table, with_spread, write_json
+from emabank.bench.tables import facts, surroundings, table, with_spread
 from emabank.bench.update import progress
 from emabank.bench.zoo import averaged_tensors
 from emabank.study.data.splits import Parts, make_parts
@@ -243,6 +244,18 @@ def judge(result: Result) -> list[Verdict]:
     return found
 
 
+def ratios_of(result: Result) -> list[Ratio]:
+    """What a later measurement is held against: the study's loop over the bare one, its loader over DataLoaders."""
+    name, rounds = f"training/{result.case.model}/{result.threads}", result.case.rounds
+    loop = next(loop for loop in result.loops if loop.name == SPARSE)
+    loader = next(pipeline for pipeline in result.pipelines if pipeline.name == LOADER)
+    found = [Ratio(f"{name}/loop-over-bare-loop", loop.over[BARE], rounds, "higher")]
+    if loader.over:
+        slowest = min(loader.over.values(), key=lambda ratio: ratio.median)
+        found.append(Ratio(f"{name}/loader-over-dataloader", slowest, rounds, "higher"))
+    return found
+
+
 # Showing --------------------------------------------------------------------------------------------------------------
 
 
@@ -326,9 +339,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     judged = [verdict for result in results for verdict in judge(result)]
     print("\n".join(map(str, judged)))
     if asked.json:
-        command = "python benchmarks/training.py " + " ".join(sys.argv[1:])
-        kept = {"results": [asdict(result) for result in results], "verdicts": [asdict(verdict) for verdict in judged]}
-        write_json(asked.json, {"format": 1, "command": command, "conditions": known, **kept})
+        keep_result(
+            asked.json,
+            "python benchmarks/training.py",
+            known,
+            ratios=[ratio for result in results for ratio in ratios_of(result)],
+            verdicts=judged,
+            results=[asdict(result) for result in results],
+        )
         print(f"kept in {asked.json}")
     return int(asked.check and not all(verdict.passed for verdict in judged))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,10 @@ from neighbour import KINDS, busy_neighbour
 
 from emabank.bench import peers, zoo
 from emabank.bench.cases import Case, Verdict
+from emabank.bench.kept import Ratio, keep_result
 from emabank.bench.machine import conditions
-from emabank.bench.not_due import NotDue
-from emabank.bench.tables import case_table, facts, write_json
+from emabank.bench.peers import BANK
+from emabank.bench.tables import case_table, facts
 from emabank.bench.update import measure_not_due, run_case
 
 
@@ -78,22 +79,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(map(str, judged)))
 
     if asked.json:
-        write_json(asked.json, _result(known, cases, idle, judged))
+        quiet_cases = [case for case in cases if case.neighbour is None]
+        keep_result(
+            asked.json,
+            "python benchmarks/update.py",
+            known,
+            ratios=[ratio for case in quiet_cases for ratio in ratios_of(case)],
+            verdicts=judged,
+            cases=[asdict(case) for case in cases],
+            not_due=asdict(idle),
+        )
         print(f"kept in {asked.json}")
     return int(asked.check and not all(verdict.passed for verdict in judged))  # what is open has not passed
 
 
-def _result(
-    known: Mapping[str, object], cases: Sequence[Case], idle: NotDue, judged: Sequence[Verdict]
-) -> dict[str, object]:
-    return {
-        "format": 1,
-        "command": "python benchmarks/update.py " + " ".join(sys.argv[1:]),
-        "conditions": dict(known),
-        "cases": [asdict(case) for case in cases],
-        "not_due": asdict(idle),
-        "verdicts": [asdict(verdict) for verdict in judged],
-    }
+def ratios_of(case: Case) -> list[Ratio]:
+    """What of a quiet case a later measurement is held against."""
+    bank, peer = case.row(BANK), case.fastest_peer()
+    name = f"update/{case.model}/{case.averages}"
+    found = [Ratio(f"{name}/of-limit", bank.of_limit, case.rounds)] if bank else []
+    if peer and peer.bank_faster:
+        found.append(Ratio(f"{name}/faster-than-peers", peer.bank_faster, case.rounds, "higher"))
+    return found
 
 
 if __name__ == "__main__":

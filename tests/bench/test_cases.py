@@ -1,16 +1,11 @@
-"""Rows out of seconds, and how they are shown and kept."""
+"""Rows out of seconds, and what a step costs that is not due."""
 
-import json
-from pathlib import Path
-
-import pytest
 import torch
 
 from emabank.bench import not_due
 from emabank.bench.cases import Case, Row, rows_of
 from emabank.bench.interleave import Spread
 from emabank.bench.peers import BANK, CONTROL, LIMIT, PAST_WARMUP, PLAIN
-from emabank.bench.tables import write_json
 
 
 def case(rows, *, model="resnet18", averages=5, neighbour=None, bystanders=0.01):
@@ -45,12 +40,3 @@ def test_allocation_on_a_step_is_noticed():
     assert not_due.measure(lambda: torch.ones(2), calls=10, repeats=2).operators > 0
     assert not_due.measure(lambda: kept.append(object()), calls=10, repeats=2).kept_bytes > 10_000
     assert not_due.measure(lambda: bytearray(5000), calls=10, repeats=2).transient_bytes > 4000
-
-
-def test_a_result_is_whole_or_not_there(tmp_path: Path):
-    path = tmp_path / "results" / "update.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
-    assert [file.name for file in path.parent.iterdir()] == ["update.json"]

@@ -1,9 +1,6 @@
-"""How results are shown and kept: plain tables for a terminal, and a file that is whole or not there."""
+"""How results are shown: plain tables for a terminal."""
 
-import json
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from emabank.bench.cases import Case, slowdown, title
 from emabank.bench.interleave import Spread
@@ -69,14 +66,3 @@ def facts(values: Mapping[str, object]) -> str:
     """Conditions, one a line."""
     width = max(map(len, values))
     return "\n".join(f"{name.replace('_', ' ').ljust(width)}  {value}" for name, value in values.items())
-
-
-def write_json(path: Path, result: Mapping[str, object]) -> None:
-    """Write the result beside `path` first and move it there: a run that is cut short leaves the old file whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
