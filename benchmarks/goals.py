@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from emabank.bench.cases import Case, Verdict, slowdown, title
 from emabank.bench.not_due import NotDue
 from emabank.bench.peers import BANK, CONTROL, LIMIT
+from emabank.bench.steps import PERIOD, Steps
 
 TIE = 0.98  # two identical banks differ by 2 to 5 % in one run (see the control row): closer than this is a tie
 NO_CLIFF = 3.0  # times the limit's own slowdown; without care it was 170 (traps.md, 64)
@@ -23,12 +24,22 @@ class Goal:
     at_least_faster: float | None = None
 
 
-# Issue 2, "What it must show", point 3.
+# Issue 5, point 1; with one average, at least as fast as the fastest peer everywhere.
 GOALS: Mapping[tuple[str, int], Goal] = {
-    ("resnet18", 5): Goal(at_most_of_limit=1.15, at_least_faster=1.5),
     ("resnet20", 5): Goal(at_least_faster=4.0),
-    ("resnet18", 1): Goal(at_least_faster=1.0),
-    ("resnet20", 1): Goal(at_least_faster=1.0),
+    ("small1000", 5): Goal(at_least_faster=4.0),
+    ("resnet18", 5): Goal(at_most_of_limit=1.1, at_least_faster=1.7),
+    ("gpt124m", 5): Goal(at_most_of_limit=1.1, at_least_faster=1.5),
+    ("resnet18", 20): Goal(at_most_of_limit=1.1),
+    ("gpt124m", 20): Goal(at_most_of_limit=1.1),
+    **{(model, 1): Goal(at_least_faster=1.0) for model in ("resnet20", "resnet18", "gpt124m", "small1000")},
+}
+
+# Issue 5, point 2: the share of a training step, where an update is made every so many steps.
+SHARES: Mapping[tuple[str, int], tuple[int, float]] = {
+    ("resnet20", 5): (PERIOD, 0.0005),
+    ("resnet18", 5): (PERIOD, 0.0005),
+    ("gpt124m", 1): (1, 0.08),
 }
 
 
@@ -52,6 +63,21 @@ def judge_case(case: Case) -> list[Verdict]:
         met = value >= (TIE if tie else least)
         found.append(_verdict(f"{what}: {text}", met, f"{value:.3f} × ({peer.name})", case))
     return found
+
+
+def judge_steps(steps: Steps) -> list[Verdict]:
+    """Whether the averages cost no more of a training step than they may; a case without a goal has no verdict."""
+    case = steps.case
+    if (case.model, case.averages) not in SHARES:
+        return []
+    every, most = SHARES[case.model, case.averages]
+    found = steps.share(BANK).of_step.median / every
+    goal = (
+        f"{title(case.model, case.averages)}, updated every {every} steps"
+        if every > 1
+        else (f"{title(case.model, case.averages)}, updated at every step")
+    )
+    return [_verdict(f"{goal}: at most {most:.2%} of a step on {steps.batch}", found <= most, f"{found:.4%}", case)]
 
 
 def judge_not_due(cost: NotDue) -> list[Verdict]:

@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from emabank import EMABank, recalibrate_batchnorm
 from emabank.bench.interleave import Contestant
 from emabank.bench.peers import DECAYS
+from emabank.bench.steps import PERIOD
 from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, Images, Normalisation, make_images
 from emabank.study.data.loader import batches
@@ -37,7 +38,6 @@ from emabank.study.predict import predict_each
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, Recipe, TrainingConfig
 from emabank.study.train import LIVE, Interrupted, Training
 
-PERIOD = 16  # optimizer steps from one update to the next in the paper
 SPARSE, DENSE, BARE = f"emabank, every {PERIOD}", "emabank, every 1", "bare loop"
 UPDATES, ALL, ALONE, RECALIBRATION = "updates", "evaluation, live and five", "evaluation, live", "recalibration"
 LOADER = "Loader"

@@ -43,7 +43,7 @@ from emabank.bench.interleave import FEWEST_ROUNDS, WARMUP_ROUNDS, Run, Spread, 
 from emabank.bench.kept import Ratio, keep_result
 from emabank.bench.machine import Bystanders, conditions
 from emabank.bench.peers import DECAYS
-from emabank.bench.tables import facts, surroundings, table, with_spread
+from emabank.bench.tables import facts, percent, surroundings, table, with_spread
 from emabank.bench.update import progress
 from emabank.bench.zoo import averaged_tensors
 from emabank.study.data.splits import Parts, make_parts
@@ -263,11 +263,6 @@ def _title(network: str, threads: int) -> str:
     return f"{title(network, len(DECAYS))}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _percent(share: Spread, divisor: int = 1) -> str:
-    median, low, high = (f"{100 * value / divisor:.3g} %" for value in (share.median, share.low, share.high))
-    return f"{median} ({low}–{high})"
-
-
 def speed_table(speeds: Sequence[Speed]) -> str:
     others = list(dict.fromkeys(other for speed in speeds for other in speed.over))
     rows = [
@@ -289,9 +284,9 @@ def result_text(result: Result) -> str:
             speed_table(result.pipelines),
             table(
                 [f"an epoch: {size.train:,} images, {size.validation:,} for validation", "seconds", "share"],
-                [[cost.name, with_spread(cost.seconds), _percent(cost.share)] for cost in result.costs],
+                [[cost.name, with_spread(cost.seconds), percent(cost.share)] for cost in result.costs],
             ),
-            f"updates every {PERIOD} steps: a {PERIOD}th of that, {_percent(updates, PERIOD)}\n"
+            f"updates every {PERIOD} steps: a {PERIOD}th of that, {percent(updates, PERIOD)}\n"
             f"an epoch with five averages over one without: {with_spread(result.epoch)}\n"
             f"evaluating live weights and five averages over live weights alone: {with_spread(result.evaluation)}",
         ]

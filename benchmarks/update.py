@@ -52,11 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = arguments(argv)
     if asked.threads:
         torch.set_num_threads(asked.threads)
-    chosen = [
-        peer
-        for peer in peers.all_peers(wheels.finder(asked.wheels))
-        if not asked.only or any(text.lower() in peer.name.lower() for text in asked.only)
-    ]
+    chosen = wheels.chosen_peers(asked.wheels, asked.only)
     known = conditions() | {"versions": peers.versions(wheels.versions_in(asked.wheels))}
     print(facts(known), end="\n\n")
 

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from emabank.bench.peers import NotAvailable, installed, installed_version
+from emabank.bench.peers import NotAvailable, Peer, all_peers, installed, installed_version
 
 # What is downloaded when the folder holds no wheel of that name; a wheel that is there is taken whatever its version.
 PINNED = {"timm": "timm==1.0.30", "diffusers": "diffusers==0.42.1"}
@@ -105,3 +105,9 @@ def versions_in(folder: Path) -> Callable[[str], str]:
             return "not installed"
 
     return lambda package: find(package) if package in PINNED else installed_version(package)
+
+
+def chosen_peers(folder: Path, only: Sequence[str] | None = None) -> list[Peer]:
+    """All peers, or those whose name contains one of these texts."""
+    found = all_peers(finder(folder))
+    return [peer for peer in found if not only or any(text.lower() in peer.name.lower() for text in only)]

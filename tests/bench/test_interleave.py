@@ -91,6 +91,21 @@ def test_a_machine_that_never_calms_down_is_reported_as_such():
     assert run.bystanders == pytest.approx(0.5)
 
 
+def test_what_is_still_under_way_when_a_call_returns_counts_and_what_was_before_does_not():
+    clock, under_way = FakeClock(), [0.0]
+
+    def start(seconds):
+        under_way[0] += seconds
+
+    def settle():
+        clock.now += under_way[0]
+        under_way[0] = 0.0
+
+    contestant = Contestant("a", lambda: start(0.5), [torch.ones(1)], before=lambda: start(7.0))
+    run = run_interleaved([contestant], seconds=20, clock=clock, watch=FakeBystanders([0.0] * 99), settle=settle)
+    assert run.times["a"] == pytest.approx([0.5] * len(run.times["a"]))
+
+
 def test_two_contestants_of_one_name_are_refused():
     with pytest.raises(ValueError, match="different names"):
         run_interleaved([Contestant("a", list, []), Contestant("a", list, [])], seconds=1)

@@ -90,7 +90,7 @@ def test_a_case_has_rows_for_all_who_take_part_and_reasons_for_the_others(monkey
 
 def test_where_memory_is_short_the_bank_alone_meets_the_limit(monkeypatch):
     monkeypatch.setattr("emabank.bench.interleave.FEWEST_ROUNDS", 2)
-    monkeypatch.setattr(update, "available_bytes", lambda: 10**6)
+    monkeypatch.setattr(update, "available_bytes", lambda device: 10**6)
     found = update.run_case("resnet20", 1, all_peers()[:2], seconds=0.01)
     assert [row.name for row in found.rows] == [LIMIT, BANK]
     assert found.missing == {peer.name: update.NO_ROOM for peer in all_peers()[:2]}

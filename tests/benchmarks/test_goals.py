@@ -4,6 +4,7 @@ import zipfile
 
 import goals
 import memory
+import overhead
 import pytest
 import torch
 import update
@@ -13,6 +14,7 @@ from emabank.bench import not_due
 from emabank.bench.cases import Case, Row
 from emabank.bench.interleave import Spread
 from emabank.bench.peers import BANK, LIMIT, NotAvailable
+from emabank.bench.steps import Share, Steps
 from emabank.bench.tables import case_table
 
 
@@ -24,7 +26,7 @@ def case(rows, *, model="resnet18", averages=5, neighbour=None, bystanders=0.01)
     return Case(model, averages, 100, 3, 20, neighbour, 0, bystanders, made)
 
 
-@pytest.mark.parametrize(("of_limit", "faster", "expected"), [(1.1, 1.6, [True, True]), (1.2, 1.4, [False, False])])
+@pytest.mark.parametrize(("of_limit", "faster", "expected"), [(1.1, 1.7, [True, True]), (1.2, 1.6, [False, False])])
 def test_goals_of_a_case_go_both_ways(of_limit, faster, expected):
     found = case([(LIMIT, 1, 1, 1, 1), (BANK, 1, 1, of_limit, 1), ("slow", 9, 9, 9, 9), ("fast", 2, 2, 2, faster)])
     judged = goals.judge_case(found)
@@ -99,8 +101,33 @@ def test_a_wheels_file_is_loaded_with_stand_ins_for_what_it_imports(tmp_path):
 
 
 def test_help_helps(capsys):
-    for script in (update, memory):
+    for script in (update, memory, overhead):
         with pytest.raises(SystemExit) as ended:
             script.main(["--help"])
         assert ended.value.code == 0
     assert "--averages" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "averages", "of_step", "expected"),
+    [
+        ("resnet20", 5, 0.0079, [True]),
+        ("resnet20", 5, 0.0081, [False]),
+        ("gpt124m", 1, 0.079, [True]),
+        ("gpt124m", 1, 0.081, [False]),
+        ("gpt124m", 5, 0.5, []),
+    ],
+)
+def test_the_share_of_a_step_goes_both_ways(model, averages, of_step, expected):
+    share = Spread(of_step, of_step, of_step, of_step)
+    quiet = case([], model=model, averages=averages)
+    judged = goals.judge_steps(Steps(quiet, "a batch", share, [Share(BANK, share, share)]))
+    assert [verdict.passed for verdict in judged] == expected
+
+
+def test_a_case_of_the_overhead_is_a_model_and_a_number(capsys):
+    assert overhead.case("resnet20:5") == ("resnet20", 5)
+    for wrong in ("resnet20", "resnet20:0", "vgg:5", "resnet20:x"):
+        with pytest.raises(SystemExit):
+            overhead.main(["--cases", wrong])
+    assert "give MODEL:AVERAGES" in capsys.readouterr().err

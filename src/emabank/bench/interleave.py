@@ -34,12 +34,14 @@ class Contestant:
         update: what is timed: one step of all its averages.
         live: the tensors that an optimizer step would just have written when `update` is called.
         read: one tensor of each of its averages and, last, its live counterpart; empty for what is no average.
+        before: what happens before its turn and is not timed; by default the caches are swept and `live` is written.
     """
 
     name: str
     update: Callable[[], object]
     live: Sequence[Tensor]
     read: Callable[[], list[Tensor]] = list
+    before: Callable[[], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,13 @@ class ColdCaches:
         self._doubled: dict[int, bool] = {}
 
     def prepare(self, contestant: Contestant) -> None:
-        """Sweep the caches as a forward and backward pass does, then write the live weights as an optimizer does."""
+        """Sweep the caches as a forward and backward pass does, then write the live weights as an optimizer does.
+
+        A contestant that has something of its own to happen before its turn gets that instead.
+        """
+        if contestant.before is not None:
+            contestant.before()
+            return
         self._sweep.add_(1.0)
         live = list(contestant.live)
         doubled = self._doubled.get(live[0].data_ptr(), False)
@@ -129,6 +137,7 @@ def run_interleaved(
     progress: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.perf_counter,
     watch: Callable[[int | None], Bystanders] = Bystanders,
+    settle: Callable[[], object] = lambda: None,
 ) -> Run:
     """Time all contestants side by side.
 
@@ -139,6 +148,7 @@ def run_interleaved(
         seconds: about how long to go on; at least 15 and at most 400 rounds are counted.
         neighbour: pid of a process that is meant to be busy meanwhile.
         progress: called now and then with a line to show.
+        settle: waits until all that was asked for is done; an accelerator works on after a call has returned.
     """
     names = [contestant.name for contestant in contestants]
     if len(set(names)) != len(names):
@@ -157,7 +167,7 @@ def run_interleaved(
             bystanders, batch_begin = watch(neighbour), clock()
             while not batch.rounds or clock() - batch_begin < BATCH_SECONDS:
                 shuffle(order)
-                batch.rounds.append(_one_round(order, caches, clock))
+                batch.rounds.append(_one_round(order, caches, clock, settle))
             batch.seconds, batch.share = clock() - batch_begin, bystanders.share()
             (disturbed if (batch.share or 0.0) > QUIET_SHARE else calm).append(batch)
             spent, good, bad = clock() - begin, _count(calm), _count(disturbed)
@@ -204,11 +214,15 @@ def _warm_up(contestants: Sequence[Contestant], caches: ColdCaches) -> None:
         check_moves(contestant, caches)
 
 
-def _one_round(order: Sequence[Contestant], caches: ColdCaches, clock: Callable[[], float]) -> dict[str, float]:
+def _one_round(
+    order: Sequence[Contestant], caches: ColdCaches, clock: Callable[[], float], settle: Callable[[], object]
+) -> dict[str, float]:
     times: dict[str, float] = {}
     for contestant in order:
         caches.prepare(contestant)
+        settle()
         start = clock()
         contestant.update()
+        settle()
         times[contestant.name] = clock() - start
     return times

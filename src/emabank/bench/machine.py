@@ -6,10 +6,12 @@ No number here is printed or kept without them. Imports torch alone.
 import os
 import platform
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+CPU = torch.device("cpu")
 QUIET_SHARE = 0.05  # of all cores; more than that in other hands and a number decides nothing
 
 
@@ -72,8 +74,17 @@ class Bystanders:
         return sum(ticks), sum(ticks) - ticks[3] - ticks[4], own
 
 
-def available_bytes() -> int | None:
-    """Memory that can be had without swapping, where the system says it."""
+def settled(device: torch.device) -> Callable[[], object]:
+    """Waits until a device has done all that it was asked for; a CPU always has."""
+    return (lambda: None) if device.type == "cpu" else torch.get_device_module(device).synchronize
+
+
+def available_bytes(device: torch.device = CPU) -> int | None:
+    """Memory that can be had on a device, on a CPU without swapping; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

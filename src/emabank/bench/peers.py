@@ -59,10 +59,10 @@ def memory_limit(model: nn.Module, averages: int) -> Contestant:
     shape: dict[torch.dtype, int] = {}
     for tensor in averaged_tensors(model):
         shape[tensor.dtype] = shape.get(tensor.dtype, 0) + tensor.numel()
-    elements = averages * sum(shape.values())
-    bank = torch.randn(min(elements, LIMIT_ELEMENTS))
+    elements, device = averages * sum(shape.values()), next(model.parameters()).device
+    bank = torch.randn(min(elements, LIMIT_ELEMENTS), device=device)
     passes, rest = divmod(elements, bank.numel())
-    live = [torch.randn(count, dtype=dtype) for dtype, count in shape.items()]
+    live = [torch.randn(count, dtype=dtype, device=device) for dtype, count in shape.items()]
 
     def update() -> None:
         for _ in range(passes):

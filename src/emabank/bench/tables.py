@@ -27,6 +27,12 @@ def with_spread(value: Spread | None) -> str:
     return "" if value is None else f"{number(value.median)} ({number(value.low)}–{number(value.high)})"
 
 
+def percent(share: Spread, divisor: int = 1) -> str:
+    """A share with its spread, in percent; of every so many steps, where it is paid at one of them."""
+    median, low, high = (f"{100 * value / divisor:.3g} %" for value in (share.median, share.low, share.high))
+    return f"{median} ({low}–{high})"
+
+
 def case_table(case: Case, quiet: Case | None = None) -> str:
     """One case; with `quiet`, also how much longer each contestant takes than in that quiet case."""
     header = ["contestant", "ms: median (10–90 %)", "mean", "× limit", "emabank is faster by"]
