@@ -17,9 +17,9 @@ from goals import judge_steps
 
 from emabank.bench import peers, zoo
 from emabank.bench.cases import Verdict
-from emabank.bench.kept import Ratio, keep_result
+from emabank.bench.command import ratios_of
+from emabank.bench.kept import keep_result
 from emabank.bench.machine import conditions
-from emabank.bench.peers import BANK
 from emabank.bench.steps import Steps, measure_steps, steps_table
 from emabank.bench.tables import facts
 
@@ -55,12 +55,6 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def ratios_of(steps: Steps) -> list[Ratio]:
-    """What a later measurement is held against."""
-    case = steps.case
-    return [Ratio(f"overhead/{case.model}/{case.averages}/of-step", steps.share(BANK).of_step, case.rounds)]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     asked = arguments(argv)
     if asked.threads:
@@ -80,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked.json,
             "python benchmarks/overhead.py",
             known,
-            ratios=[ratio for result in results for ratio in ratios_of(result)],
+            ratios=ratios_of([], results),
             verdicts=judged,
             results=[asdict(result) for result in results],
         )

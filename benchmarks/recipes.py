@@ -82,13 +82,15 @@ def cifar_like(images: int, *, folder: Path | None = None) -> Dataset:
 # The study's loop -----------------------------------------------------------------------------------------------------
 
 
-def study_training(network: str, parts: Parts, *, every: int, batch: int) -> Training:
+def study_training(
+    network: str, parts: Parts, *, every: int, batch: int, hardware: HardwareConfig | None = None
+) -> Training:
     """The study's own training with the paper's five averages; it never evaluates, which is timed by itself."""
     recipe = Recipe(
         data=DataConfig(dataset="cifar10", crop=CROP, flip=True),
         training=TrainingConfig(network=network, epochs=EPOCHS, warmup_epochs=5, batch=batch),  # type: ignore[arg-type]
         averages=AveragesConfig(decays=DECAYS, every=every, decay_warmup="steps"),
-        hardware=HardwareConfig(device="cpu", threads=torch.get_num_threads()),
+        hardware=hardware or HardwareConfig(device="cpu", threads=torch.get_num_threads()),
     )
     return Training(
         RunConfig(recipe=recipe, rate=0.1, seed=0, trained_on="100%"),
@@ -142,7 +144,7 @@ class UpdateTime:
 
 
 class PlainLoop:
-    """The network, the optimizer's settings and the learning rates of a training, and nothing else of it.
+    """The network, the optimizer's settings, the memory order and the learning rates of a training, and no more of it.
 
     Args:
         like: a training that was just made, and that is not used otherwise.
@@ -154,12 +156,14 @@ class PlainLoop:
         # An optimizer of its own: the training's moves the averages at each step.
         self._optimizer = SGD(self.model.parameters(), **like.optimizer.defaults)
         self._schedule, self._batches = like.schedule, endless(drawn)
+        self._order = torch.channels_last if like.config.recipe.hardware.channels_last else torch.contiguous_format
         self._steps, self._loss = 0, 0.0
 
     def take_steps(self, steps: int) -> None:
         """So many steps; the next call goes on after them."""
         self.model.train()
         for inputs, labels in islice(self._batches, steps):
+            inputs = inputs.contiguous(memory_format=self._order)
             for group in self._optimizer.param_groups:
                 group["lr"] = self._schedule.rate(self._steps)
             loss = F.cross_entropy(self.model(inputs), labels)

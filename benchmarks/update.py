@@ -19,9 +19,9 @@ from neighbour import KINDS, busy_neighbour
 
 from emabank.bench import peers, zoo
 from emabank.bench.cases import Case, Verdict
-from emabank.bench.kept import Ratio, keep_result
+from emabank.bench.command import ratios_of
+from emabank.bench.kept import keep_result
 from emabank.bench.machine import conditions
-from emabank.bench.peers import BANK
 from emabank.bench.tables import case_table, facts
 from emabank.bench.update import measure_not_due, run_case
 
@@ -80,23 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked.json,
             "python benchmarks/update.py",
             known,
-            ratios=[ratio for case in quiet_cases for ratio in ratios_of(case)],
+            ratios=ratios_of(quiet_cases, []),
             verdicts=judged,
             cases=[asdict(case) for case in cases],
             not_due=asdict(idle),
         )
         print(f"kept in {asked.json}")
     return int(asked.check and not all(verdict.passed for verdict in judged))  # what is open has not passed
-
-
-def ratios_of(case: Case) -> list[Ratio]:
-    """What of a quiet case a later measurement is held against."""
-    bank, peer = case.row(BANK), case.fastest_peer()
-    name = f"update/{case.model}/{case.averages}"
-    found = [Ratio(f"{name}/of-limit", bank.of_limit, case.rounds)] if bank else []
-    if peer and peer.bank_faster:
-        found.append(Ratio(f"{name}/faster-than-peers", peer.bank_faster, case.rounds, "higher"))
-    return found
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
 
 import emabank
 from emabank.cli import main
+from emabank.study import arguments as arguments_module
 from emabank.study.arguments import COMMANDS
 from emabank.study.data import cifar, cifar_n, fetch
 from emabank.study.data.catalogue import CIFAR10, DATASETS
@@ -99,6 +100,29 @@ def test_wrong_arguments_are_named(arguments, said, capsys):
     assert stopped.value.code == 2
     printed = capsys.readouterr()
     assert said in printed.err and printed.out == ""
+
+
+def answer(words: list[str], options: Any, monkeypatch, capsys) -> tuple[object, str, str]:
+    """What is said to words, where commands are known with their options or without."""
+    if options is not None:
+        monkeypatch.setattr(arguments_module, "_may_name_options", lambda given: options)
+    code = code_of(*words)
+    monkeypatch.undo()
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "words", ["", "-h", "--help", "lst", "lst -h", "--help lst", "-x", "all dynamics", "-x run", "lst run", "--epoch 3"]
+)
+def test_no_answer_misses_the_options_of_commands_where_they_are_left_out(words, monkeypatch, capsys):
+    usual = answer(words.split(), None, monkeypatch, capsys)
+    assert usual == answer(words.split(), True, monkeypatch, capsys)
+    assert usual[1] or usual[2], "something is said"
+
+
+@pytest.mark.parametrize("words", ["--epoch 3", "-x run"])
+def test_control_an_answer_that_needs_options_is_another_without_them(words, monkeypatch, capsys):
+    assert answer(words.split(), None, monkeypatch, capsys) != answer(words.split(), False, monkeypatch, capsys)
 
 
 def test_what_is_refused_is_one_sentence(tmp_path, capsys):

@@ -113,7 +113,7 @@ def test_other_commands_interrupted_have_nothing_to_go_on_with(
         "reporting.make_report",
         "reporting.show_claims",
         "reporting.show_status",
-        "launch_studies.list_studies",
+        "studies.listing.list_studies",
     ):
         monkeypatch.setattr(f"emabank.study.{name}", Launched(KeyboardInterrupt()))
     assert failed(capsys, *words, code=130) == "interrupted"
@@ -137,7 +137,7 @@ def test_a_dry_run_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_list_is_given_the_scale(monkeypatch: pytest.MonkeyPatch):
     listed = Launched()
-    monkeypatch.setattr("emabank.study.launch_studies.list_studies", listed)
+    monkeypatch.setattr("emabank.study.studies.listing.list_studies", listed)
     assert main(["list", "--scale", "paper"]) == main(["list"]) == 0
     assert [given for given, _ in listed.given] == [("paper",), ("demo",)]
 

@@ -4,6 +4,7 @@ Each property is watched in a fresh interpreter, and each watch is shown able to
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from interpreter import run
@@ -21,12 +22,14 @@ with bank.applied(0.9, batchnorm="recomputed"):
     model(torch.randn(2, 4))
 bank.load_state_dict(bank.state_dict())
 """
-HELP = """
+HEAVY = {"torch", "numpy", "pandas", "matplotlib"}
+COMMAND = """
 from emabank.cli import main
 try:
-    main({arguments})
+    code = main({words})
 except SystemExit as stopped:
-    assert stopped.code == 0, stopped
+    code = stopped.code
+assert code == {code}, f"it ended with {{code}}"
 """
 
 
@@ -80,10 +83,49 @@ def test_control_the_library_does_not_work_without_torch():
     assert "No module named 'torch'" in run(USE_THE_LIBRARY, blocked=("torch",)).stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])
-def test_help_loads_no_torch(arguments: list[str]):
-    loaded = loaded_by(HELP.format(arguments=arguments))
-    assert not loaded & {"torch", "numpy", "matplotlib"}
+# What a command loads ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("", 0),
+        ("--help", 0),
+        ("-h", 0),
+        ("--version", 0),
+        ("demo --help", 0),
+        ("list", 0),
+        ("list --scale small", 0),
+        ("list --scale paper", 0),
+        ("lst", 2),
+        ("--scale demo", 2),
+        ("list --scale huge", 2),
+        ("list extra", 2),
+        ("run", 2),
+        ("run nonsense", 2),
+        ("run dynamics --set colour=red", 2),
+        ("protocol --epochs none", 2),
+        ("status nowhere", 1),
+    ],
+)
+def test_what_only_says_something_loads_no_torch(words: str, code: int):
+    heavy = {"torch"} if words.startswith("status") else HEAVY  # of which the report loads some
+    assert not loaded_by(COMMAND.format(words=words.split(), code=code)) & heavy
+
+
+def test_a_look_at_a_folder_of_runs_loads_no_torch(tmp_path: Path):
+    (tmp_path / "runs").mkdir()
+    assert "torch" not in loaded_by(COMMAND.format(words=["status", str(tmp_path / "runs")], code=0))
+
+
+def test_control_a_plan_that_is_measured_loads_torch(tmp_path: Path):
+    words = ["run", "lr-search", "--dry-run", "--runs", str(tmp_path), "--set", "width=4", "subset=60"]
+    assert "torch" in loaded_by(COMMAND.format(words=words, code=0))
+
+
+def test_control_another_exit_code_is_seen():
+    with pytest.raises(AssertionError, match="it ended with 2"):
+        loaded_by(COMMAND.format(words=["lst"], code=0))
 
 
 def test_control_what_a_command_runs_loads_torch():

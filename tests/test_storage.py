@@ -236,3 +236,20 @@ def test_trap33_a_copy_stands_on_its_own(again) -> None:
     moved(lives)
     storage.move([0.5, 0.5])
     assert all(not torch.equal(a, b) for a, b in zip(storage.read(0)[1:5], other.read(0)[1:5], strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float64])
+def test_the_distance_is_that_of_all_tensors_whatever_their_size_and_form(dtype: torch.dtype):
+    shapes = [(), (3,), (40, 40), (7, 1024), (300, 700), (30, 40, 3, 3)]
+    before = [torch.randn(shape, dtype=dtype) for shape in shapes]
+    lives = [tensor.clone() for tensor in before]
+    lives[-1] = lives[-1].to(memory_format=torch.channels_last)
+    storage = Storage(lives, 2, dtype=torch.float32, device=None)
+    storage.move([0.5, 0.5])
+    for live in lives:
+        live.add_(torch.randn_like(live))
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    pairs = [(live.to(wide), old.to(wide)) for live, old in zip(lives, before, strict=True)]
+    moved = sum(float((live - old).abs().square().sum()) for live, old in pairs)
+    norm = sum(float(old.abs().square().sum()) for _, old in pairs)
+    assert storage.distance(1) == pytest.approx((moved, norm), rel=1e-4)

@@ -1,6 +1,6 @@
 """The command `emabank`: arguments in, one stage called, its failures told in one sentence; no logic.
 
-It imports torch only once a stage runs, so that `--help` is quick.
+It imports a stage only when that is called for, so that what needs no torch (`--help`, `list`) starts at once.
 """
 
 import os
@@ -38,7 +38,7 @@ def _run(given: list[str]) -> int:
 
             run_demo(parsed)
         case told.ListArguments():
-            from emabank.study.launch_studies import list_studies
+            from emabank.study.studies.listing import list_studies
 
             list_studies(parsed.scale)
         case told.RunArguments():
@@ -76,6 +76,10 @@ def _run(given: list[str]) -> int:
 
             act = check_files if parsed.action == "check" else fetch_files
             return 0 if act(parsed.name, parsed.data) else 1
+        case told.BenchArguments():
+            from emabank.bench.command import run_bench
+
+            run_bench(parsed)
     return 0
 
 

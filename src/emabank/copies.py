@@ -35,19 +35,20 @@ _HOOKS = (
 
 
 @contextmanager
-def swapped(model: nn.Module, values: Mapping[str, Tensor]) -> Generator[None]:
-    """The values in the model's own tensors; afterwards, whatever happens, what stood there before, all buffers too."""
-    kept = [
-        (part, part.tensor, part.tensor.data.clone())
-        for part in parts_of(model)
-        if part.name in values or not part.is_parameter
-    ]
+def swapped(model: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
+    """The values in the model's own tensors; afterwards, whatever happens, what stood there before, all buffers too.
+
+    `values` is empty then: each is let go once it is in its place, so that no more than one copy is held at any time.
+    """
+    kept: list[tuple[Part, Tensor, Tensor]] = []
     try:
         # Through .data: autograd's version counters stay as they are, for a graph that is alive across the swap will
         # find the same values again. Nothing is rebound; optimizers and captured graphs keep their pointers.
-        for part, tensor, _ in kept:
-            if part.name in values:
-                tensor.data.copy_(values[part.name])
+        for part in parts_of(model):
+            if part.name in values or not part.is_parameter:
+                kept.append((part, part.tensor, part.tensor.data.clone()))
+                if part.name in values:
+                    part.tensor.data.copy_(values.pop(part.name))
         yield
     finally:
         try:
@@ -79,7 +80,10 @@ def functional_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> dict[s
 
 
 def plain_state_dict(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A state dict of copies with the unwrapped model's own keys; tied tensors are one tensor under two keys."""
+    """A state dict with the unwrapped model's own keys: these values themselves, and copies of what is left.
+
+    Tied tensors are one tensor under two keys.
+    """
     live = unwrap(model).state_dict(keep_vars=True)
     names = {id(part.tensor): part.name for part in parts_of(model)}
     plain = plain_keys(model, list(live))
@@ -89,7 +93,7 @@ def plain_state_dict(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str
             # Keys are the model's business (a state dict hook may rename them), tensors are known by identity.
             name = names.get(id(value), plain[key])
             if name in values:
-                copied[id(value)] = values[name].clone()
+                copied[id(value)] = values[name]
             else:
                 copied[id(value)] = value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
     return {plain[key]: copied[id(value)] for key, value in live.items()}

@@ -154,7 +154,10 @@ class Readable:
     # What is read -----------------------------------------------------------------------------------------------------
 
     def _values(self, name: str | float, batchnorm: str) -> dict[str, Tensor]:
-        """What an average puts in place of the live values, by plain name: the same ones, before it has begun."""
+        """What an average puts in place of the live values, by plain name: the same ones, before it has begun.
+
+        Copies that nobody else holds.
+        """
         name = self.resolve(name)
         one_of("batchnorm", batchnorm, ("averaged", "recomputed"))
         if self._applied not in (None, (name, batchnorm)):
@@ -186,7 +189,7 @@ class Readable:
                 f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
                 "update): call recalibrate_batchnorm(bank, loader) first."
             )
-        return statistics
+        return {key: tensor.clone() for key, tensor in statistics.items()}
 
     def _verify(self) -> None:
         if not self._tracked.verify():

@@ -184,7 +184,12 @@ class _Shelf:
             self._move_fetched(sources, weight)
 
     def _move_fetched(self, sources: _Sources, weight: Tensor) -> None:
-        """Two halves of the scratch page in turn: the next part is on its way while this one is averaged."""
+        """Two halves of the scratch page in turn: the next part is on its way while this one is averaged.
+
+        Copies are issued on the stream that the caller computes on, so that each waits for the optimizer step before it
+        and the next one waits for it; this thread waits for a part only when that part's turn has come. A stream of
+        their own would gain nothing: no other work is queued until the last part is averaged and the caller goes on.
+        """
         halves = sources.scratch.split(sources.scratch.numel() // BLOCK // 2 * BLOCK)
         coming = self._fetch(sources.fetched[0][1], halves[0])
         for number, (blocks, live) in enumerate(sources.fetched):
@@ -196,8 +201,11 @@ class _Shelf:
             blocks.lerp_(halves[number % 2][: live.numel()].view(-1, 1, BLOCK), weight)
 
     def _fetch(self, live: Tensor, half: Tensor) -> torch.Event | None:
-        half[: live.numel()].copy_(live, non_blocking=True)
-        if live.device.type == "cpu" or self.device.type != "cpu":
+        on_cpu = live.device.type == "cpu"
+        # A CPU's weights are copied before this returns: from pinned memory they would still be on their way when the
+        # next optimizer step, which no stream holds back, writes them.
+        half[: live.numel()].copy_(live, non_blocking=not on_cpu)
+        if on_cpu or self.device.type != "cpu":
             return None  # done already, or ordered by the averages' own stream
         return torch.accelerator.current_stream(live.device).record_event()
 
@@ -220,6 +228,24 @@ class _Shelf:
 
     # One average ------------------------------------------------------------------------------------------------------
 
+    def distance(self, average: int) -> tuple[float, float]:
+        """How far the live tensors are from one average, and its length, both squared; a part at a time."""
+        sources = self._fresh_sources()
+        sources.page = -1
+        pairs: list[tuple[Tensor, Tensor]] = [*sources.converted, *sources.fetched]
+        for blocks, live in sources.direct:
+            pairs += zip(blocks.split(CHUNK // BLOCK), live.split(CHUNK // BLOCK), strict=True)
+        moved = norm = 0.0
+        for blocks, live in pairs:
+            old = blocks[:, average]
+            moved, norm = moved + _squares(live.reshape(-1, BLOCK).to(old) - old), norm + _squares(old)
+        for page, (blocks, pieces) in enumerate(self.pages):
+            self._gather(sources, page)
+            filled = max((piece.place.stop for piece in pieces), default=0)
+            old = blocks[:, average].reshape(-1)[:filled]
+            moved, norm = moved + _squares(sources.scratch[:filled] - old), norm + _squares(old)
+        return moved, norm
+
     def read(self, average: int, out: dict[int, Tensor]) -> None:
         """Put copies of one average's tensors into `out`, in the live tensors' shapes and memory order."""
         flats = {i: torch.empty(form.numel, dtype=self.dtype, device=self.device) for i, form in self.forms.items()}
@@ -241,6 +267,10 @@ class _Shelf:
             for piece in pieces:
                 page[piece.place].copy_(flats[piece.index][piece.stretch])
             blocks[:, average].copy_(page.view(-1, BLOCK))
+
+
+def _squares(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor)) ** 2
 
 
 def _joined(
@@ -366,6 +396,11 @@ class Storage:
         """Move average k towards the live tensors by weights[k], for all k in one pass."""
         for shelf in self._shelves:
             shelf.move(weights)
+
+    def distance(self, average: int) -> tuple[float, float]:
+        """How far the live tensors are from one average, and its length, both squared."""
+        found = [shelf.distance(average) for shelf in self._shelves]
+        return sum(moved for moved, _ in found), sum(norm for _, norm in found)
 
     def read(self, average: int) -> list[Tensor]:
         """Copies of the tensors of one average."""

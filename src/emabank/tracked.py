@@ -136,10 +136,7 @@ class Tracked:
         writes = [live._version - before for live, before in zip(self._lives, self._versions, strict=False)]
         if max(writes, default=2) < 2:
             return 0.0
-        first = self._storage.read(0)
-        pairs = [(live.to(old.device, old.dtype), old) for live, old in zip(self.data(), first, strict=True)]
-        moved = sum(float((live - old).abs().square().sum()) for live, old in pairs)
-        norm = sum(float(old.abs().square().sum()) for _, old in pairs)
+        moved, norm = self._storage.distance(0)
         return (moved / norm) ** 0.5 if norm > 0 else 0.0
 
 

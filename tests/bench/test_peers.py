@@ -94,3 +94,13 @@ def test_where_memory_is_short_the_bank_alone_meets_the_limit(monkeypatch):
     found = update.run_case("resnet20", 1, all_peers()[:2], seconds=0.01)
     assert [row.name for row in found.rows] == [LIMIT, BANK]
     assert found.missing == {peer.name: update.NO_ROOM for peer in all_peers()[:2]}
+
+
+def test_progress_is_one_line_that_goes_away_on_a_terminal_and_one_sentence_elsewhere(monkeypatch, capsys):
+    for terminal in (True, False):
+        monkeypatch.setattr("sys.stderr.isatty", lambda terminal=terminal: terminal)
+        show = update.progress("resnet20")
+        for line in ("1 round", "2 rounds", ""):
+            show(line)
+        said = capsys.readouterr().err
+        assert said == ("\r\033[Kresnet20: 1 round\r\033[Kresnet20: 2 rounds\r\033[K" if terminal else "resnet20 ...\n")

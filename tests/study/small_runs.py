@@ -118,10 +118,11 @@ def plain_training(
     after_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
 ) -> nn.Module:
     """The training as one would write it without this package: no bank, nothing measured."""
-    training, parts = config.recipe.training, parts_of(config)
+    training, hardware, parts = config.recipe.training, config.recipe.hardware, parts_of(config)
+    order = torch.channels_last if hardware.channels_last else torch.contiguous_format
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        model = network_of(config, digits()[0])()
+        model = network_of(config, digits()[0])().to(memory_format=order)  # type: ignore[call-overload]
         crop, flip = config.recipe.data.crop or 0, bool(config.recipe.data.flip)
         loader = Loader(
             parts.train, size=training.batch, normalisation=parts.normalisation, crop=crop, flip=flip, seed=config.seed
@@ -131,14 +132,15 @@ def plain_training(
             constant_from=config.constant_from,
         )  # fmt: skip
         optimizer = torch.optim.SGD(
-            model.parameters(), lr=config.rate, momentum=0.9, nesterov=True, weight_decay=training.weight_decay or 0
-        )
+            model.parameters(), lr=config.rate, momentum=0.9, nesterov=True, weight_decay=training.weight_decay or 0,
+            fused=hardware.fused,
+        )  # fmt: skip
         step = 0
         at_start(model)
         for epoch in range(1, training.epochs + 1):
             for inputs, labels in loader:
                 optimizer.param_groups[0]["lr"] = schedule.rate(step)
-                F.cross_entropy(model(inputs), labels).backward()
+                F.cross_entropy(model(inputs.contiguous(memory_format=order)), labels).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 step += 1

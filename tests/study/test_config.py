@@ -255,7 +255,8 @@ CHANGED: dict[str, Any] = {
     "recipe.hardware.device": "cpu",
     "recipe.hardware.threads": 2,
     "recipe.hardware.precision": "bf16",
-    "recipe.hardware.channels_last": True,
+    "recipe.hardware.channels_last": False,
+    "recipe.hardware.fused": False,
     "recipe.hardware.compile": True,
     "rate": 0.8,
     "seed": 1,
@@ -312,3 +313,21 @@ def test_the_runs_of_a_protocol_have_all_of_its_recipe():
     assert type(config.recipe) is Recipe
     for field in dataclasses.fields(Recipe):
         assert getattr(config.recipe, field.name) is getattr(config, field.name)
+
+
+@pytest.mark.parametrize(
+    ("given", "channels_last", "fused"),
+    [
+        ({"device": "cpu"}, True, True),
+        ({"device": "cpu", "precision": "fp16"}, True, False),
+        ({"device": "cuda"}, False, True),
+        ({"device": "cuda", "precision": "bf16"}, True, True),
+        ({"device": "mps"}, False, False),
+        ({"device": "cpu", "channels_last": False, "fused": False}, False, False),
+        ({"device": "auto"}, None, None),
+    ],
+)
+def test_what_is_left_out_of_the_hardware_is_what_was_measured_to_be_fast(given, channels_last, fused):
+    hardware = HardwareConfig(**given).completed()
+    assert (hardware.channels_last, hardware.fused) == (channels_last, fused)
+    assert hardware.completed() == hardware

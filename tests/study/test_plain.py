@@ -61,7 +61,8 @@ hardware = st.builds(
     device=st.sampled_from(["auto", "cpu", "cuda", "mps"]),
     threads=st.integers(1),
     precision=st.sampled_from(["float32", "bf16", "fp16"]),
-    channels_last=st.booleans(),
+    channels_last=st.none() | st.booleans(),
+    fused=st.none() | st.booleans(),
     compile=st.booleans(),
 )
 

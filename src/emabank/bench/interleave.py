@@ -147,7 +147,7 @@ def run_interleaved(
     Args:
         seconds: about how long to go on; at least 15 and at most 400 rounds are counted.
         neighbour: pid of a process that is meant to be busy meanwhile.
-        progress: called now and then with a line to show.
+        progress: called now and then with a line to show, and with an empty one in the end.
         settle: waits until all that was asked for is done; an accelerator works on after a call has returned.
     """
     names = [contestant.name for contestant in contestants]
@@ -179,6 +179,7 @@ def run_interleaved(
                 break
     finally:
         gc.enable()
+        progress("")
     counted = calm if good >= FEWEST_ROUNDS else calm + disturbed
     shares = [(batch.share, batch.seconds) for batch in counted if batch.share is not None]
     return Run(

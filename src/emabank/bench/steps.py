@@ -55,7 +55,8 @@ class Steps:
 
 def training_step(model: nn.Module, *, batch: int | None = None) -> tuple[Callable[[], None], str]:
     """A step on random data, with the optimizer that such a model is trained with, and in words what it is made on."""
-    device = next(model.parameters()).device
+    first = next(model.parameters())
+    device, dtype = first.device, first.dtype
     if isinstance(model, zoo.GPT):
         rows = batch or 1
         inputs = torch.randint(model.tokens.num_embeddings, (rows, TOKENS), device=device)
@@ -63,9 +64,13 @@ def training_step(model: nn.Module, *, batch: int | None = None) -> tuple[Callab
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         return _stepping(model, optimizer, inputs, inputs.flatten()), f"{rows} × {TOKENS} tokens, AdamW"
     rows = batch or BATCH
+    shape, classes, words = ((3, 32, 32), 10, "images of CIFAR's size")
+    if isinstance(model, nn.Sequential):
+        shape, classes, words = ((16,), 16, "rows of 16 numbers")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
-    images, labels = torch.randn(rows, 3, 32, 32, device=device), torch.randint(10, (rows,), device=device)
-    return _stepping(model, optimizer, images, labels), f"{rows} images of CIFAR's size, SGD with momentum"
+    inputs = torch.randn(rows, *shape, device=device, dtype=dtype)
+    targets = torch.randint(classes, (rows,), device=device)
+    return _stepping(model, optimizer, inputs, targets), f"{rows} {words}, SGD with momentum"
 
 
 def _stepping(

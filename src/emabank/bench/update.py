@@ -21,13 +21,13 @@ NO_ROOM = "does not fit into memory beside emabank's averages"
 
 
 def progress(what: str) -> Callable[[str], None]:
-    """Says how far a case is: on one line where somebody watches, once where it goes to a file."""
+    """Says how far a case is: on one line where somebody watches, once where it goes to a file; nothing ends it."""
     shown = False
 
     def show(line: str) -> None:
         nonlocal shown
         if sys.stderr.isatty():
-            print(f"\r\033[K{what}: {line}", end="", file=sys.stderr, flush=True)
+            print("\r\033[K" + (f"{what}: {line}" if line else ""), end="", file=sys.stderr, flush=True)
         elif not shown:
             print(f"{what} ...", file=sys.stderr, flush=True)
         shown = True

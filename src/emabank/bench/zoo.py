@@ -1,6 +1,7 @@
 """The models whose averages are timed and weighed, and which of their tensors an average holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +46,36 @@ class GPT(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
+# By millions of parameters: vocabulary, context, width, heads, depth. The small ones have a smaller vocabulary, so that
+# most of every model is in its blocks.
+GPTS: Mapping[int, tuple[int, int, int, int, int]] = {
+    1: (2048, 128, 128, 2, 4),
+    4: (3072, 256, 256, 4, 4),
+    16: (6144, 512, 512, 8, 4),
+    64: (17664, 1024, 768, 12, 7),
+    128: (25600, 1024, 1024, 16, 8),
+    256: (45056, 1024, 1280, 20, 10),
+    500: (50257, 1024, 1536, 24, 15),
+}
+
+
+def gpt(millions: int) -> GPT:
+    """A transformer with about so many million parameters.
+
+    >>> with torch.device("meta"):
+    ...     sum(parameter.numel() for parameter in gpt(500).parameters())
+    503743488
+    """
+    if millions not in GPTS:
+        raise ValueError(f"there is no GPT of {millions} million parameters; there are {', '.join(map(str, GPTS))}")
+    return GPT(*GPTS[millions])
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "resnet20": lambda: resnet.resnet20(classes=10),
     "resnet18": lambda: resnet.resnet18(classes=10),
     "gpt124m": GPT,
+    **{f"gpt{millions}m": partial(gpt, millions) for millions in GPTS},
     "small1000": lambda: nn.Sequential(*(nn.Linear(16, 16) for _ in range(500))),  # 1000 tensors of 256 and 16
 }
 BF16 = "-bf16"

@@ -19,7 +19,7 @@ from emabank.study.recipe import PublishedName
 from emabank.study.report.pairs import Scale
 from emabank.study.studies.catalogue import studies_named
 from emabank.study.studies.scales import protocol_of
-from emabank.study.values import check_from
+from emabank.study.values import check_choices, check_from
 
 _PROG = "emabank"
 _MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
@@ -131,6 +131,47 @@ class StatusArguments:
     """The folder that `emabank run` wrote to."""
 
 
+BenchModel = Literal["resnet20", "resnet18", "gpt124m", "small1000", "resnet20-bf16", "resnet18-bf16", "gpt124m-bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Measure what averages cost on this machine, beside the memory limit and the other libraries that are installed.
+
+    Everything is a ratio taken in one interleaved run, in about two minutes. Let the machine be idle meanwhile.
+    """
+
+    models: tuple[BenchModel, ...] = ("resnet20", "resnet18")
+    """Whose averages; gpt124m is a transformer, small1000 has a thousand small tensors, and bf16 is bfloat16."""
+    averages: int = 5
+    """How many averages."""
+    what: tuple[Literal["update", "steps", "evaluation", "recalibration"], ...] = (
+        "update",
+        "steps",
+        "evaluation",
+        "recalibration",
+    )
+    """One update of all averages; what it adds to a training step; evaluating them; their batch-norm statistics."""
+    seconds: float = 10
+    """For each measurement, about; a quarter of a minute is enough for most purposes."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the model and its averages are; auto: a GPU where there is one."""
+    threads: int | None = None
+    """CPU threads. By default torch's own choice."""
+    json: Path | None = None
+    """Keep the result in this file. By default it is printed only."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_from("averages", self.averages, 1)
+        check_from("threads", self.threads, 1)
+        if not 0 < self.seconds <= 3600:
+            raise ValueError(f"seconds is {self.seconds}; give a time for each measurement, above 0 and up to 3600")
+        for name, given in (("models", self.models), ("what", self.what)):
+            if not given:
+                raise ValueError(f"{name} is empty; name at least one, or leave it out")
+
+
 Arguments = (
     DemoConfig
     | ListArguments
@@ -140,6 +181,7 @@ Arguments = (
     | ClaimsArguments
     | ProtocolArguments
     | DataArguments
+    | BenchArguments
 )
 COMMANDS: dict[str, type[Arguments]] = {
     "demo": DemoConfig,
@@ -150,6 +192,7 @@ COMMANDS: dict[str, type[Arguments]] = {
     "claims": ClaimsArguments,
     "protocol": ProtocolArguments,
     "data": DataArguments,
+    "bench": BenchArguments,
 }
 
 
@@ -163,9 +206,9 @@ def parse(given: list[str], *, description: str) -> Arguments:
     3
     """
     if given[0] not in COMMANDS:
-        kinds = [Annotated[_unchecked(kind), tyro.conf.subcommand(name)] for name, kind in COMMANDS.items()]
-        union: Any = Union[tuple(kinds)]  # noqa: UP007  # it has no other form for kinds that are not known before
-        return _checked(tyro.cli(union, prog=_PROG, description=description, args=given, config=_MARKERS))
+        every_one: Any = _every_command(with_options=_may_name_options(given))
+        words = tyro.cli(every_one, prog=_PROG, description=description, args=given, config=_MARKERS)
+        return _checked(words.command)
     command, words = f"{_PROG} {given[0]}", given[1:]
     try:
         defaults = _defaults(words, prog=command) if given[0] == "protocol" else None
@@ -174,6 +217,31 @@ def parse(given: list[str], *, description: str) -> Arguments:
         return _checked(tyro.cli(kind, prog=command, args=words, config=_MARKERS, **more))
     except ValueError as error:
         raise ValueError(f"{error} (`{command} --help` explains every option)") from error
+
+
+def _may_name_options(given: list[str]) -> bool:
+    """Whether an answer to words without a command in front may depend on the options of commands.
+
+    It does where a command comes later, and where tyro looks for options that are spelt nearly so.
+    """
+    return any(word in COMMANDS or (word.startswith("--") and word != "--help") for word in given)
+
+
+def _every_command(*, with_options: bool) -> type[Any]:
+    """All commands as tyro takes them; without their options that is quick, and enough to name and explain them.
+
+    They are the field of a class: for anything else tyro has a class of its own, and reads all of `typing` for what may
+    be said there about its field.
+    """
+    kinds = {name: _unchecked(kind) if with_options else _explained(kind) for name, kind in COMMANDS.items()}
+    marked = [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in kinds.items()]
+    union: Any = Union[tuple(marked)]  # noqa: UP007  # it has no other form for kinds that are not known before
+    return make_dataclass("EveryCommand", [("command", Annotated[union, tyro.conf.arg(name="")])])
+
+
+def _explained(kind: type[Any]) -> type[Any]:
+    """A class without fields that is explained like this one."""
+    return make_dataclass(kind.__name__, [], namespace={"__doc__": kind.__doc__})
 
 
 # A configuration file ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""From `emabank run` and `emabank list` to work on this machine: studies planned, carried out, and told of.
+"""From `emabank run` to work on this machine: studies planned, carried out, and told of.
 
 May import everything of the study but the commands' arguments.
 """
@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
 from emabank.study.carry_out import Job, folder_of
 from emabank.study.config import ProtocolConfig
@@ -21,56 +19,18 @@ from emabank.study.executors import Outcome
 from emabank.study.launch import executor_for, read_data, task_of, title
 from emabank.study.place import Place
 from emabank.study.progress import duration
-from emabank.study.protocol import Chosen, Planned, choose_all, plan_protocol, tuning_jobs
+from emabank.study.protocol import Chosen, Planned, choose_all, plan_protocol
 from emabank.study.recipe import DataConfig
 from emabank.study.runs.manifest import Manifest
-from emabank.study.studies.arms import arm_jobs, is_the_refit, needs_refits, supposed
-from emabank.study.studies.catalogue import STUDIES, Study
-from emabank.study.studies.estimate import NOTHING, Cost, Speed, cost_of, measure_speed, operations
+from emabank.study.studies.arms import arm_jobs
+from emabank.study.studies.catalogue import Study
+from emabank.study.studies.cost import NOTHING, Cost, Speed, cost_of, operations
+from emabank.study.studies.estimate import measure_speed
+from emabank.study.studies.kinds import run_of, runs_needed
 from emabank.study.studies.run import Pair, Runner, pairs_of
 from emabank.study.studies.scales import Scale, title_of
 
 Change = Callable[[ProtocolConfig], ProtocolConfig]
-
-
-def list_studies(scale: Scale, console: Console | None = None) -> None:
-    """Print every study: what it makes, of which pairs, how many runs that is and what they would cost here."""
-    console = console or Console()
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for head in ("study", "makes", "pairs", "runs", "time"):
-        table.add_column(head, justify="left" if head in ("study", "makes") else "right", no_wrap=head != "makes")
-    speeds = _Speeds()
-    everything = pairs_of(STUDIES.values(), scale, lambda config: config)
-    letters = {pair.name: chr(ord("a") + place) for place, pair in enumerate(everything)}
-    jobs = executor_for([pair.config.hardware for pair in everything], Place()).jobs
-    for study in STUDIES.values():
-        pairs = pairs_of([study], scale, lambda config: config)
-        count, cost = _together(pairs, speeds)
-        marks = "".join(letters[pair.name] for pair in pairs)
-        table.add_row(study.name, study.makes, marks, str(count), duration(cost.seconds / jobs))
-    count, cost = _together(everything, speeds)
-    words = "all of these; runs that they share are trained once"
-    table.add_row("all", words, "", str(count), duration(cost.seconds / jobs), style="bold")
-    console.print(table)
-    for pair in everything:
-        console.print(f"  {letters[pair.name]}  {title_of(pair.config)}, for {pair.name}", highlight=False)
-    console.print(
-        f"Scale {scale}, {everything[0].config.seeds} seeds. Time: everything from nothing, {jobs} at a time, "
-        "estimated from a few images just now on this machine. `emabank run STUDY --dry-run` says which runs are done.",
-        highlight=False,
-    )
-
-
-def _together(pairs: Sequence[Pair], speeds: "_Speeds") -> tuple[int, Cost]:
-    """How many runs some pairs need, and what they cost; what equal pairs both need counts once."""
-    needed: dict[ProtocolConfig, Counter[str]] = {}
-    for pair in pairs:
-        needed[pair.config] = needed.get(pair.config, Counter()) | _needed(pair)
-    total = NOTHING
-    for config, kinds in needed.items():
-        for kind, count in kinds.items():
-            total += speeds.cost(config, kind).times(count)
-    return sum(kinds.total() for kinds in needed.values()), total
 
 
 def launch_studies(
@@ -227,14 +187,7 @@ def _of_kind(kind: str, config: ProtocolConfig, chosen: Chosen, place: Place) ->
 
 
 def _needed(pair: Pair) -> Counter[str]:
-    """How many runs of each kind a pair needs."""
-    seeds = pair.config.seeds
-    needed = Counter({"tune": len(pair.config.rates) * seeds})
-    if "refit" in pair.stages or "swa" in pair.stages or any(needs_refits(arm) for arm in pair.arms):
-        needed["refit"] = seeds
-    if "swa" in pair.stages and pair.config.swa:
-        needed["swa"] = seeds
-    return needed + Counter({arm: seeds for arm in pair.arms if not is_the_refit(arm, pair.config)})
+    return runs_needed(pair.config, pair.stages, pair.arms)
 
 
 class _Speeds:
@@ -244,9 +197,7 @@ class _Speeds:
         self._known: dict[tuple[str, int | None, str], Speed] = {}
 
     def cost(self, config: ProtocolConfig, kind: str) -> Cost:
-        tuning = tuning_jobs(config, data="")[0].config
         key = config.training.network, config.training.width, config.data.dataset
         if key not in self._known:
-            self._known[key] = measure_speed(tuning)
-        run = tuning if kind == "tune" else _of_kind(kind, config, supposed(config, Place()), Place())[0].config
-        return cost_of(run, self._known[key])
+            self._known[key] = measure_speed(run_of("tune", config))
+        return cost_of(run_of(kind, config), self._known[key])

@@ -65,13 +65,12 @@ def resolved(config: ProtocolConfig) -> ProtocolConfig:
     >>> resolved(ProtocolConfig()).hardware.device in ("cpu", "cuda", "mps")
     True
     """
-    config = config.completed()
     found = torch.accelerator.current_accelerator(check_available=True)
     there: Any = found.type if found is not None and found.type in ("cuda", "mps") else "cpu"
     if config.hardware.device not in ("auto", "cpu", there):
         raise ValueError(f"device is {config.hardware.device}, which torch does not find here; give auto or {there}")
     device = there if config.hardware.device == "auto" else config.hardware.device
-    return replace(config, hardware=replace(config.hardware, device=device))
+    return replace(config, hardware=replace(config.hardware, device=device)).completed()
 
 
 # The runs of each stage -----------------------------------------------------------------------------------------------

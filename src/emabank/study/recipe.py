@@ -19,7 +19,7 @@ DatasetName = Literal[LearntName, "own"]
 HumanLabels = Literal["aggregate", "worse", "random1", "random2", "random3", "noisy"]
 Network = Literal["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small", "own"]
 
-C = TypeVar("C", "DataConfig", "TrainingConfig")
+C = TypeVar("C", "DataConfig", "TrainingConfig", "HardwareConfig")
 R = TypeVar("R", bound="Recipe")
 
 _HUMAN_LABELS = {"cifar10n": ("worse", "aggregate", "random1", "random2", "random3"), "cifar100n": ("noisy",)}
@@ -222,14 +222,30 @@ class HardwareConfig:
     """CPU threads of one run. With 1, as many runs as there are cores may go on at once."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     """Of the forward and backward pass; weights and averages are float32."""
-    channels_last: bool = False
-    """Memory order of images and convolutions."""
+    channels_last: bool | None = None
+    """Memory order of images and convolutions. By default the faster one: this on a CPU, and on a GPU below float32."""
+    fused: bool | None = None
+    """Whether an optimizer step is one pass over all parameters. By default so on a CPU or cuda, but not with fp16."""
     compile: bool = False
-    """Whether torch.compile is used for the training steps."""
+    """Whether torch.compile is used for the training steps; on a CPU it takes a minute and a C++ compiler first."""
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_from("threads", self.threads, 1)
+
+    def completed(self) -> "HardwareConfig":
+        """The same with what was left out filled in, where the device is known: as fast as docs/speed.md found it.
+
+        >>> HardwareConfig(device="cpu").completed().channels_last, HardwareConfig().completed().channels_last
+        (True, None)
+        """
+        if self.device == "auto":
+            return self
+        return _filled(
+            self,
+            channels_last=self.device == "cpu" or self.precision != "float32",
+            fused=self.device in ("cpu", "cuda") and self.precision != "fp16",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +270,8 @@ class Recipe:
         >>> recipe.data.crop, recipe.training.width, recipe == recipe.completed()
         (8, 16, True)
         """
-        return replace(self, data=self.data.completed(), training=self.training.completed())
+        data, training, hardware = self.data.completed(), self.training.completed(), self.hardware.completed()
+        return replace(self, data=data, training=training, hardware=hardware)
 
 
 def _filled(config: C, **defaults: object) -> C:

@@ -92,6 +92,7 @@ class Training:
             momentum=training.momentum,
             nesterov=training.momentum > 0,
             weight_decay=training.weight_decay or 0.0,
+            fused=hardware.fused,
         )
         self._scaler = torch.amp.GradScaler(device.type, enabled=hardware.precision == "fp16")
         self.bank = EMABank(

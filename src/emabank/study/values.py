@@ -1,8 +1,9 @@
 """What values a configuration may have, and the sentences that refuse others. Standard library only."""
 
 import math
+from functools import cache
 from types import NoneType
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def check_choices(config: object) -> None:
@@ -11,7 +12,7 @@ def check_choices(config: object) -> None:
     >>> from emabank.study.recipe import HardwareConfig
     >>> check_choices(HardwareConfig())
     """
-    for name, kind in get_type_hints(type(config)).items():
+    for name, kind in _hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(kind)
         # What a tuple may hold, its class says itself.
         if (value is None and NoneType in kinds) or get_origin(kind) is tuple:
@@ -19,6 +20,11 @@ def check_choices(config: object) -> None:
         for each in (kind, *kinds):
             if get_origin(each) is Literal and value not in get_args(each):
                 raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(each))}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def check_share(name: str, value: float) -> None:

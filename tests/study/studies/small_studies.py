@@ -15,7 +15,7 @@ from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, Tr
 from emabank.study.report.pairs import CONSTANT, MAIN
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.manifest import PREFIX, Manifest, read_manifest
-from emabank.study.studies import catalogue, run
+from emabank.study.studies import catalogue
 
 DIGITS = digits_dataset()
 WIDE, WRONG = "cifar100-wrn-28-10", "cifar100n-resnet34"
@@ -42,8 +42,7 @@ PROTOCOLS = {
 
 def small_scale(monkeypatch: pytest.MonkeyPatch, protocols: Mapping[str, ProtocolConfig] = PROTOCOLS) -> None:
     """Put these in the place of what every scale has."""
-    for module in (catalogue, run):
-        monkeypatch.setattr(module, "protocol_of", lambda pair, scale: protocols.get(pair))
+    monkeypatch.setattr(catalogue, "protocol_of", lambda pair, scale: protocols.get(pair))
 
 
 class Counting:

@@ -1,6 +1,5 @@
-"""The runs beside a protocol's: each with one thing changed, equal horizons, and forks that change nothing."""
+"""The runs beside a protocol's: each with one thing changed, and forks that change nothing."""
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 from study.small_runs import left
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.averages import rules
 from emabank.study.carry_out import Job, carry_out, folder_of
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.digits import digits_dataset
@@ -19,8 +17,8 @@ from emabank.study.plain import to_plain
 from emabank.study.protocol import Choice, Chosen, choose_all, plan_protocol, refit_job, tuning_jobs
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, TrainingConfig
 from emabank.study.runs.folder import RunFolder
-from emabank.study.studies.arms import arm_jobs, is_the_refit, needs_refits, supposed, with_period
-from emabank.study.studies.scales import PERIODS, protocol_of
+from emabank.study.studies.arms import arm_jobs, supposed
+from emabank.study.studies.kinds import is_the_refit
 
 DIGITS = digits_dataset()
 SMALL = ProtocolConfig(
@@ -146,38 +144,9 @@ def test_an_unknown_arm_is_one_sentence(arm: str):
         arm_jobs(arm, PAPER, chosen_for(PAPER), Place())
 
 
-# Equal horizons ------------------------------------------------------------------------------------------------------
+# What is the refit anyway, and what goes on from it -----------------------------------------------------------------
 
 SHORT = AveragesConfig()
-
-
-@pytest.mark.parametrize("averages", [PAPER.averages, SHORT, replace(SHORT, every=4)], ids=["paper", "short", "fourth"])
-@pytest.mark.parametrize("period", [1, 2, 4, 8, 16, 64])
-def test_every_period_has_the_same_horizon_in_steps(averages: AveragesConfig, period: int):
-    changed = with_period(averages, period)
-    assert (changed.every, changed.decay_warmup, len(changed.names)) == (period, "none", 5)
-    before = [rule.per_update(averages.every) ** (1 / averages.every) for rule in rules(averages, 5000).values()]
-    after = [rule.per_update(period) ** (1 / period) for rule in rules(changed, 5000).values()]
-    assert [math.log(each) for each in after] == pytest.approx([math.log(each) for each in before], rel=1e-8)
-    at = {"elapsed": period, "every": period}
-    for sample in (0, 1, 100):
-        weights = [
-            rule.decay_at(steps=(sample + 1) * period, samples=sample, **at) for rule in rules(changed, 5000).values()
-        ]
-        assert weights == pytest.approx([each**period for each in after]), "from the first sample on: no warm-up"
-
-
-def test_the_decays_of_the_papers_table():
-    found = with_period(PAPER.averages, 1).decays
-    assert found == pytest.approx([0.998, 0.999, 0.9995, 0.99975, 0.999875], abs=4e-5)
-
-
-def test_a_period_and_back_is_the_same_average():
-    there_and_back = with_period(with_period(PAPER.averages, 1), 16)
-    assert there_and_back.decays == pytest.approx(PAPER.averages.decays, rel=1e-10)
-
-
-# What is the refit anyway, and what needs it -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,18 +170,6 @@ def test_where_the_refit_has_that_period_and_no_warm_up_it_is_the_arm(averages: 
         ids = {folder_of(job.config, Place()).id for job in [*jobs, *chosen.refits]}
         assert len(ids) == (2 if arm == same else 4)
     assert not any(is_the_refit(arm, config) for arm in ("step", "constant", "bootstrap"))
-
-
-def test_at_demo_and_small_scale_the_first_period_costs_nothing():
-    for scale in ("demo", "small"):
-        config = protocol_of("cifar100-resnet18", scale)
-        assert config is not None
-        assert [is_the_refit(f"every {period}", config) for period in PERIODS[scale]] == [True, False, False, False]
-
-
-def test_only_what_starts_from_a_refit_or_is_one_waits_for_it():
-    arms = ("step", "bootstrap", "constant", "every 1", "every 64")
-    assert [needs_refits(arm) for arm in arms] == [False, False, True, True, True]
 
 
 def test_a_held_rate_goes_on_from_the_refits_own_checkpoint(tmp_path: Path):

@@ -1,203 +1,33 @@
-"""What runs will cost: images counted as training really sees them, and a speed that is measured without a trace."""
+"""How fast this machine is: operations as the layers have them, and times that are taken without a trace."""
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from study.small_runs import one_thread as one_thread
 from torch import nn
 
-from emabank.study.carry_out import Job, carry_out, network_of
-from emabank.study.config import Keep, RunConfig
+from emabank.study.carry_out import network_of
+from emabank.study.config import RunConfig
 from emabank.study.data.digits import digits_dataset
-from emabank.study.data.images import fingerprint
-from emabank.study.place import Place
-from emabank.study.recipe import (
-    AveragesConfig,
-    DataConfig,
-    HardwareConfig,
-    LearntName,
-    MeasuringConfig,
-    Recipe,
-    TrainingConfig,
-)
+from emabank.study.recipe import HardwareConfig, Recipe, TrainingConfig
 from emabank.study.studies import estimate
-from emabank.study.studies.estimate import (
-    ENOUGH,
-    NOTHING,
-    ROUNDS,
-    SIZES,
-    Cost,
-    Speed,
-    cost_of,
-    measure_speed,
-    operations,
-)
+from emabank.study.studies.estimate import ENOUGH, ROUNDS, measure_speed
 
 DIGITS = digits_dataset()
-TRAINING, FORWARD, OPERATIONS = Speed(1.0, 0.0, 0.0), Speed(0.0, 1.0, 0.0), Speed(0.0, 0.0, 1.0)
 
 
-def run_config(
-    *,
-    data: dict[str, Any] | None = None,
-    training: dict[str, Any] | None = None,
-    measuring: dict[str, Any] | None = None,
-    **given: Any,
-) -> RunConfig:
-    recipe = Recipe(
-        data=DataConfig(**{"subset": 100, "test_subset": 50, **(data or {})}),
-        training=TrainingConfig(**{"width": 4, "epochs": 4, "batch": 32, "warmup_epochs": 0.5, **(training or {})}),
-        averages=AveragesConfig(half_lives=(5.0, 20.0, 60.0)),
-        measuring=MeasuringConfig(**(measuring or {})),
-        hardware=HardwareConfig(device="cpu"),
-    )
-    return RunConfig(recipe=recipe, **{"rate": 0.1, "seed": 0, "trained_on": "100%", **given})
-
-
-# How many images -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", get_args(LearntName))
-def test_every_data_set_is_known_with_its_size(name: str):
-    size = SIZES[name]
-    if name.startswith("digits"):
-        dataset = digits_dataset(name)
-        assert (size.train, size.test, size.classes) == (len(dataset.train), len(dataset.test), dataset.classes)
-        assert list(size.image) == list(dataset.train.images.shape[1:])
-    elif name == "tiny-imagenet":
-        assert size == (100_000, 10_000, (3, 64, 64), 200)
-    else:
-        assert size == (50_000, 10_000, (3, 32, 32), 100 if "100" in name else 10)
-
-
-def by_hand(config: RunConfig) -> tuple[int, int]:
-    """Images trained on, and images predicted each epoch, counted one set of weights after another."""
-    recipe, averages = config.recipe, len(config.recipe.averages.names)
-    learnt, held_out, test = (100, 0, 50) if config.trained_on == "100%" else (80, 20, 50)
-    trained = predicted = 0
-    for _ in range(recipe.training.epochs):
-        trained += learnt
-        for weights in range(1 + averages):
-            predicted += held_out
-            predicted += test if recipe.measuring.test_curves and config.trained_on == "100%" else 0
-            predicted += learnt if recipe.measuring.on_train else 0
-            if recipe.measuring.recompute == "each-epoch" and weights > 0:
-                predicted += learnt  # to measure the statistics
-                predicted += held_out
-                predicted += test if recipe.measuring.test_curves and config.trained_on == "100%" else 0
-    return trained, predicted
-
-
-def counting(config: RunConfig, counts: list[int]) -> nn.Module:
-    """The network of a run; it counts the images it learns from, and those it only sees."""
-
-    def count(module: nn.Module, given: Any) -> None:
-        counts[0 if torch.is_grad_enabled() else 1] += len(given[0])
-
-    model = network_of(config, DIGITS)()
-    model.register_forward_pre_hook(count)
-    return model
-
-
-MEASURED = [
-    {},
-    {"test_curves": True},
-    {"on_train": True},
-    {"recompute": "each-epoch"},
-    {"recompute": "each-epoch", "test_curves": True, "on_train": True},
-]
-
-
-@pytest.mark.parametrize("trained_on", ["80%", "100%"])
-@pytest.mark.parametrize("measuring", MEASURED, ids=str)
-def test_cost_is_the_images_of_training_and_of_each_measurement(measuring: dict[str, Any], trained_on: str):
-    config = run_config(measuring=measuring, trained_on=trained_on)
-    trained, predicted = by_hand(config)
-    at_the_end = (6 if trained_on == "80%" else 1) * (100 + 50)
-    assert cost_of(config, TRAINING).seconds == trained
-    assert cost_of(config, FORWARD).seconds == predicted + at_the_end
-    assert cost_of(config, OPERATIONS) == Cost(0.0, 3 * trained + predicted + at_the_end)
-    both = cost_of(config, Speed(0.5, 0.25, 0.0)).seconds
-    assert both == 0.5 * trained + 0.25 * (predicted + at_the_end)
-
-
-@pytest.mark.parametrize("measuring", [MEASURED[0], MEASURED[-1]], ids=str)
-@pytest.mark.parametrize("trained_on", ["80%", "100%"])
-def test_the_images_are_those_that_the_network_really_sees(tmp_path: Path, measuring: dict[str, Any], trained_on: str):
-    """What an epoch adds is exact; at the end a look or two at the training images is left out."""
-    seen: dict[int, list[int]] = {}
-    for epochs in (2, 4):
-        config = run_config(
-            training={"epochs": epochs}, measuring=measuring, trained_on=trained_on, fingerprint=fingerprint(DIGITS)
-        )
-        counts = seen[epochs] = [0, 0]
-        carry_out(Job(config), Place(runs=tmp_path), DIGITS, make_model=lambda c=config, n=counts: counting(c, n))
-        assert counts[0] == cost_of(config, TRAINING).seconds
-        assert cost_of(config, FORWARD).seconds == pytest.approx(counts[1], abs=2 * 100)
-    few, many = (
-        by_hand(run_config(training={"epochs": e}, measuring=measuring, trained_on=trained_on)) for e in (2, 4)
-    )
-    assert seen[4][1] - seen[2][1] == many[1] - few[1]
-
-
-def test_cost_grows_with_images_and_epochs():
-    one = run_config(data={"subset": 100}, training={"epochs": 10})
-    more_images = run_config(data={"subset": 300}, training={"epochs": 10})
-    more_epochs = run_config(data={"subset": 100}, training={"epochs": 30})
-    for other in (more_images, more_epochs):
-        assert cost_of(other, TRAINING).seconds == 3 * cost_of(one, TRAINING).seconds
-    tuning = replace(one, trained_on="80%")
-    assert cost_of(tuning, TRAINING).seconds == 0.8 * cost_of(one, TRAINING).seconds
-    assert cost_of(run_config(data={"subset": None}), TRAINING).seconds == 4 * 1297
-    assert cost_of(run_config(data={"subset": 10**6}), TRAINING).seconds == 4 * 1297, "there are no more"
-
-
-def test_an_swa_run_is_trained_from_its_fork_on():
-    config = run_config(training={"epochs": 20})
-    assert cost_of(replace(config, constant_from=15, swa=True), TRAINING).seconds == 5 * 100
-    assert cost_of(replace(config, constant_from=15), TRAINING).seconds == 20 * 100, "its fork is not yet known"
-
-
-def test_transfer_adds_the_images_of_its_targets_for_all_that_is_kept():
-    keep = (Keep(weights="live", epoch=2, batchnorm="own", selected_by="accuracy"),)
-    config = run_config(keep=keep)
-    for targets, count in ((("digits-0-4",), 649 + 252), (("digits-0-4", "digits"), 649 + 252 + 1297 + 500)):
-        more = cost_of(replace(config, transfer=targets), FORWARD).seconds - cost_of(config, FORWARD).seconds
-        assert more == 2 * 2 * count
-
-
-def test_costs_add_up():
-    total = NOTHING
-    for _ in range(3):
-        total += Cost(2.0, 5.0)
-    assert total == Cost(2.0, 5.0).times(3) == Cost(6.0, 15.0)
-
-
-@pytest.mark.parametrize(
-    ("flops", "words"),
-    [
-        (0.0, "0 MFLOP"),
-        (2.5e6, "2.5 MFLOP"),
-        (1e9, "1 GFLOP"),
-        (123.4e12, "123 TFLOP"),
-        (3.2e15, "3.2 PFLOP"),
-        (7e19, "70 EFLOP"),
-    ],
-)
-def test_operations_are_told_in_a_fitting_unit(flops: float, words: str):
-    assert operations(flops) == words
-
-
-# How fast ------------------------------------------------------------------------------------------------------------
+def run_config(network: str = "resnet8") -> RunConfig:
+    training: Any = {"network": network, "width": 4, "epochs": 4, "batch": 32, "warmup_epochs": 0.5}
+    recipe = Recipe(training=TrainingConfig(**training), hardware=HardwareConfig(device="cpu"))
+    return RunConfig(recipe=recipe, rate=0.1, seed=0, trained_on="100%")
 
 
 @pytest.mark.parametrize("network", ["resnet8", "vgg-small"])
 def test_operations_are_those_of_the_layers(network: str):
-    config = run_config(training={"network": network})
+    config = run_config(network)
     model, counted = network_of(config, DIGITS)(), [0.0]
 
     def count(layer: nn.Module, given: Any, made: torch.Tensor) -> None:
@@ -229,6 +59,30 @@ def test_measuring_leaves_threads_and_random_numbers_as_they_were(monkeypatch: p
     assert threads == [2], "as many as the run will have"
     assert torch.get_num_threads() == before
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_images_and_weights_lie_in_memory_as_in_the_run(monkeypatch: pytest.MonkeyPatch, channels_last: bool):
+    really = estimate.build_network
+    seen: list[tuple[bool, bool]] = []
+
+    def see(layer: nn.Conv2d, given: Any) -> None:
+        tensors = given[0], layer.weight
+        seen.append(tuple(each.is_contiguous(memory_format=torch.channels_last) for each in tensors))  # type: ignore[arg-type]
+
+    def build(*given: Any, **more: Any) -> nn.Module:
+        model = really(*given, **{**more, "channels": 3})
+        next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d)).register_forward_pre_hook(see)
+        return model
+
+    monkeypatch.setattr(estimate, "build_network", build)
+    monkeypatch.setitem(
+        estimate.SIZES, "digits", estimate.SIZES["digits"]._replace(image=(3, 8, 8))
+    )  # one has no order
+    config = run_config()
+    hardware = replace(config.recipe.hardware, channels_last=channels_last)
+    measure_speed(replace(config, recipe=replace(config.recipe, hardware=hardware)))
+    assert set(seen) == {(channels_last, channels_last)}
 
 
 class Clock:

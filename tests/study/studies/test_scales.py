@@ -14,7 +14,7 @@ from emabank.study.models.catalogue import build_network
 from emabank.study.protocol import resolved
 from emabank.study.recipe import AveragesConfig, DataConfig, DatasetName, Network, TrainingConfig
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY
-from emabank.study.studies.estimate import SIZES
+from emabank.study.studies.cost import SIZES
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of, title_of
 
 PAIRS = (*CLEAN, *NOISY, CONSTANT)

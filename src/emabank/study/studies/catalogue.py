@@ -1,7 +1,10 @@
-"""The named studies: what each makes, over which pairs, with which runs beside the protocol's. Imports scales alone."""
+"""The named studies: what each makes, over which pairs, with which runs beside the protocol's. Imports no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from emabank.study.config import ProtocolConfig
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY, Scale
 from emabank.study.studies.scales import PERIODS, protocol_of
 
@@ -134,3 +137,33 @@ def studies_named(name: str) -> tuple[Study, ...]:
     if name not in STUDIES:
         raise ValueError(f"there is no study {name!r}; give all, or one of {', '.join(STUDIES)}")
     return (STUDIES[name],)
+
+
+class Wanted(NamedTuple):
+    """All that some studies want of one pair of the paper."""
+
+    name: str
+    config: ProtocolConfig
+    """The protocol that stands for it."""
+    stages: frozenset[str]
+    arms: tuple[str, ...]
+
+
+def wanted(studies: Iterable[Study], scale: Scale) -> list[Wanted]:
+    """Every pair that the studies are about at a scale, each once, with all that any of them wants of it.
+
+    >>> [pair.name for pair in wanted(studies_named("lr-search"), "demo")]
+    ['cifar100-resnet18', 'cifar100-wrn-28-10']
+    """
+    stages: dict[str, set[str]] = {}
+    arms: dict[str, dict[str, None]] = {}
+    for study in studies:
+        for name in study.pairs_at(scale):
+            stages.setdefault(name, set()).update(study.stages)
+            arms.setdefault(name, {}).update(dict.fromkeys(study.arms_at(scale)))
+    configs = {name: protocol_of(name, scale) for name in stages}
+    return [
+        Wanted(name, config, frozenset(stages[name]), tuple(arms[name]))
+        for name, config in configs.items()
+        if config is not None
+    ]

@@ -17,10 +17,11 @@ from emabank.study.place import Place
 from emabank.study.protocol import Chosen, Planned, carry_out_protocol, choose_all, plan_protocol, resolved
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.manifest import Manifest, Ran, write_manifest
-from emabank.study.studies.arms import arm_jobs, needs_refits, supposed
-from emabank.study.studies.catalogue import Study
+from emabank.study.studies.arms import arm_jobs, supposed
+from emabank.study.studies.catalogue import Study, wanted
+from emabank.study.studies.kinds import needs_refits
 from emabank.study.studies.overhead import measure_overhead
-from emabank.study.studies.scales import Scale, protocol_of, title_of
+from emabank.study.studies.scales import Scale, title_of
 
 Round = Callable[[Sequence[Job]], Mapping[str, Outcome]]
 """Carries out jobs and tells by run id what became of each."""
@@ -44,25 +45,16 @@ class Pair:
 
 
 def pairs_of(studies: Iterable[Study], scale: Scale, change: Callable[[ProtocolConfig], ProtocolConfig]) -> list[Pair]:
-    """Every pair that the studies are about at a scale, each once, with all that any of them wants of it.
+    """Every pair that the studies are about at a scale, each once, with its protocol changed and complete.
 
     >>> from emabank.study.studies.catalogue import studies_named
     >>> [pair.name for pair in pairs_of(studies_named("lr-search"), "demo", lambda config: config)]
     ['cifar100-resnet18', 'cifar100-wrn-28-10']
     """
-    stages: dict[str, set[str]] = {}
-    arms: dict[str, dict[str, None]] = {}
-    for study in studies:
-        for name in study.pairs_at(scale):
-            stages.setdefault(name, set()).update(study.stages)
-            arms.setdefault(name, {}).update(dict.fromkeys(study.arms_at(scale)))
-    found: list[Pair] = []
-    for name in stages:
-        config = protocol_of(name, scale)
-        if config is not None:
-            config = resolved(change(config))
-            found.append(Pair(name=name, config=config, stages=frozenset(stages[name]), arms=tuple(arms[name])))
-    return found
+    return [
+        Pair(name=pair.name, config=resolved(change(pair.config)), stages=pair.stages, arms=pair.arms)
+        for pair in wanted(studies, scale)
+    ]
 
 
 class Runner:
