@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench gate clean
 
 help: ## say what each target does
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -28,6 +28,9 @@ format: $(VENV)/dev.stamp ## put the code into the one style
 
 bench: $(VENV)/bench.stamp ## time an update against other libraries and the memory limit (minutes, idle machine)
 	$(BIN)/python benchmarks/update.py
+
+gate: $(VENV)/bench.stamp ## say what became slower than it was by more than 10 % (minutes, idle machine)
+	$(BIN)/python benchmarks/gate.py --measure
 
 clean: ## remove the environment, the caches and what the demo wrote
 	rm -rf $(VENV) emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
