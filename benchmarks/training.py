@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +40,7 @@ from recipes import (
 from emabank.bench.cases import Case, Verdict, title
 from emabank.bench.interleave import FEWEST_ROUNDS, WARMUP_ROUNDS, Run, Spread, paired_ratio, run_interleaved, spread
 from emabank.bench.kept import Ratio, keep_result
-from emabank.bench.machine import Bystanders, conditions
+from emabank.bench.machine import AllButWorkers, conditions
 from emabank.bench.peers import DECAYS
 from emabank.bench.tables import facts, percent, surroundings, table, with_spread
 from emabank.bench.update import progress
@@ -91,29 +90,6 @@ class Result:
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
-
-
-class AllButWorkers:
-    """What others take of the machine, where the workers of a DataLoader, children of this process, are no others."""
-
-    def __init__(
-        self,
-        neighbour: int | None = None,
-        *,
-        workers: Sequence[int] | None = None,
-        watch: Callable[[int | None], Bystanders] = Bystanders,
-    ) -> None:
-        if workers is None:
-            workers = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
-        self._everyone, self._without = watch(neighbour), [watch(worker) for worker in workers]
-
-    def share(self) -> float | None:
-        """Their share of all cores; what a worker took is the difference that leaving it out makes."""
-        everyone = self._everyone.share()
-        without = [each.share() for each in self._without]
-        if everyone is None or any(share is None for share in without):
-            return None
-        return max(0.0, everyone - sum(everyone - (share or 0.0) for share in without))
 
 
 def fitting_steps(step: float, *, seconds: float, others: float, loops: int) -> int:

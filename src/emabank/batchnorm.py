@@ -6,16 +6,15 @@ pass over the data serves all. The live model, its modes and the random streams 
 
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.utils.hooks import RemovableHandle
 
@@ -24,6 +23,9 @@ from emabank.copies import functional_tensors
 from emabank.modules import evaluating, parts_of, unwrap, walk
 
 Forward = Callable[[nn.Module, Any], Any]
+
+_PIECE = 2**18  # elements
+_WORTHWHILE = 2**16
 
 
 @dataclass(frozen=True)
@@ -102,14 +104,14 @@ class _Pool:
 
     def add(self, count: int, mean: Tensor, squares: Tensor) -> None:
         """Take in a batch: its mean, and its sum of squared deviations from it."""
-        mean, squares = mean.double(), squares.double()
         if self.count == 0:
-            self.count, self.mean, self.squares = count, mean, squares
+            self.count = count
+            self.mean, self.squares = (each.to(torch.float64, copy=True) for each in (mean, squares))
             return
         total = self.count + count
-        delta = mean - self.mean
-        self.squares = self.squares + squares + delta.square() * (self.count * count / total)
-        self.mean = self.mean + delta * (count / total)
+        delta = mean - self.mean  # in float64, as what is pooled
+        self.squares.add_(squares).addcmul_(delta, delta, value=self.count * count / total)
+        self.mean.add_(delta, alpha=count / total)
         self.count = total
 
     def variance(self, correction: int) -> Tensor:
@@ -129,15 +131,37 @@ def _layers(model: nn.Module) -> tuple[dict[str, _BatchNorm], tuple[str, ...]]:
     return {name: layer for name, layer in found.items() if name not in frozen}, frozen
 
 
-class _Forward(nn.Module):
-    """Lets functional_call hand the model, with other tensors in it, to a function of model and batch."""
+_Places = list[tuple[dict[str, Tensor | None], str, str]]
+"""Where a model's tensors stand, tied ones everywhere: the dict of the module, the key in it, and the first path."""
 
-    def __init__(self, model: nn.Module, forward: Forward) -> None:
-        super().__init__()
-        self.model, self._forward = model, forward
 
-    def forward(self, batch: Any) -> Any:
-        return self._forward(self.model, batch)
+def _places(root: nn.Module) -> _Places:
+    found: _Places = []
+    paths: dict[int, str] = {}
+    for kind in ("_parameters", "_buffers"):
+        for _, path, module in walk(root):
+            holder: dict[str, Tensor | None] = vars(module)[kind]
+            for key, tensor in holder.items():
+                if tensor is not None:
+                    found.append((holder, key, paths.setdefault(id(tensor), path + key)))
+    return found
+
+
+@contextmanager
+def _holding(places: _Places, tensors: dict[str, Tensor]) -> Generator[None]:
+    """The model with other tensors in it, and what a forward pass puts in their place.
+
+    As `functional_call` does it, which looks for the places and for tied tensors anew at each call.
+    """
+    live = [holder[key] for holder, key, _ in places]
+    try:
+        for holder, key, path in places:
+            holder[key] = tensors[path]
+        yield
+    finally:
+        for (holder, key, path), tensor in zip(places, live, strict=True):
+            tensors[path] = cast(Tensor, holder[key])
+            holder[key] = tensor
 
 
 @torch.no_grad()
@@ -150,18 +174,18 @@ def _measure(
     forward: Forward,
 ) -> tuple[dict[str, dict[str, _Pool]], int]:
     """Let each set of weights see each batch, and pool what the layers see."""
-    pools: dict[str, dict[str, _Pool]] = {name: {} for name in sets}
-    tensors = {name: {f"model.{path}": tensor for path, tensor in each.items()} for name, each in sets.items()}
-    runner = _Forward(root, forward)
+    pools: dict[str, dict[str, _Pool]] = {name: defaultdict(_Pool) for name in sets}
+    places = _places(root)
     device = next((p.device for p in root.parameters()), torch.device("cpu"))
     batches = 0
     with _listening(layers) as listen:
         for batch in islice(loader, max_batches):
             batches += 1
             batch = _moved(batch, device)
-            for name in sets:
+            for name, tensors in sets.items():
                 listen(pools[name])
-                functional_call(runner, tensors[name], (batch,))
+                with _holding(places, tensors):
+                    forward(root, batch)
     if batches == 0:
         raise ValueError("The loader gave no batch, so there is nothing to measure statistics on: give one with data.")
     return pools, batches
@@ -169,41 +193,14 @@ def _measure(
 
 @contextmanager
 def _listening(layers: Mapping[str, _BatchNorm]) -> Generator[Callable[[dict[str, _Pool]], None]]:
-    """Batch-norm layers in training mode, each telling the current pools what it saw.
-
-    With momentum 1 a layer leaves the batch's own mean and (unbiased) variance in its buffers, so nothing is computed
-    twice. A lone value per channel cannot be normalised by itself; it is by what was pooled before.
-    """
+    """Batch-norm layers in training mode, each with its statistics pooled for whoever listens at the time."""
     momenta = {name: layer.momentum for name, layer in layers.items()}
     current: list[dict[str, _Pool]] = [{}]
-
-    def before(name: str, layer: _BatchNorm, value: Tensor) -> None:
-        # 0 times what stood there is added to the batch's statistics; a diverged run leaves NaN there.
-        cast(Tensor, layer.running_mean).nan_to_num_()
-        cast(Tensor, layer.running_var).nan_to_num_()
-        if _values_per_channel(value) == 1:
-            layer.training = False
-            pool = current[0].get(name)
-            if pool is not None:
-                cast(Tensor, layer.running_mean).copy_(pool.mean)
-                cast(Tensor, layer.running_var).copy_(pool.variance(0))
-
-    def after(name: str, layer: _BatchNorm, value: Tensor) -> None:
-        count = _values_per_channel(value)
-        pool = current[0].setdefault(name, _Pool())
-        if count == 1:
-            layer.training = True
-            mean = value.detach().reshape(layer.num_features)
-            pool.add(1, mean, torch.zeros_like(mean))
-        else:
-            mean, variance = cast(Tensor, layer.running_mean), cast(Tensor, layer.running_var)
-            pool.add(count, mean.clone(), variance * (count - 1))
-
     handles: list[RemovableHandle] = []
     for name, layer in layers.items():
-        enter, leave = partial(before, name, layer), partial(after, name, layer)
-        handles.append(layer.register_forward_pre_hook(lambda _, a, k, f=enter: f(_input(a, k)), with_kwargs=True))
-        handles.append(layer.register_forward_hook(lambda _, a, k, out, f=leave: f(_input(a, k)), with_kwargs=True))
+        meter = _Meter(layer, lambda name=name: current[0][name])
+        handles.append(layer.register_forward_pre_hook(meter.before, with_kwargs=True))
+        handles.append(layer.register_forward_hook(meter.after, with_kwargs=True))
     try:
         for layer in layers.values():
             layer.training, layer.momentum = True, 1.0
@@ -213,6 +210,78 @@ def _listening(layers: Mapping[str, _BatchNorm]) -> Generator[Callable[[dict[str
             handle.remove()
         for name, layer in layers.items():
             layer.momentum = momenta[name]
+
+
+class _Meter:
+    """What stands before and after one layer: it measures the input itself, or leaves that to the layer.
+
+    A layer that measures leaves, with momentum 1, the batch's own mean and (unbiased) variance in its buffers. A layer
+    that is given its statistics is in eval mode for as long; so is one that meets a lone value in each channel, which
+    has no variance: it is normalised by what was pooled before.
+    """
+
+    def __init__(self, layer: _BatchNorm, pool: Callable[[], _Pool]) -> None:
+        self._layer, self._pool = layer, pool
+        self._is_plain = type(layer).forward is _BatchNorm.forward
+
+    def before(self, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        value, pool = _input(args, keywords), self._pool()
+        running_mean, running_var = _statistics_of(self._layer)
+        count = _values_per_channel(value)
+        if count > 1 and self._is_plain and _is_faster_here(value, running_mean):
+            mean, squares = _mean_and_squares(value)
+            running_mean.copy_(mean)
+            running_var.copy_(squares / count)
+        else:
+            if not pool.count:
+                # 0 times what stands there is added to the batch's statistics; a diverged run leaves NaN there.
+                running_mean.nan_to_num_()
+                running_var.nan_to_num_()
+            if count > 1:
+                return
+            if pool.count:
+                running_mean.copy_(pool.mean)
+                running_var.copy_(pool.variance(0))
+            mean = value.detach().reshape(self._layer.num_features)
+            squares = torch.zeros_like(mean)
+        self._layer.training = False
+        pool.add(count, mean, squares)
+
+    def after(self, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
+        if self._layer.training:
+            count = _values_per_channel(_input(args, keywords))
+            mean, variance = _statistics_of(self._layer)
+            self._pool().add(count, mean, variance * (count - 1))
+        self._layer.training = True
+
+
+def _is_faster_here(value: Tensor, statistics: Tensor) -> bool:
+    """Whether `_mean_and_squares` is faster than the layer: torch adds one value at a time where channels are apart.
+
+    It then takes a third of the time, and a whole pass through a ResNet is a tenth shorter. Not where statistics are
+    stored in half precision, to which they would be rounded before they are used.
+    """
+    return (
+        value.device.type == "cpu"
+        and value.dim() > 2
+        and value.numel() >= _WORTHWHILE
+        and value.is_contiguous()
+        and statistics.dtype in (torch.float32, torch.float64)
+    )
+
+
+def _mean_and_squares(value: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and sum of squared deviations from it, of each channel; in pieces that stay in a cache."""
+    others = [dim for dim in range(value.dim()) if dim != 1]
+    mean = value.mean(others, dtype=torch.promote_types(value.dtype, torch.float32))
+    centre = mean.view(1, -1, *[1] * (value.dim() - 2))
+    pieces = value.split(max(1, _PIECE * len(value) // value.numel()))
+    squares = torch.stack([(piece - centre).square_().sum(others) for piece in pieces])
+    return mean, squares.sum(0, dtype=torch.float64)
+
+
+def _statistics_of(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
+    return cast(Tensor, layer.running_mean), cast(Tensor, layer.running_var)
 
 
 def _input(args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
@@ -233,7 +302,7 @@ def _statistics(layers: Mapping[str, _BatchNorm], pools: Mapping[str, _Pool]) ->
                 "give recalibrate_batchnorm at least two samples."
             )
         prefix = f"{name}." if name else ""
-        live = cast(Tensor, layers[name].running_mean)
+        live, _ = _statistics_of(layers[name])
         found[f"{prefix}running_mean"] = pool.mean.to(live.device, live.dtype)
         found[f"{prefix}running_var"] = pool.variance(1).to(live.device, live.dtype)
     return found

@@ -7,6 +7,7 @@ import pytest
 
 from emabank.bench import command, zoo
 from emabank.bench.cases import Case, Row
+from emabank.bench.evaluation import SHARED, Passes, Way
 from emabank.bench.interleave import Spread
 from emabank.bench.peers import BANK, LIMIT
 from emabank.bench.steps import Share, Steps
@@ -49,7 +50,10 @@ def test_what_makes_no_sense_is_refused(given, words):
 
 def test_tables_come_to_sentences_and_ratios():
     steps = Steps(case(), "128 images", spread(10.0), [Share(BANK, spread(0.1), spread(0.016))])
-    first, second = command.sentences([case()], [steps])
+    ways = [Way(SHARED, spread(5.0), spread(1.0)), Way("each alone", spread(6.0), spread(1.2))]
+    passes = Passes("recalibration", case(), "batches in memory", 128, 128, 1, True, ways)
+    first, second, third = command.sentences([case()], [steps], [passes])
+    assert third == "resnet20, 5 averages: recalibration in one shared pass; each alone, takes 1.20 × as long."
     assert "2 ms, 1.25 × the time that moving its memory takes; slow" in first
     assert "takes 4.50 × as long" in first
     assert "1.60%" in second and "0.1000% when made every 16 steps" in second
@@ -58,7 +62,7 @@ def test_tables_come_to_sentences_and_ratios():
         ("update/resnet20/5/faster-than-peers", 4.5),
         ("overhead/resnet20/5/of-step", 0.016),
     ]
-    assert "measure again on an idle machine" in command.sentences([case(bystanders=0.4)], [])[-1]
+    assert "measure again on an idle machine" in command.sentences([case(bystanders=0.4)], [], [])[-1]
 
 
 def test_the_command_measures_shows_and_keeps(tmp_path, monkeypatch, capsys):
@@ -71,6 +75,20 @@ def test_the_command_measures_shows_and_keeps(tmp_path, monkeypatch, capsys):
     assert "small1000, 2 averages: 136,000 elements in 1000 tensors" in printed
     assert "an update takes" in printed
     assert "update/small1000/2/of-limit" in json.loads(kept.read_text())["ratios"]
+
+
+def test_passes_are_measured_of_networks_alone(monkeypatch, capsys):
+    ways = [Way(SHARED, spread(5.0), spread(1.0)), Way("each alone", spread(6.0), spread(1.2))]
+    asked = []
+
+    def measured(task, network, **settings):
+        asked.append((task, network, settings["averages"]))
+        return Passes(task, case(), "batches in memory", 128, 128, 1, True, ways)
+
+    monkeypatch.setattr(command, "measure_passes", measured)
+    words = ["--models", "resnet20", "small1000", "--averages", "2", "--what", "evaluation", "recalibration"]
+    assert main(["bench", *words, "--device", "cpu"]) == 0
+    assert asked == [("evaluation", "resnet20", 2), ("recalibration", "resnet20", 2)]
 
 
 def test_a_device_that_is_not_there_is_told_in_one_sentence(monkeypatch, capsys):

@@ -32,7 +32,7 @@ from recipes import (
 )
 
 from emabank import EMABank
-from emabank.bench import interleave
+from emabank.bench import interleave, machine
 from emabank.bench.cases import Case
 from emabank.bench.interleave import Run, Spread
 from emabank.study.data.images import make_images, normalisation_of
@@ -288,9 +288,9 @@ def test_workers_of_this_process_are_no_bystanders():
         def share(self):
             return {None: 0.5, 7: 0.4, 8: 0.3, 9: None}[self.pid]
 
-    assert training.AllButWorkers(workers=[7, 8], watch=Watched).share() == pytest.approx(0.2)
-    assert training.AllButWorkers(workers=[], watch=Watched).share() == 0.5
-    assert training.AllButWorkers(workers=[7, 9], watch=Watched).share() is None
+    assert machine.AllButWorkers(workers=[7, 8], watch=Watched).share() == pytest.approx(0.2)
+    assert machine.AllButWorkers(workers=[], watch=Watched).share() == 0.5
+    assert machine.AllButWorkers(workers=[7, 9], watch=Watched).share() is None
 
 
 # The command ----------------------------------------------------------------------------------------------------------

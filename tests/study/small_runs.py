@@ -151,7 +151,8 @@ def plain_training(
 
 def network_with(config: RunConfig, tensors: dict[str, Tensor]) -> nn.Module:
     """A new network in eval mode that has these weights."""
-    model = network_of(config, digits()[0])()
+    order = torch.channels_last if config.recipe.hardware.channels_last else torch.contiguous_format
+    model = network_of(config, digits()[0])().to(memory_format=order)  # type: ignore[call-overload]
     model.load_state_dict(tensors)
     return model.eval()
 

@@ -83,6 +83,30 @@ def test_what_a_set_does_not_name_is_taken_from_the_model(model: nn.Module):
     np.testing.assert_allclose(found["headless"], found["live"] - bias + 7.0, atol=1e-5)
 
 
+class Tied(nn.Module):
+    """One weight under two names, and a buffer that each forward pass puts another tensor in place of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.second.weight = self.first.weight
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.second(self.first(x)) + self.calls
+
+
+def test_a_tied_tensor_is_replaced_under_all_its_names_and_no_batch_sees_what_another_left():
+    model = Tied()
+    one = [(torch.ones(1, 2), torch.zeros(1))]
+    for names in (["first.weight"], ["second.weight"], ["first.weight", "second.weight"]):
+        weights = dict.fromkeys(names, torch.full((2, 2), 3.0))
+        found = predict_each(model, {"tied": {**weights, "calls": torch.zeros(())}}, one * 2)
+        assert found["tied"].tolist() == [[37.0, 37.0]] * 2  # (3 + 3) * 3 twice, and the first call
+    assert model.second.weight is model.first.weight
+
+
 def test_each_batch_is_prepared_once_and_in_order(model: nn.Module):
     given = iter(some_batches())  # cannot be iterated twice
     found = predict_each(model, {seed: some_weights(seed) for seed in range(3)}, given)

@@ -7,13 +7,15 @@ import torch
 
 from emabank.bench import peers
 from emabank.bench.cases import Case, title
+from emabank.bench.evaluation import TASKS, Passes, measure_passes, passes_table, ratio_of
 from emabank.bench.kept import Ratio, keep_result
 from emabank.bench.machine import conditions
 from emabank.bench.peers import BANK
 from emabank.bench.steps import PERIOD, Steps, measure_steps, steps_table
 from emabank.bench.tables import case_table, facts
-from emabank.bench.update import run_case
+from emabank.bench.update import progress, run_case
 from emabank.study.arguments import BenchArguments
+from emabank.study.models.known import KNOWN_NETWORKS
 
 
 def run_bench(asked: BenchArguments, *, show: Callable[[str], object] = print) -> None:
@@ -26,6 +28,7 @@ def run_bench(asked: BenchArguments, *, show: Callable[[str], object] = print) -
     chosen = peers.all_peers()
     cases: list[Case] = []
     steps: list[Steps] = []
+    passes: list[Passes] = []
     for model in asked.models:
         if "update" in asked.what:
             cases.append(run_case(model, asked.averages, chosen, seconds=asked.seconds, device=device))
@@ -33,15 +36,23 @@ def run_bench(asked: BenchArguments, *, show: Callable[[str], object] = print) -
         if "steps" in asked.what:
             steps.append(measure_steps(model, asked.averages, chosen, seconds=asked.seconds, device=device))
             show(steps_table(steps[-1]) + "\n")
-    show("\n".join(sentences(cases, steps)))
+        for task in TASKS:
+            if task in asked.what and model in KNOWN_NETWORKS and device.type == "cpu":
+                told = progress(f"{task}, {title(model, asked.averages)}")
+                passes.append(
+                    measure_passes(task, model, averages=asked.averages, seconds=asked.seconds, progress=told)
+                )
+                show(passes_table(passes[-1]) + "\n")
+    show("\n".join(sentences(cases, steps, passes)))
     if asked.json is not None:
         keep_result(
             asked.json,
             "emabank",
             known,
-            ratios=ratios_of(cases, steps),
+            ratios=[*ratios_of(cases, steps), *map(ratio_of, passes)],
             cases=[asdict(case) for case in cases],
             results=[asdict(each) for each in steps],
+            passes=[asdict(each) for each in passes],
         )
         show(f"kept in {asked.json}")
 
@@ -75,7 +86,7 @@ def ratios_of(cases: Sequence[Case], steps: Sequence[Steps]) -> list[Ratio]:
     return found
 
 
-def sentences(cases: Sequence[Case], steps: Sequence[Steps]) -> list[str]:
+def sentences(cases: Sequence[Case], steps: Sequence[Steps], passes: Sequence[Passes]) -> list[str]:
     """What the tables come to."""
     found: list[str] = []
     for case in cases:
@@ -95,6 +106,12 @@ def sentences(cases: Sequence[Case], steps: Sequence[Steps]) -> list[str]:
             f"{title(each.case.model, each.case.averages)}: updates add {share:.2%} to a training step, "
             f"{share / PERIOD:.4%} when made every {PERIOD} steps."
         )
-    if any(case.disturbed for case in [*cases, *(each.case for each in steps)]):
+    for each in passes:
+        other = each.fastest_other
+        found.append(
+            f"{title(each.case.model, each.case.averages)}: {each.task} in one shared pass; {other.name}, takes "
+            f"{other.over_shared.median:.2f} × as long."
+        )
+    if any(case.disturbed for case in [*cases, *(each.case for each in (*steps, *passes))]):
         found.append("Other processes were at work meanwhile: measure again on an idle machine before you rely on it.")
     return found

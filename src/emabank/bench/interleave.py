@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from emabank.bench.machine import QUIET_SHARE, Bystanders, last_level_cache_bytes
+from emabank.bench.machine import QUIET_SHARE, Bystanders, Watch, last_level_cache_bytes
 
 WARMUP_ROUNDS = 3  # several peers only copy at their first call or two
 FEWEST_ROUNDS = 15
@@ -143,7 +143,7 @@ def run_interleaved(
     seed: int = 0,
     progress: Callable[[str], None] = lambda line: None,
     clock: Callable[[], float] = time.perf_counter,
-    watch: Callable[[int | None], Bystanders] = Bystanders,
+    watch: Callable[[int | None], Watch] = Bystanders,
     settle: Callable[[], object] = lambda: None,
 ) -> Run:
     """Time all contestants side by side.

@@ -3,11 +3,13 @@
 No number here is printed or kept without them. Imports torch alone.
 """
 
+import multiprocessing
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -42,6 +44,12 @@ def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cac
     return max(sizes) or 32 * 2**20
 
 
+class Watch(Protocol):
+    """Tells what others took of the machine."""
+
+    def share(self) -> float | None: ...
+
+
 class Bystanders:
     """Watches what processes that are no part of the run take of the machine, from when it is made.
 
@@ -72,6 +80,29 @@ class Bystanders:
         except (OSError, ValueError):
             return None
         return sum(ticks), sum(ticks) - ticks[3] - ticks[4], own
+
+
+class AllButWorkers:
+    """What others take of the machine, where the workers of a DataLoader, children of this process, are no others."""
+
+    def __init__(
+        self,
+        neighbour: int | None = None,
+        *,
+        workers: Sequence[int] | None = None,
+        watch: Callable[[int | None], Watch] = Bystanders,
+    ) -> None:
+        if workers is None:
+            workers = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+        self._everyone, self._without = watch(neighbour), [watch(worker) for worker in workers]
+
+    def share(self) -> float | None:
+        """Their share of all cores; what a worker took is the difference that leaving it out makes."""
+        everyone = self._everyone.share()
+        without = [each.share() for each in self._without]
+        if everyone is None or any(share is None for share in without):
+            return None
+        return max(0.0, everyone - sum(everyone - (share or 0.0) for share in without))
 
 
 def settled(device: torch.device) -> Callable[[], object]:

@@ -151,7 +151,9 @@ class BenchArguments:
         "evaluation",
         "recalibration",
     )
-    """One update of all averages; what it adds to a training step; evaluating them; their batch-norm statistics."""
+    """One update of all averages; what it adds to a training step; of the ResNets on a CPU, evaluating all averages and
+    recalibrating their batch norm in one pass over the data.
+    """
     seconds: float = 10
     """For each measurement, about; a quarter of a minute is enough for most purposes."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

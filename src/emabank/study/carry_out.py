@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from emabank.study.allocation import keep_memory
 from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
@@ -216,6 +217,7 @@ def to_text(job: Job, place: Place) -> str:
 def main(arguments: list[str]) -> int:
     """Carry out the job that the one argument describes, as `to_text` gave it."""
     stop_with_executor()
+    keep_memory()
     given = json.loads(arguments[0])
     fork = None if given["fork"] is None else Path(given["fork"])
     job = Job(from_plain(RunConfig, given["config"], where="the job"), fork, tuple(given["forks"]))

@@ -48,9 +48,9 @@ def predicted(training: Training, parts: Parts, make_model: Callable[[], nn.Modu
 
 
 def _module(kept: Kept, training: Training, make_model: Callable[[], nn.Module]) -> nn.Module:
-    model = make_model()
+    model = training.placed(make_model())
     model.load_state_dict(kept.tensors)
-    model = model.to(training.device).eval()
+    model.eval()
     if kept.keep.batchnorm == "recomputed":
         recalibrate_batchnorm(model, training.plain_batches("train"))
     return model

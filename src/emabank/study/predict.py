@@ -57,12 +57,18 @@ def predict_each(
     np.float32(0.0)
     """
     found: dict[Key, list[Tensor]] = {name: [] for name in weights}
+    sets = _untied(model, weights)
     # A loader may draw from the global generator as soon as it is iterated.
     with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
         for inputs, _ in batches:
             with computing(precision, inputs.device):
-                for name, tensors in weights.items():
-                    output = model(inputs) if tensors is None else functional_call(model, dict(tensors), (inputs,))
+                for name, tensors in sets.items():
+                    # A dict of its own for each call: what a forward pass puts in a buffer's place is written into it.
+                    output = (
+                        model(inputs)
+                        if tensors is None
+                        else functional_call(model, dict(tensors), (inputs,), tie_weights=False)
+                    )
                     found[name].append(output.float().cpu())
     if not all(found.values()):
         raise ValueError("there are no images to predict; give at least one batch")
@@ -96,6 +102,22 @@ def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tens
             "its features(x) must return [n, width], what the last layer sees"
         )
     return torch.cat(found)
+
+
+def _untied(
+    model: nn.Module, weights: Mapping[Key, Mapping[str, Tensor] | None]
+) -> dict[Key, Mapping[str, Tensor] | None]:
+    """Each set with a tied tensor under all its names; `functional_call` would look for them anew at every batch."""
+    names: dict[int, list[str]] = {}
+    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in named:
+            names.setdefault(id(tensor), []).append(name)
+    others = {name: tied for tied in names.values() if len(tied) > 1 for name in tied}
+
+    def untied(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {other: tensor for name, tensor in tensors.items() for other in others.get(name, (name,))}
+
+    return {key: None if tensors is None else untied(tensors) for key, tensors in weights.items()}
 
 
 @contextmanager

@@ -62,10 +62,8 @@ class Training:
         self._recipe = config.recipe
         training, hardware = self._recipe.training, self._recipe.hardware
         torch.manual_seed(config.seed)
-        self.model = make_model().to(device)
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
-        if hardware.channels_last:
-            self.model = self.model.to(memory_format=form)  # type: ignore[call-overload]
+        self.model = self.placed(make_model())
         self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if hardware.compile else self.model
         self.has_batchnorm = any(isinstance(each, BATCHNORM) for each in self.model.modules())
         self.loader = Loader(
@@ -112,6 +110,12 @@ class Training:
         self.losses: list[float] = []
         self._loss = torch.zeros((), dtype=torch.float64)
         self._kept: dict[str, dict[str, Tensor]] = {}
+
+    def placed(self, model: nn.Module) -> nn.Module:
+        """A network where and in the memory order in which this run computes: another order has other last digits."""
+        if self._recipe.hardware.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model.to(self.device)
 
     # The loop ---------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,57 @@
+"""Memory is kept where the system can keep it, and by processes that are there to train alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+from emabank.study import allocation, carry_out
+
+FAULTS = """
+import resource, sys
+import torch
+from emabank.study.allocation import keep_memory
+if sys.argv[1] == "keep":
+    assert keep_memory()
+def fill():
+    [torch.ones(2_000_000) for _ in range(10)]  # 8 MB each, as the activations of a few layers
+for _ in range(20):  # the heap finds its shape
+    fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is asked for")
+@pytest.mark.slow
+def test_memory_that_was_freed_is_not_fetched_again():
+    def faults(how: str) -> int:
+        done = subprocess.run([sys.executable, "-c", FAULTS, how], check=True, capture_output=True, text=True)
+        return int(done.stdout)
+
+    assert faults("leave") > 1000  # or there would be nothing to gain
+    assert faults("keep") < faults("leave") / 4
+
+
+def test_where_it_cannot_be_had_nothing_happens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(allocation.ctypes, "CDLL", lambda name: object())
+    assert not allocation.keep_memory()
+
+
+def test_a_system_that_refuses_is_believed(monkeypatch: pytest.MonkeyPatch):
+    class Library:
+        def __init__(self, name: object) -> None:
+            self.mallopt = lambda parameter, value: 0
+
+    monkeypatch.setattr(allocation.ctypes, "CDLL", Library)
+    assert not allocation.keep_memory()
+
+
+def test_a_worker_keeps_its_memory_and_says_what_it_was_given_wrong(monkeypatch: pytest.MonkeyPatch):
+    asked: list[bool] = []
+    monkeypatch.setattr(carry_out, "keep_memory", lambda: asked.append(True))
+    monkeypatch.setattr(carry_out, "stop_with_executor", lambda: None)
+    with pytest.raises(ValueError, match="Expecting value"):
+        carry_out.main(["no job"])
+    assert asked == [True]
