@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -156,18 +156,18 @@ def measure(network: str, asked: argparse.Namespace) -> Result:
         )
         for name, seconds in run.times.items()
     ]
-    return Result(case, speeds, _two_at_once(network, parts, run.times, asked) if 2 in asked.threads else None)
+    return Result(case, speeds, _two_at_once(network, parts, asked) if 2 in asked.threads else None)
 
 
-def _two_at_once(network: str, parts: Parts, alone: dict[str, list[float]], asked: argparse.Namespace) -> Spread:
-    """One thread each, beside another run of the same kind, against two threads alone."""
+def _two_at_once(network: str, parts: Parts, asked: argparse.Namespace) -> Spread:
+    """One thread each, beside another run of the same kind, against two threads alone; nobody else in between."""
+    alone, _ = contestant(network, parts, replace(CHOSEN, threads=2))
+    settings = {"seconds": asked.seconds / 4, "progress": progress(f"{network}, two runs at once")}
+    two_threads = run_interleaved([alone], **settings).times[alone.name]
     entrant, _ = contestant(network, parts, CHOSEN)
     with same_beside(network, CHOSEN) as pid:
-        run = run_interleaved(
-            [entrant], seconds=asked.seconds / 4, neighbour=pid, progress=progress(f"{network}, two runs at once")
-        )
-    two_threads = spread(alone[str(Way(True, True, False, 2))]).median
-    return spread([2 * two_threads / second for second in run.times[str(CHOSEN)]])
+        one_thread = run_interleaved([entrant], neighbour=pid, **settings).times[entrant.name]
+    return spread([2 * spread(two_threads).median / second for second in one_thread])
 
 
 def judge(result: Result) -> list[Verdict]:

@@ -37,6 +37,7 @@ def test_the_models_it_offers_are_there():
     [
         ({"averages": 0}, "averages is 0"),
         ({"threads": 0}, "threads is 0"),
+        ({"batch": 1}, "batch is 1"),
         ({"seconds": 0}, "seconds is 0"),
         ({"models": ()}, "models is empty"),
         ({"what": ()}, "what is empty"),

@@ -145,15 +145,12 @@ class BenchArguments:
     """Whose averages; gpt124m is a transformer, small1000 has a thousand small tensors, and bf16 is bfloat16."""
     averages: int = 5
     """How many averages."""
-    what: tuple[Literal["update", "steps", "evaluation", "recalibration"], ...] = (
-        "update",
-        "steps",
-        "evaluation",
-        "recalibration",
-    )
-    """One update of all averages; what it adds to a training step; of the ResNets on a CPU, evaluating all averages and
-    recalibrating their batch norm in one pass over the data.
+    what: tuple[Literal["update", "steps", "evaluation", "recalibration"], ...] = ("update", "steps")
+    """One update of all averages; what it adds to a training step. On request, for ResNets on a CPU, in some minutes:
+    evaluating all averages, and recalibrating their batch norm, in one pass over the data.
     """
+    batch: int | None = None
+    """Images (or sequences) of a training step. By default 32 images, or one sequence of 64 tokens."""
     seconds: float = 10
     """For each measurement, about; a quarter of a minute is enough for most purposes."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -166,6 +163,7 @@ class BenchArguments:
     def __post_init__(self) -> None:
         check_choices(self)
         check_from("averages", self.averages, 1)
+        check_from("batch", self.batch, 2)
         check_from("threads", self.threads, 1)
         if not 0 < self.seconds <= 3600:
             raise ValueError(f"seconds is {self.seconds}; give a time for each measurement, above 0 and up to 3600")
