@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recalibration import WITHIN
+from enough import WITHIN
 
 from drawn.curves import CurvePlot, Curves, Points, curve_plot
 from drawn.look import Picture

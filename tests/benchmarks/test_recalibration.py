@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import recalibration
 import torch
-from recalibration import Curve, Enough, Point, Points, Score, Setting, Subject, curves_of, enough, settings_of
+from enough import Curve, Enough, Point, Score, Setting, curves_of, enough
+from recalibration import Points, Subject, settings_of
 
 from emabank.bench.interleave import Spread
 from emabank.study.carry_out import Job, carry_out
