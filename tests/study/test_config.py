@@ -82,6 +82,7 @@ nan, inf = math.nan, math.inf
         (HardwareConfig, {"device": "tpu"}, "device is 'tpu'; give one of auto, cpu, cuda, mps"),
         (HardwareConfig, {"precision": "fp8"}, "precision is 'fp8'"),
         (HardwareConfig, {"threads": 0}, "threads is 0"),
+        (HardwareConfig, {"fused": True, "precision": "fp16"}, "fused is True and precision is fp16"),
         (Recipe, {"training": TrainingConfig(bootstrap="ema-9%")}, "bootstrap is 'ema-9%'; the averages are ema-0.44%"),
         (Keep, {**vars(KEPT), "batchnorm": "none"}, "batchnorm is 'none'; give one of averaged, recomputed, own"),
         (RunConfig, {**RUN, "trained_on": "90%"}, "trained_on is '90%'; give one of 80%, 100%"),

@@ -232,6 +232,9 @@ class HardwareConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_from("threads", self.threads, 1)
+        if self.fused and self.precision == "fp16":
+            # torch's fused SGD leaves its momentum unset where the loss scaler has it skip its very first step.
+            raise ValueError("fused is True and precision is fp16, which go wrong together in torch; leave fused out")
 
     def completed(self) -> "HardwareConfig":
         """The same with what was left out filled in, where the device is known: as fast as docs/speed.md found it.
