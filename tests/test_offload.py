@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from emabank import storage as room
+from emabank import shelf as room
 from emabank.storage import Storage
 
 AFAR = torch.device("cuda", 0)
@@ -118,19 +118,19 @@ def test_copies_from_an_accelerator_overlap_with_averaging_and_nobody_reads_or_w
 def test_the_stand_in_sees_a_copy_that_nobody_waits_for_and_a_half_that_is_filled_too_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fetch = room._Shelf._fetch
+    fetch = room.Shelf._fetch
     with monkeypatch.context() as patch:
-        patch.setattr(room._Shelf, "_fetch", lambda shelf, live, half: [fetch(shelf, live, half), None][1])
+        patch.setattr(room.Shelf, "_fetch", lambda shelf, live, half: [fetch(shelf, live, half), None][1])
         assert [offloaded(monkeypatch, late=late)[1] for late in (True, False)] == [False, True]
 
-    def all_at_once(shelf: room._Shelf, sources: room._Sources, weight: Tensor) -> None:
+    def all_at_once(shelf: room.Shelf, sources: room._Sources, weight: Tensor) -> None:
         halves = sources.scratch.split(sources.scratch.numel() // room.BLOCK // 2 * room.BLOCK)
         coming = [shelf._fetch(live, halves[number % 2]) for number, (_, live) in enumerate(sources.fetched)]
         for number, (blocks, live) in enumerate(sources.fetched):
             coming[number].synchronize()
             blocks.lerp_(halves[number % 2][: live.numel()].view(-1, 1, room.BLOCK), weight)
 
-    monkeypatch.setattr(room._Shelf, "_move_fetched", all_at_once)
+    monkeypatch.setattr(room.Shelf, "_move_fetched", all_at_once)
     assert [offloaded(monkeypatch, late=late)[1] for late in (True, False)] == [True, False]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emabank import storage as room
+from emabank import shelf as room
 from emabank.forms import Form
 from emabank.storage import Storage
 

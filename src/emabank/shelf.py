@@ -1,0 +1,329 @@
+"""How averages of tensors that share a device and a precision lie in memory, and the one fused pass that moves them.
+
+A tensor of the model is cut into blocks of 1024 elements, and the averages of one block stand side by side:
+[blocks, averages, 1024]. One broadcast in-place `lerp_` then moves every average while the live block is still in
+cache, which is as fast as memory allows. Small tensors (and the ends of large ones) are first copied together into
+one scratch page, so that their number costs little. Imports forms and torch; knows nothing of names or rules.
+"""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from emabank.forms import Form
+
+BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
+SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to copy once more
+MIDDLE = 32 * BLOCK  # below this it does while there is room; beside a busy process each parallel region may stall
+SERIAL = 31 * BLOCK  # a copy of at most this size is not spread over threads
+SCRATCH = 230 * BLOCK  # elements of the scratch page, 0.9 MiB in float32: what a bank may cost beside its averages
+CHUNK = 128 * BLOCK  # elements converted at a time: half a mebibyte, which stays in the second-level caches
+ROUNDS = 16  # updates in which all large tensors are looked at once for NaN and inf: a full look costs 12% of an update
+
+# Not public in torch, but what its optimizers are built on: one call for many tensors.
+_copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A stretch of one tensor that lies in a page: its elements `low` to `high`, at `offset` of the page."""
+
+    index: int
+    low: int
+    high: int
+    offset: int
+
+    @property
+    def place(self) -> slice:
+        return slice(self.offset, self.offset + self.high - self.low)
+
+    @property
+    def stretch(self) -> slice:
+        return slice(self.low, self.high)
+
+
+class _Gather(NamedTuple):
+    """How one page is filled from live tensors."""
+
+    joined: list[tuple[list[Tensor], Tensor]]  # live tensors that lie end to end in the scratch page, and where
+    places: list[Tensor]  # in the scratch page, of tensors that must be converted or fetched
+    lives: list[Tensor]
+    looked: Tensor  # all that is filled
+    lined: Tensor  # the page itself, in blocks
+
+
+@dataclass
+class _Sources:
+    """Views of the live tensors as they stand now, so that an update need not make any. Never saved, never copied."""
+
+    scratch: Tensor
+    gathers: list[_Gather]  # one a page
+    direct: list[tuple[Tensor, Tensor]]  # blocks, live
+    converted: list[tuple[Tensor, Tensor]]  # blocks, live of another precision, in parts that fit the scratch page
+    fetched: list[tuple[Tensor, Tensor]]  # blocks, live on another device, in parts that fit half of it
+    large: list[Tensor]  # live, without their ends
+    turns: list[list[Tensor]]  # the same, cut into ROUNDS equal shares
+    numbers: "array[float]"  # the weights of the averages; on a CPU `weights` is a view of the same memory
+    weights: Tensor
+    loose: list[tuple[Tensor, Tensor]]  # copies of live tensors with gaps in memory, and those tensors
+    afar: list[torch.device]  # accelerators from which copies are on their way
+    page: int = -1  # which page the scratch page holds
+
+
+class Shelf:
+    """The averages of all tensors that share a device and a precision."""
+
+    def __init__(self, forms: dict[int, Form], count: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.forms = forms
+        self.dtype, self.device = dtype, device
+        self.count = count
+        self.blocks: dict[int, Tensor] = {}
+        self.pages: list[tuple[Tensor, list[_Piece]]] = []
+        self.sources: _Sources | None = None
+        gathered = _gathered_whole(forms)
+        pieces: list[_Piece] = []
+        filled = 0
+        for index in sorted(forms, key=lambda index: forms[index].numel):
+            size = forms[index].numel
+            body = 0 if index in gathered else size // BLOCK
+            if body:
+                self.blocks[index] = self._zeros(body, count, BLOCK)
+            for low in range(body * BLOCK, size, SERIAL):
+                high = min(low + SERIAL, size)
+                if filled + high - low > SCRATCH:
+                    self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+                    pieces, filled = [], 0
+                pieces.append(_Piece(index, low, high, filled))
+                filled += high - low
+        if pieces or not self.pages:
+            self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+        self.pages.reverse()  # the last page need not be gathered twice (see move), so it is the one with most pieces
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "sources": None}
+
+    def _zeros(self, *shape: int, pin_memory: bool = False) -> Tensor:
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device, pin_memory=pin_memory)
+
+    def bind(self, lives: Sequence[Tensor]) -> None:
+        """Take views of the live tensors."""
+        flats = {index: form.flat(lives[index]) for index, form in self.forms.items()}
+        loose = [(f.shaped(flats[i]), lives[i]) for i, f in self.forms.items() if not f.is_dense]
+        afar = sorted({f.device for f in flats.values() if f.device.type != "cpu" and f.device != self.device}, key=str)
+        size = max((blocks.shape[0] * BLOCK for blocks, _ in self.pages), default=0)
+        large = [i for i in self.blocks if flats[i].dtype != self.dtype or flats[i].device != self.device]
+        if large:
+            size = max(size, min(CHUNK, max(self.blocks[i].shape[0] * BLOCK for i in large)))
+        if afar:  # larger copies use the bus better; 1% of the averages is still little
+            size = max(size, sum(b.numel() for b in self.blocks.values()) // 100 // BLOCK * BLOCK, 2 * BLOCK)
+        bodies = [flats[index][: blocks.shape[0] * BLOCK] for index, blocks in self.blocks.items()]
+        scratch = self._zeros(size + len(bodies), pin_memory=bool(afar) and self.device.type == "cpu")
+        gathers: list[_Gather] = []
+        for blocks, pieces in self.pages:
+            end = blocks.shape[0] * BLOCK
+            there = [(piece.offset, flats[piece.index][piece.stretch]) for piece in pieces]
+            if len(gathers) + 1 == len(self.pages) and bodies:
+                # With the last page comes one value of each large tensor, to be looked at only.
+                there += [(end + number, body[:1]) for number, body in enumerate(bodies)]
+                end += len(bodies)
+            lined = scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK)
+            gathers.append(_Gather(*_joined(scratch, there), scratch[:end], lined))
+        numbers = array("d" if self.dtype is torch.float64 else "f", [0.0] * self.count)
+        weights = torch.frombuffer(numbers, dtype=self.dtype).view(-1, 1).to(self.device)
+        shares = _shares(bodies)
+        self.sources = _Sources(scratch, gathers, [], [], [], bodies, shares, numbers, weights, loose, afar)
+        for blocks, body in zip(self.blocks.values(), bodies, strict=True):
+            self._bind_large(self.sources, blocks, body)
+
+    def _bind_large(self, sources: _Sources, blocks: Tensor, live: Tensor) -> None:
+        if live.dtype == self.dtype and live.device == self.device:
+            sources.direct.append((blocks, live.view(-1, 1, BLOCK)))
+            return
+        elsewhere = live.device != self.device
+        part = max(sources.scratch.numel() // BLOCK // (2 if elsewhere else 1), 1)
+        pairs = zip(blocks.split(part), live.split(part * BLOCK), strict=True)
+        (sources.fetched if elsewhere else sources.converted).extend(pairs)
+
+    # The pass ---------------------------------------------------------------------------------------------------------
+
+    def look(self, turn: int | None) -> Iterator[Tensor]:
+        """Sums (for what is gathered, of squares) that are finite only if what they cover is: everything; or (with a
+        turn) all that is gathered, one value of each large tensor, and a share of them all, another one each turn.
+        """
+        sources = self._fresh_sources()
+        sources.page = -1  # what an earlier look left there may be out of date
+        for page in range(len(self.pages)):
+            self._gather(sources, page)
+            looked = sources.gathers[page].looked
+            yield looked.dot(looked)
+        for live in sources.large if turn is None else sources.turns[turn]:
+            yield (live if live.dtype.itemsize > 1 else live.float()).sum()
+
+    def move(self, weights: list[float]) -> None:
+        """Move every average towards the live tensors, each by its own weight."""
+        sources = self._fresh_sources()
+        sources.numbers[:] = array(sources.numbers.typecode, weights)
+        weight = sources.weights
+        if self.device.type != "cpu":
+            weight.copy_(torch.frombuffer(sources.numbers, dtype=self.dtype).view(-1, 1))
+        for page in reversed(range(len(self.pages))):  # the page looked at last is still in the scratch page
+            self._gather(sources, page)
+            self.pages[page][0].lerp_(sources.gathers[page].lined, weight)
+        sources.page = -1  # the live tensors will have moved on by the next update
+        for blocks, live in sources.direct:
+            blocks.lerp_(live, weight)
+        for blocks, live in sources.converted:
+            blocks.lerp_(sources.scratch[: live.numel()].copy_(live).view(-1, 1, BLOCK), weight)
+        if sources.fetched:
+            self._move_fetched(sources, weight)
+
+    def _move_fetched(self, sources: _Sources, weight: Tensor) -> None:
+        """Two halves of the scratch page in turn: the next part is on its way while this one is averaged.
+
+        Copies are issued on the stream that the caller computes on, so that each waits for the optimizer step before it
+        and the next one waits for it; this thread waits for a part only when that part's turn has come. A stream of
+        their own would gain nothing: no other work is queued until the last part is averaged and the caller goes on.
+        """
+        halves = sources.scratch.split(sources.scratch.numel() // BLOCK // 2 * BLOCK)
+        coming = self._fetch(sources.fetched[0][1], halves[0])
+        for number, (blocks, live) in enumerate(sources.fetched):
+            arrived = coming
+            if number + 1 < len(sources.fetched):
+                coming = self._fetch(sources.fetched[number + 1][1], halves[(number + 1) % 2])
+            if arrived is not None:
+                arrived.synchronize()
+            blocks.lerp_(halves[number % 2][: live.numel()].view(-1, 1, BLOCK), weight)
+
+    def _fetch(self, live: Tensor, half: Tensor) -> torch.Event | None:
+        on_cpu = live.device.type == "cpu"
+        # A CPU's weights are copied before this returns: from pinned memory they would still be on their way when the
+        # next optimizer step, which no stream holds back, writes them.
+        half[: live.numel()].copy_(live, non_blocking=not on_cpu)
+        if on_cpu or self.device.type != "cpu":
+            return None  # done already, or ordered by the averages' own stream
+        return torch.accelerator.current_stream(live.device).record_event()
+
+    def _gather(self, sources: _Sources, page: int) -> None:
+        if sources.page != page:
+            gather = sources.gathers[page]
+            for lives, place in gather.joined:
+                torch.cat(lives, out=place)
+            if gather.places:
+                _copy_all(gather.places, gather.lives, non_blocking=bool(sources.afar))
+            for device in sources.afar:
+                torch.accelerator.current_stream(device).synchronize()
+            sources.page = page
+
+    def _fresh_sources(self) -> _Sources:
+        assert self.sources is not None, "bind comes first"
+        for copy, live in self.sources.loose:
+            copy.copy_(live)
+        return self.sources
+
+    # One average ------------------------------------------------------------------------------------------------------
+
+    def distance(self, average: int) -> tuple[float, float]:
+        """How far the live tensors are from one average, and its length, both squared; a part at a time."""
+        sources = self._fresh_sources()
+        sources.page = -1
+        pairs: list[tuple[Tensor, Tensor]] = [*sources.converted, *sources.fetched]
+        for blocks, live in sources.direct:
+            pairs += zip(blocks.split(CHUNK // BLOCK), live.split(CHUNK // BLOCK), strict=True)
+        moved = norm = 0.0
+        for blocks, live in pairs:
+            old = blocks[:, average]
+            moved, norm = moved + _squares(live.reshape(-1, BLOCK).to(old) - old), norm + _squares(old)
+        for page, (blocks, pieces) in enumerate(self.pages):
+            self._gather(sources, page)
+            filled = max((piece.place.stop for piece in pieces), default=0)
+            old = blocks[:, average].reshape(-1)[:filled]
+            moved, norm = moved + _squares(sources.scratch[:filled] - old), norm + _squares(old)
+        return moved, norm
+
+    def read(self, average: int, out: dict[int, Tensor]) -> None:
+        """Put copies of one average's tensors into `out`, in the live tensors' shapes and memory order."""
+        flats = {i: torch.empty(form.numel, dtype=self.dtype, device=self.device) for i, form in self.forms.items()}
+        for index, blocks in self.blocks.items():
+            flats[index][: blocks.shape[0] * BLOCK].view(-1, BLOCK).copy_(blocks[:, average])
+        for blocks, pieces in self.pages:
+            page = blocks[:, average].reshape(-1)
+            for piece in pieces:
+                flats[piece.index][piece.stretch] = page[piece.place]
+        out.update({index: form.shaped(flats[index]) for index, form in self.forms.items()})
+
+    def write(self, average: int, values: Sequence[Tensor]) -> None:
+        """Set one average's tensors."""
+        flats = {index: form.arranged(values[index]) for index, form in self.forms.items()}
+        for index, blocks in self.blocks.items():
+            blocks[:, average].copy_(flats[index][: blocks.shape[0] * BLOCK].view(-1, BLOCK))
+        for blocks, pieces in self.pages:
+            page = self._zeros(blocks.shape[0] * BLOCK)
+            for piece in pieces:
+                page[piece.place].copy_(flats[piece.index][piece.stretch])
+            blocks[:, average].copy_(page.view(-1, BLOCK))
+
+
+def _squares(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor)) ** 2
+
+
+def _joined(
+    scratch: Tensor, there: Sequence[tuple[int, Tensor]]
+) -> tuple[list[tuple[list[Tensor], Tensor]], list[Tensor], list[Tensor]]:
+    """What of these tensors, each with its offset in the scratch page, one `cat` can put there, and what a copy must.
+
+    On a CPU a `cat` of fewer elements than torch spreads over threads is one loop in C, at half the price of as many
+    copies.
+    """
+    runs: list[tuple[int, list[Tensor]]] = []
+    places: list[Tensor] = []
+    lives: list[Tensor] = []
+    end = filled = 0
+    for offset, live in there:
+        size = live.numel()
+        if live.dtype != scratch.dtype or live.device != scratch.device or live.device.type != "cpu":
+            places.append(scratch[offset : offset + size])
+            lives.append(live)
+            continue
+        if not runs or offset != end or filled + size > SERIAL:
+            runs.append((offset, []))
+            filled = 0
+        runs[-1][1].append(live)
+        filled, end = filled + size, offset + size
+    joined = [(run, scratch[start : start + sum(live.numel() for live in run)]) for start, run in runs]
+    return joined, places, lives
+
+
+def _shares(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """One-dimensional tensors, end to end, cut into ROUNDS equal shares."""
+    total = sum(tensor.numel() for tensor in tensors)
+    borders = [total * turn // ROUNDS for turn in range(ROUNDS + 1)]
+    shares: list[list[Tensor]] = []
+    for low, high in pairwise(borders):
+        share: list[Tensor] = []
+        start = 0
+        for tensor in tensors:
+            part = tensor[max(low - start, 0) : max(high - start, 0)]
+            share += [part] if part.numel() else []
+            start += tensor.numel()
+        shares.append(share)
+    return shares
+
+
+def _gathered_whole(forms: Mapping[int, Form]) -> set[int]:
+    """Which tensors are gathered into pages: all the small ones, and of the middling as many as fit beside them."""
+    chosen: set[int] = set()
+    filled = sum(form.numel % BLOCK for form in forms.values() if form.numel >= SMALL)  # the ends of the others
+    for index in sorted(forms, key=lambda index: forms[index].numel):
+        size = forms[index].numel
+        filled += size if size < SMALL else size - size % BLOCK
+        if size >= SMALL and (size >= MIDDLE or filled > SCRATCH):
+            break
+        chosen.add(index)
+    return chosen
