@@ -292,7 +292,7 @@ def remarks(findings: Sequence[Finding]) -> list[str]:
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Hold measured ratios against those kept in benchmarks/ratios.json, and say what became slower: "
-        "worse by more than 10 %%, and by more than chance (two standard errors of the medians).",
+        "worse by more than 10 %, and by more than chance (two standard errors of the medians).",
         epilog="Exit code: 1 when something is slower, 2 when nothing could be compared or a script left no result. "
         "Results that other processes disturbed decide nothing and are not accepted.",
     )

@@ -18,7 +18,7 @@ from goals import judge_steps
 from emabank.bench import peers, zoo
 from emabank.bench.cases import Verdict
 from emabank.bench.command import ratios_of
-from emabank.bench.kept import keep_result
+from emabank.bench.kept import Among, keep_result
 from emabank.bench.machine import conditions
 from emabank.bench.steps import Steps, measure_steps, steps_table
 from emabank.bench.tables import facts
@@ -51,6 +51,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="holds the wheels of timm and diffusers; downloaded into it when missing (%(default)s)")  # fmt: skip
     add("--threads", type=int, help="torch threads (default: torch's own choice)")
     add("--json", type=Path, metavar="FILE", help="keep the result, e.g. benchmarks/results/overhead.json")
+    add("--add", action="store_true", help="what FILE holds of other cases stays in it")
     add("--check", action="store_true", help="exit with 1 when a goal is missed")
     return parser.parse_args(argv)
 
@@ -76,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             known,
             ratios=ratios_of([], results),
             verdicts=judged,
+            among=Among("results", ("case.model", "case.averages")) if asked.add else None,
             results=[asdict(result) for result in results],
         )
         print(f"kept in {asked.json}")

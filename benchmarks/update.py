@@ -20,7 +20,7 @@ from neighbour import KINDS, busy_neighbour
 from emabank.bench import peers, zoo
 from emabank.bench.cases import Case, Verdict
 from emabank.bench.command import ratios_of
-from emabank.bench.kept import keep_result
+from emabank.bench.kept import Among, keep_result
 from emabank.bench.machine import conditions
 from emabank.bench.tables import case_table, facts
 from emabank.bench.update import measure_not_due, run_case
@@ -44,6 +44,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="measure a second time beside one busy process: spin, or memory, which takes bandwidth too")  # fmt: skip
     add("--threads", type=int, help="torch threads (default: torch's own choice)")
     add("--json", type=Path, metavar="FILE", help="keep the result, e.g. benchmarks/results/update.json")
+    add("--add", action="store_true", help="what FILE holds of other models and numbers of averages stays in it")
     add("--check", action="store_true", help="exit with 1 when a goal is missed")
     return parser.parse_args(argv)
 
@@ -82,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             known,
             ratios=ratios_of(quiet_cases, []),
             verdicts=judged,
+            among=Among("cases", ("model", "averages", "neighbour")) if asked.add else None,
             cases=[asdict(case) for case in cases],
             not_due=asdict(idle),
         )
