@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import gate
-from drawn import choices, evaluation, growth, large, overhead, ratios, recalibration, startup, study, training, update
+from drawn import (
+    choices,
+    evaluation,
+    growth,
+    hotspots,
+    large,
+    overhead,
+    ratios,
+    recalibration,
+    startup,
+    study,
+    training,
+    update,
+)
 from drawn.look import same_picture
 from drawn.page import FIGURES, NOT_MEASURED, Shown, block, blocks_in, filled
 
@@ -28,6 +41,7 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any]], Shown]] = {
     "evaluation": evaluation.show,
     "recalibration": recalibration.show,
     "training": training.show,
+    "hotspots": hotspots.show,
     "choices": choices.show,
     "study": study.show,
     "growth": growth.show,

@@ -68,7 +68,8 @@ class _Sources:
     converted: list[tuple[Tensor, Tensor]]  # blocks, live of another precision, in parts that fit the scratch page
     fetched: list[tuple[Tensor, Tensor]]  # blocks, live on another device, in parts that fit half of it
     large: list[Tensor]  # live, without their ends
-    turns: list[list[Tensor]]  # the same, cut into ROUNDS equal shares
+    turns: list[list[Tensor]]  # the same, cut into ROUNDS equal shares, unless they are small and come with glances
+    glances: list[_Gather]  # the last page and a share of the large ones, to be looked at together: one a turn, or none
     numbers: "array[float]"  # the weights of the averages; on a CPU `weights` is a view of the same memory
     weights: Tensor
     loose: list[tuple[Tensor, Tensor]]  # copies of live tensors with gaps in memory, and those tensors
@@ -123,21 +124,32 @@ class Shelf:
         if afar:  # larger copies use the bus better; 1% of the averages is still little
             size = max(size, sum(b.numel() for b in self.blocks.values()) // 100 // BLOCK * BLOCK, 2 * BLOCK)
         bodies = [flats[index][: blocks.shape[0] * BLOCK] for index, blocks in self.blocks.items()]
-        scratch = self._zeros(size + len(bodies), pin_memory=bool(afar) and self.device.type == "cpu")
+        shares = _shares(bodies)
+        size += len(bodies)
+        room = max(_length(share) for share in shares)
+        glancing = bool(bodies) and not large and not afar and size + room <= SCRATCH
+        if glancing:
+            size += room
+        scratch = self._zeros(size, pin_memory=bool(afar) and self.device.type == "cpu")
         gathers: list[_Gather] = []
+        glances: list[_Gather] = []
         for blocks, pieces in self.pages:
             end = blocks.shape[0] * BLOCK
+            lined = scratch[:end].view(-1, 1, BLOCK)
             there = [(piece.offset, flats[piece.index][piece.stretch]) for piece in pieces]
             if len(gathers) + 1 == len(self.pages) and bodies:
                 # With the last page comes one value of each large tensor, to be looked at only.
                 there += [(end + number, body[:1]) for number, body in enumerate(bodies)]
                 end += len(bodies)
-            lined = scratch[: blocks.shape[0] * BLOCK].view(-1, 1, BLOCK)
+                if glancing:
+                    for share in shares:
+                        seen = [*there, *zip(_offsets(share, end), share, strict=True)]
+                        glances.append(_Gather(*_joined(scratch, seen), scratch[: end + _length(share)], lined))
+                    shares = [[] for _ in shares]
             gathers.append(_Gather(*_joined(scratch, there), scratch[:end], lined))
         numbers = array("d" if self.dtype is torch.float64 else "f", [0.0] * self.count)
         weights = torch.frombuffer(numbers, dtype=self.dtype).view(-1, 1).to(self.device)
-        shares = _shares(bodies)
-        self.sources = _Sources(scratch, gathers, [], [], [], bodies, shares, numbers, weights, loose, afar)
+        self.sources = _Sources(scratch, gathers, [], [], [], bodies, shares, glances, numbers, weights, loose, afar)
         for blocks, body in zip(self.blocks.values(), bodies, strict=True):
             self._bind_large(self.sources, blocks, body)
 
@@ -158,10 +170,11 @@ class Shelf:
         """
         sources = self._fresh_sources()
         sources.page = -1  # what an earlier look left there may be out of date
-        for page in range(len(self.pages)):
-            self._gather(sources, page)
-            looked = sources.gathers[page].looked
-            yield looked.dot(looked)
+        for page, gather in enumerate(sources.gathers):
+            if sources.glances and turn is not None and page + 1 == len(self.pages):
+                gather = sources.glances[turn]
+            self._gather(sources, page, gather)
+            yield gather.looked.dot(gather.looked)
         for live in sources.large if turn is None else sources.turns[turn]:
             yield (live if live.dtype.itemsize > 1 else live.float()).sum()
 
@@ -209,9 +222,9 @@ class Shelf:
             return None  # done already, or ordered by the averages' own stream
         return torch.accelerator.current_stream(live.device).record_event()
 
-    def _gather(self, sources: _Sources, page: int) -> None:
+    def _gather(self, sources: _Sources, page: int, gather: _Gather | None = None) -> None:
         if sources.page != page:
-            gather = sources.gathers[page]
+            gather = gather or sources.gathers[page]
             for lives, place in gather.joined:
                 torch.cat(lives, out=place)
             if gather.places:
@@ -296,13 +309,22 @@ def _joined(
             filled = 0
         runs[-1][1].append(live)
         filled, end = filled + size, offset + size
-    joined = [(run, scratch[start : start + sum(live.numel() for live in run)]) for start, run in runs]
+    joined = [(run, scratch[start : start + _length(run)]) for start, run in runs]
     return joined, places, lives
+
+
+def _length(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
+
+
+def _offsets(tensors: Sequence[Tensor], start: int) -> list[int]:
+    """Where tensors begin that lie end to end from `start` on."""
+    return [start + _length(tensors[:number]) for number in range(len(tensors))]
 
 
 def _shares(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     """One-dimensional tensors, end to end, cut into ROUNDS equal shares."""
-    total = sum(tensor.numel() for tensor in tensors)
+    total = _length(tensors)
     borders = [total * turn // ROUNDS for turn in range(ROUNDS + 1)]
     shares: list[list[Tensor]] = []
     for low, high in pairwise(borders):

@@ -41,7 +41,11 @@ def test_some_entries_are_measured_again_and_the_others_stay(tmp_path: Path):
         )
     result = read_result(path)
     assert [case["found"] for case in result["cases"]] == ["new", "kept", "kept too"]
-    assert {each["goal"]: each["found"] for each in result["verdicts"]} == {"a/1": "new", "a/5": "kept", "b/1": "kept too"}
+    assert {each["goal"]: each["found"] for each in result["verdicts"]} == {
+        "a/1": "new",
+        "a/5": "kept",
+        "b/1": "kept too",
+    }
     assert {name: ratio.value.median for name, ratio in result["ratios"].items()} == {"a/1": 3, "a/5": 4, "b/1": 8}
     assert result["command"].count("python some.py") == 4
 

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import choices
 import growth
+import hotspots
 import large
 import overhead
 import recalibration
@@ -118,6 +119,17 @@ def made_choices():
     return {"results": list(map(asdict, results))}
 
 
+def made_hotspots():
+    results = [
+        hotspots.Hotspots(
+            network, 96, 128, about(80), {phase: about(0.1 + 0.1 * n) for n, phase in enumerate(hotspots.PHASES)},
+            {"aten::convolution_backward": 0.5, "aten::mkldnn_convolution": 0.25, "all others": 0.25}, 0.01,
+        )
+        for network in ("resnet8", "resnet20")
+    ]  # fmt: skip
+    return {"results": list(map(asdict, results))}
+
+
 def made_evaluation():
     ways = {"evaluation": (SHARED, COPIES, SECOND, APPLIED), "recalibration": (SHARED, UPDATE_BN)}
     results = [
@@ -150,5 +162,5 @@ def made_recalibration():
 MADE = {
     "update": made_update, "overhead": made_overhead, "training": made_training, "study": made_study,
     "growth": made_growth, "large": made_large, "startup": made_startup, "choices": made_choices,
-    "evaluation": made_evaluation, "recalibration": made_recalibration,
+    "hotspots": made_hotspots, "evaluation": made_evaluation, "recalibration": made_recalibration,
 }  # fmt: skip

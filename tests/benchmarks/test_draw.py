@@ -199,6 +199,8 @@ def shown(measured, name):
                      "| import torch, emabank | 2 (1.6–2.4) | 20 (16–24) | 20 (16 to 24) | 15 (12 to 18) |"]),
         ("choices", ["| resnet20 | channels last, fused, 2 threads | 600 (480–720) | 1.7 (1.36–2.04) | 0.3 |",
                      "- resnet8: two runs at once, one thread each, over one run with two threads: 1.3 (1.04–1.56)"]),
+        ("hotspots", ["| part of a step, % of it | resnet8 | resnet20 |", "| optimizer | 30 % (24 %–36 %) | 30 %",
+                      "96 steps of 80 ms on 128 images", "`convolution_backward` 50%, `mkldnn_convolution` 25%"]),
         ("evaluation", ["| recalibration | resnet8, 1 thread | DataLoader, 2 workers | 100 (80–120) | each",
                         "| 1.1 (0.88–1.32) | 20 |"]),
         ("recalibration", ["| 0.998, epoch 2 of 16 | images as they are | 70.00 % | -20.00 | -9.38 | -2.34 |",
