@@ -49,7 +49,8 @@ def recalibrate_batchnorm(
     """Measure batch-norm statistics again, for every average of a bank in one pass, or for a module in place.
 
     A bank keeps them beside the averaged ones until its next update: `applied(name, batchnorm="recomputed")`.
-    `averages` limits it to some ("live" may be among them), `max_batches` to the first batches. By default a batch
+    `averages` limits it to some ("live" may be among them), `max_batches` to the first batches: about 1,024 images are
+    enough for a look during training (docs/speed.md has the curve), all of them for what is shipped. By default a batch
     that is a tensor becomes `model(batch)`, a tuple or list `model(batch[0])`, a mapping `model(**batch)`, each moved
     to the model's device; `forward(model, batch)` does it your way. Only the batch-norm layers are in training mode;
     those that are frozen (in eval mode inside a model in training mode) stay as they are, and are named in what is
