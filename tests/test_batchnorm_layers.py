@@ -25,7 +25,7 @@ def measured_here(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def wide(order: torch.memory_format = torch.contiguous_format) -> nn.Sequential:
     torch.manual_seed(0)
     made = nn.Sequential(nn.Conv2d(2, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
-    return made.to(memory_format=order)  # type: ignore[call-overload]
+    return made.to(memory_format=order)
 
 
 def large(n: int, seed: int = 1, shift: float = 0.0) -> Tensor:
