@@ -3,7 +3,8 @@
 A tensor of the model is cut into blocks of 1024 elements, and the averages of one block stand side by side:
 [blocks, averages, 1024]. One broadcast in-place `lerp_` then moves every average while the live block is still in
 cache, which is as fast as memory allows. Small tensors (and the ends of large ones) are first copied together into
-one scratch page, so that their number costs little. Imports forms and torch; knows nothing of names or rules.
+one scratch page, so that their number costs little. Imports forms, hugepages and torch; knows nothing of names or
+rules.
 """
 
 import math
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from emabank import hugepages
 from emabank.forms import Form
 
 BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
@@ -23,7 +25,8 @@ SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to copy onc
 MIDDLE = 32 * BLOCK  # below this it does while there is room; beside a busy process each parallel region may stall
 SERIAL = 31 * BLOCK  # a copy of at most this size is not spread over threads
 SCRATCH = 230 * BLOCK  # elements of the scratch page, 0.9 MiB in float32: what a bank may cost beside its averages
-CHUNK = 128 * BLOCK  # elements converted at a time: half a mebibyte, which stays in the second-level caches
+CHUNK = 128 * BLOCK  # elements converted at a time, half a mebibyte: it stays in the second-level caches
+CHUNKS = 8  # of which so many at once where the averages are large enough: it stays in the third-level cache
 ROUNDS = 16  # updates in which all large tensors are looked at once for NaN and inf: a full look costs 12% of an update
 
 # Not public in torch, but what its optimizers are built on: one call for many tensors.
@@ -109,8 +112,8 @@ class Shelf:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "sources": None}
 
-    def _zeros(self, *shape: int, pin_memory: bool = False) -> Tensor:
-        return torch.zeros(*shape, dtype=self.dtype, device=self.device, pin_memory=pin_memory)
+    def _zeros(self, *shape: int) -> Tensor:
+        return hugepages.zeros(*shape, dtype=self.dtype, device=self.device)
 
     def bind(self, lives: Sequence[Tensor]) -> None:
         """Take views of the live tensors."""
@@ -119,10 +122,12 @@ class Shelf:
         afar = sorted({f.device for f in flats.values() if f.device.type != "cpu" and f.device != self.device}, key=str)
         size = max((blocks.shape[0] * BLOCK for blocks, _ in self.pages), default=0)
         large = [i for i in self.blocks if flats[i].dtype != self.dtype or flats[i].device != self.device]
-        if large:
-            size = max(size, min(CHUNK, max(self.blocks[i].shape[0] * BLOCK for i in large)))
-        if afar:  # larger copies use the bus better; 1% of the averages is still little
-            size = max(size, sum(b.numel() for b in self.blocks.values()) // 100 // BLOCK * BLOCK, 2 * BLOCK)
+        little = sum(blocks.numel() for blocks in self.blocks.values()) // 100 // BLOCK * BLOCK  # 1% of the averages
+        if large:  # fewer and larger conversions wait less for one another
+            longest = max(self.blocks[index].shape[0] * BLOCK for index in large)
+            size = max(size, min(longest, max(CHUNK, min(little, CHUNKS * CHUNK))))
+        if afar:  # larger copies use the bus better
+            size = max(size, little, 2 * BLOCK)
         bodies = [flats[index][: blocks.shape[0] * BLOCK] for index, blocks in self.blocks.items()]
         shares = _shares(bodies)
         size += len(bodies)
@@ -130,7 +135,8 @@ class Shelf:
         glancing = bool(bodies) and not large and not afar and size + room <= SCRATCH
         if glancing:
             size += room
-        scratch = self._zeros(size, pin_memory=bool(afar) and self.device.type == "cpu")
+        pinned = bool(afar) and self.device.type == "cpu"
+        scratch = torch.zeros(size, dtype=self.dtype, device=self.device, pin_memory=pinned)
         gathers: list[_Gather] = []
         glances: list[_Gather] = []
         for blocks, pieces in self.pages:
@@ -276,7 +282,7 @@ class Shelf:
         for index, blocks in self.blocks.items():
             blocks[:, average].copy_(flats[index][: blocks.shape[0] * BLOCK].view(-1, BLOCK))
         for blocks, pieces in self.pages:
-            page = self._zeros(blocks.shape[0] * BLOCK)
+            page = torch.zeros(blocks.shape[0] * BLOCK, dtype=self.dtype, device=self.device)
             for piece in pieces:
                 page[piece.place].copy_(flats[piece.index][piece.stretch])
             blocks[:, average].copy_(page.view(-1, BLOCK))
