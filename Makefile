@@ -5,16 +5,19 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench gate clean
+.PHONY: help demo test test-cluster lint format bench gate clean
 
 help: ## say what each target does
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 19
 
 demo: $(VENV)/study.stamp ## train on digits with wrong labels and compare weight averages (about a minute)
 	$(BIN)/emabank demo
 
 test: lint ## everything that has to pass before a change goes in: lint, types, import rules, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-cluster: $(VENV)/cluster.stamp ## runs on a real Ray and a real Slurm, which the tests start (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/cluster
 
 lint: $(VENV)/dev.stamp ## style, types and import rules
 	$(BIN)/ruff check .
@@ -50,4 +53,8 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".[study,bench]"
+	@touch $@
+
+$(VENV)/cluster.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[study,dev,slurm,ray]"
 	@touch $@

@@ -112,7 +112,7 @@ def test_other_commands_interrupted_have_nothing_to_go_on_with(
     for name in (
         "reporting.make_report",
         "reporting.show_claims",
-        "reporting.show_status",
+        "status.show_status",
         "studies.listing.list_studies",
     ):
         monkeypatch.setattr(f"emabank.study.{name}", Launched(KeyboardInterrupt()))

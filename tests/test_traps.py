@@ -5,10 +5,7 @@ from pathlib import Path
 
 # Traps of parts that do not exist yet, and the part that will bring their tests.
 TO_COME = {
-    46: "batch-norm buffers that differ between ranks: comes with training over several processes",
-    47: "sharded models: comes with training over several processes",
     53: "synthesis after the fact: comes with posthoc.py",
-    55: "FSDP2's unsharded root: comes with training over several processes",
 }
 
 

@@ -15,7 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from emabank.ledger import FORMAT, Ledger, Rule
 from emabank.modules import refuse_without_data, unwrap
+from emabank.processes import means
 from emabank.reading import Readable, one_of, shapes
+from emabank.sharded import gathers, reshard
 from emabank.tracked import Choice, Tracked, refuse_misfit
 
 
@@ -33,6 +35,11 @@ class EMABank(Readable):
     With "skip" every weight is looked at before every update. With "raise" large tensors (32,768 elements and more) are
     looked at in sixteen turns, one an update, and an average is checked again when it is read: NaN that fills a tensor
     is found at once, a lone bad value in a large tensor within sixteen updates, and no such average is handed out.
+
+    Under DistributedDataParallel and FSDP2 every process has a bank and updates it. Averages of a sharded model are
+    sharded like its parameters, and an update says nothing to the other processes; only with "skip" they agree, by one
+    number, whether to. The batch-norm statistics of a DistributedDataParallel model, which differ between processes,
+    are averaged as the means over them.
 
     >>> from emabank import Uniform
     >>> model = nn.Linear(2, 1)
@@ -65,6 +72,7 @@ class EMABank(Readable):
         one_of("buffers", buffers, ("average", "copy"))
         one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         one_of("dtype", dtype, (torch.float32, torch.float64))
+        reshard(gathers(model))
         refuse_without_data(model)
         ledger = Ledger(averages, every)
         tracked = Tracked(
@@ -141,6 +149,7 @@ class EMABank(Readable):
         self._refuse_if_applied("reset()")
         names = self.names if name is None else (self._ledger.average(name),)
         self._verify()
+        self._tracked.agree()
         for each in names:
             self._tracked.write(self.names.index(each))
             self._ledger.reset(each, self._steps)
@@ -157,6 +166,7 @@ class EMABank(Readable):
 
     def _sample(self) -> bool:
         self._verify()
+        self._tracked.agree()
         if not self._weights_are_finite():
             return False
         self._tracked.move(self._ledger.take(self._steps))
@@ -210,7 +220,9 @@ class EMABank(Readable):
         """
         self._refuse_if_applied("state_dict()")
         self._verify()
-        averages = {name: {**self._ledger.state(name), "tensors": self._read(name)} for name in self.names}
+        averages = {
+            name: {**self._ledger.state(name), "tensors": means(self._model, self._read(name))} for name in self.names
+        }
         return {
             "format": FORMAT,
             "every": self._every,
@@ -272,11 +284,12 @@ class EMABank(Readable):
 
     def _weights_are_finite(self) -> bool:
         bad = self._tracked.nonfinite(quick=True, whole=self._on_nonfinite == "skip")
+        if self._on_nonfinite == "skip":
+            skipped = self._tracked.anywhere(bool(bad))
+            self._skipped += skipped
+            return not skipped
         if not bad:
             return True
-        if self._on_nonfinite == "skip":
-            self._skipped += 1
-            return False
         raise FloatingPointError(
             f"The live weights hold NaN or inf at step {self._steps}, in {', '.join(map(repr, bad[:5]))}: this step "
             "was not averaged. bank.copy_to(model, name) goes back to an average; "

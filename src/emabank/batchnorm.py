@@ -8,8 +8,9 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -19,8 +20,11 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils.hooks import RemovableHandle
 
 from emabank.bank import EMABank
-from emabank.copies import functional_tensors
+from emabank.copies import functional_tensors, swapped
 from emabank.modules import evaluating, parts_of, unwrap, walk
+from emabank.pools import Pool, pooled_by_all
+from emabank.processes import Processes
+from emabank.sharded import gathers
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -56,6 +60,9 @@ def recalibrate_batchnorm(
     those that are frozen (in eval mode inside a model in training mode) stay as they are, and are named in what is
     returned.
 
+    The processes of a DistributedDataParallel or FSDP2 model must all call it, each with its own part of the data (as
+    many batches as the others, for FSDP2): what they measure is pooled, and all have the same statistics.
+
     >>> from emabank import EMABank, recalibrate_batchnorm
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     >>> bank = EMABank(model, [0.9], every=1)
@@ -76,15 +83,20 @@ def recalibrate_batchnorm(
         names = [""]
     layers, frozen = _layers(model)
     if not layers:
-        pools: dict[str, dict[str, _Pool]] = {name: {} for name in names}
+        pools: dict[str, dict[str, Pool]] = {name: {} for name in names}
         batches = 0
     else:
-        sets = {
-            name: target.functional(name) if isinstance(target, EMABank) else functional_tensors(model, {})
-            for name in names
-        }
+        sets = {name: _holder(target, name) for name in names}
         with evaluating(unwrap(model)), _same_randomness(loader):
             pools, batches = _measure(unwrap(model), sets, layers, loader, max_batches, forward or _default_forward)
+        processes = Processes.of(model)
+        if processes is not None:
+            channels = {name: layer.num_features for name, layer in layers.items()}
+            pools, batches = pooled_by_all(processes, pools, channels, batches)
+        if batches == 0:
+            raise ValueError(
+                "The loader gave no batch, so there is nothing to measure statistics on: give one with data."
+            )
     for name in names:
         statistics = _statistics(layers, pools[name])
         if isinstance(target, EMABank):
@@ -94,29 +106,6 @@ def recalibrate_batchnorm(
     measured = tuple(name for name in layers if all(name in pool for pool in pools.values()))
     unreached = tuple(name for name in layers if name not in measured)
     return Recalibration(measured, frozen, unreached, batches)
-
-
-class _Pool:
-    """Mean and variance of everything seen so far, batch by batch (Chan, Golub and LeVeque 1983), in float64."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = self.squares = torch.zeros(())
-
-    def add(self, count: int, mean: Tensor, squares: Tensor) -> None:
-        """Take in a batch: its mean, and its sum of squared deviations from it."""
-        if self.count == 0:
-            self.count = count
-            self.mean, self.squares = (each.to(torch.float64, copy=True) for each in (mean, squares))
-            return
-        total = self.count + count
-        delta = mean - self.mean  # in float64, as what is pooled
-        self.squares.add_(squares).addcmul_(delta, delta, value=self.count * count / total)
-        self.mean.add_(delta, alpha=count / total)
-        self.count = total
-
-    def variance(self, correction: int) -> Tensor:
-        return self.squares / (self.count - correction)
 
 
 def _layers(model: nn.Module) -> tuple[dict[str, _BatchNorm], tuple[str, ...]]:
@@ -165,38 +154,48 @@ def _holding(places: _Places, tensors: dict[str, Tensor]) -> Generator[None]:
             holder[key] = tensor
 
 
+_Holder = Callable[[], AbstractContextManager[Any]]
+"""What puts a set of weights into the model for one forward pass."""
+
+
+def _holder(target: EMABank | nn.Module, name: str) -> _Holder:
+    is_bank = isinstance(target, EMABank)
+    model = target.model if is_bank else target
+    if gathers(model):  # a forward pass gathers the parameters' own tensors, so that values have to stand in them
+        return partial(target.applied, name) if is_bank else lambda: swapped(model, {})
+    tensors = target.functional(name) if is_bank else functional_tensors(model, {})
+    return partial(_holding, _places(unwrap(model)), tensors)
+
+
 @torch.no_grad()
 def _measure(
     root: nn.Module,
-    sets: Mapping[str, dict[str, Tensor]],
+    sets: Mapping[str, _Holder],
     layers: Mapping[str, _BatchNorm],
     loader: Iterable[Any],
     max_batches: int | None,
     forward: Forward,
-) -> tuple[dict[str, dict[str, _Pool]], int]:
+) -> tuple[dict[str, dict[str, Pool]], int]:
     """Let each set of weights see each batch, and pool what the layers see."""
-    pools: dict[str, dict[str, _Pool]] = {name: defaultdict(_Pool) for name in sets}
-    places = _places(root)
+    pools: dict[str, dict[str, Pool]] = {name: defaultdict(Pool) for name in sets}
     device = next((p.device for p in root.parameters()), torch.device("cpu"))
     batches = 0
     with _listening(layers) as listen:
         for batch in islice(loader, max_batches):
             batches += 1
             batch = _moved(batch, device)
-            for name, tensors in sets.items():
+            for name, holding in sets.items():
                 listen(pools[name])
-                with _holding(places, tensors):
+                with holding():
                     forward(root, batch)
-    if batches == 0:
-        raise ValueError("The loader gave no batch, so there is nothing to measure statistics on: give one with data.")
     return pools, batches
 
 
 @contextmanager
-def _listening(layers: Mapping[str, _BatchNorm]) -> Generator[Callable[[dict[str, _Pool]], None]]:
+def _listening(layers: Mapping[str, _BatchNorm]) -> Generator[Callable[[dict[str, Pool]], None]]:
     """Batch-norm layers in training mode, each with its statistics pooled for whoever listens at the time."""
     momenta = {name: layer.momentum for name, layer in layers.items()}
-    current: list[dict[str, _Pool]] = [{}]
+    current: list[dict[str, Pool]] = [{}]
     handles: list[RemovableHandle] = []
     for name, layer in layers.items():
         meter = _Meter(layer, lambda name=name: current[0][name])
@@ -221,7 +220,7 @@ class _Meter:
     has no variance: it is normalised by what was pooled before.
     """
 
-    def __init__(self, layer: _BatchNorm, pool: Callable[[], _Pool]) -> None:
+    def __init__(self, layer: _BatchNorm, pool: Callable[[], Pool]) -> None:
         self._layer, self._pool = layer, pool
         self._is_plain = type(layer).forward is _BatchNorm.forward
 
@@ -293,7 +292,7 @@ def _values_per_channel(value: Tensor) -> int:
     return value.numel() // value.shape[1]
 
 
-def _statistics(layers: Mapping[str, _BatchNorm], pools: Mapping[str, _Pool]) -> dict[str, Tensor]:
+def _statistics(layers: Mapping[str, _BatchNorm], pools: Mapping[str, Pool]) -> dict[str, Tensor]:
     """The buffers of the layers that were reached, in their own precision, by plain name."""
     found: dict[str, Tensor] = {}
     for name, pool in pools.items():

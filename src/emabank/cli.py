@@ -53,7 +53,7 @@ def _run(given: list[str]) -> int:
                 done = launch_studies(studies, parsed.scale, parsed.place, command=command, change=parsed.change)
                 return 0 if done else 1
         case told.StatusArguments():
-            from emabank.study.reporting import show_status
+            from emabank.study.status import show_status
 
             show_status(parsed.runs)
         case told.ReportArguments():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from emabank.modules import Part, parts_of, plain_keys, unwrap
+from emabank.sharded import gathers, local, recover, reshard
 
 # These reparametrise a weight by a hook; without it the copy would not compute the same function. (`nn.utils` has
 # functions that hide the modules of the same name, hence the import by path.)
@@ -41,16 +42,23 @@ def swapped(model: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
     `values` is empty then: each is let go once it is in its place, so that no more than one copy is held at any time.
     """
     kept: list[tuple[Part, Tensor, Tensor]] = []
+    gathering = gathers(model)
+    reshard(gathering)
     try:
         # Through .data: autograd's version counters stay as they are, for a graph that is alive across the swap will
         # find the same values again. Nothing is rebound; optimizers and captured graphs keep their pointers.
         for part in parts_of(model):
             if part.name in values or not part.is_parameter:
-                kept.append((part, part.tensor, part.tensor.data.clone()))
+                here = local(part.tensor)
+                kept.append((part, part.tensor, here.clone()))
                 if part.name in values:
-                    part.tensor.data.copy_(values.pop(part.name))
+                    here.copy_(local(values.pop(part.name)))
         yield
+    except BaseException:
+        recover(gathering)
+        raise
     finally:
+        reshard(gathering)  # or a forward pass would go on with the values that it has gathered
         try:
             _put_back(kept)
         except BaseException:  # an interrupt in the middle: the restoring is finished first
@@ -61,7 +69,7 @@ def swapped(model: nn.Module, values: dict[str, Tensor]) -> Generator[None]:
 def _put_back(kept: list[tuple[Part, Tensor, Tensor]]) -> None:
     for part, tensor, before in kept:
         part.holder[part.key] = tensor  # a forward pass may have put another buffer in its place
-        tensor.data.copy_(before)
+        local(tensor).copy_(before)
 
 
 def functional_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,8 @@ from torch.func import functional_call
 from emabank.copies import functional_tensors, plain_state_dict, standalone, swapped
 from emabank.ledger import LIVE, Ledger
 from emabank.modules import evaluating, parts_of, refuse_without_data, unwrap
+from emabank.processes import means
+from emabank.sharded import gathers, is_sharded, local, part_of, reshard, whole
 from emabank.tracked import Tracked, nonfinite, refuse_misfit
 
 Statistics = Literal["averaged", "recomputed"]
@@ -50,15 +52,22 @@ class Readable:
             finally:
                 self._applied, self._barred = None, barred
 
-    def weights(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Any]:
+    def weights(self, name: str | float, *, batchnorm: Statistics = "averaged", full: bool = False) -> dict[str, Any]:
         """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
+
+        Of a sharded model (FSDP2) it holds sharded tensors, each process its part. `full=True` gathers them, one after
+        the other, so that every process has the whole average; all of them must ask for it.
 
         >>> from emabank import EMABank
         >>> model = nn.Linear(2, 1)
         >>> sorted(EMABank(model, [0.9]).weights(0.9))
         ['bias', 'weight']
         """
-        return plain_state_dict(self._model, self._values(name, batchnorm))
+        values = self._values(name, batchnorm)
+        if not full:
+            return plain_state_dict(self._model, values)
+        state = plain_state_dict(self._model, means(self._model, values))
+        return {key: whole(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
     def module(self, name: str | float, *, batchnorm: Statistics = "averaged") -> nn.Module:
         """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
@@ -86,6 +95,7 @@ class Readable:
         True
         """
         self._refuse_if_applied("copy_to()")
+        reshard(gathers(model))
         refuse_without_data(model)
         values = self._values(name, batchnorm)
         source = {part.name: part.tensor for part in parts_of(self._model)}
@@ -94,7 +104,9 @@ class Readable:
         with torch.no_grad():
             for key, tensor in target.items():
                 if key in values or tensor is not source[key]:
-                    tensor.copy_(values.get(key, source[key]))
+                    # Not through .data: whoever looks at version counters shall see that the tensor was written.
+                    value = part_of(values.get(key, source[key]), tensor)
+                    local(tensor).copy_(value) if is_sharded(tensor) else tensor.copy_(value)
 
     @torch.no_grad()
     def call(self, name: str | float, *inputs: Any, batchnorm: Statistics = "averaged", **keywords: Any) -> Any:
@@ -107,10 +119,13 @@ class Readable:
         torch.Size([4, 1])
         """
         key = (self.resolve(name), batchnorm)
+        root = unwrap(self._model)
+        if gathers(self._model):
+            with self.applied(name, batchnorm=batchnorm), evaluating(root):
+                return self._model(*inputs, **keywords)
         self._verify()
         if key not in self._gathered:
             self._gathered[key] = self._values(*key)
-        root = unwrap(self._model)
         with evaluating(root):
             return functional_call(root, functional_tensors(self._model, self._gathered[key]), inputs, keywords)
 
@@ -121,6 +136,11 @@ class Readable:
         >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).functional(0.9))
         ['bias', 'weight']
         """
+        if gathers(self._model):
+            raise RuntimeError(
+                "functional() of a model with fully_shard: its forward pass gathers the live weights, whatever "
+                "functional_call puts in their place; use bank.call(name, ...) or bank.applied(name)."
+            )
         return functional_tensors(self._model, self._values(name, batchnorm))
 
     @property

@@ -41,9 +41,6 @@ class Storage:
         for average in range(count):
             self.write(average, lives)
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_pointers": None}
-
     def bound_to(self, lives: Sequence[Tensor]) -> "Storage":
         """This storage with views of these tensors; another one with the same averages where their form has changed."""
         if [Form.of(live) for live in lives] == self._forms:
@@ -57,10 +54,6 @@ class Storage:
         for average in range(self.count):
             other.write(average, self.read(average))
         return other
-
-    def is_bound_to(self, pointers: list[int]) -> bool:
-        """Whether tensors with these data pointers are those that views were taken of."""
-        return pointers == self._pointers
 
     def looks_finite(self, *, whole: bool) -> bool:
         """False if a live tensor holds NaN or inf, or a sum overflowed. Unless `whole`, of large tensors one value each
@@ -111,4 +104,3 @@ class Storage:
         for shelf in self._shelves:
             shelf.bind(lives)
         self._away = any(live.device.type != "cpu" for live in lives)
-        self._pointers: list[int] | None = list(map(Tensor.data_ptr, lives))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from emabank.modules import Part, Watch, parts_of
+from emabank.processes import Processes, Statistics
+from emabank.sharded import gathers, is_sharded, like, local, part_of, reshard
 from emabank.storage import Storage
 
 Choice = Literal["all", "trainable"] | Callable[[str, nn.Parameter], bool]
@@ -56,15 +58,17 @@ class Tracked:
         self._versions = [live._version for live in self._lives]
 
     def __getstate__(self) -> dict[str, Any]:
-        tied = {"_parts": [], "_lives": [], "_places": ([], []), "_versions": []}
-        return {**self.__dict__, "_watch": None, **tied}
+        tied = {"_parts": [], "_lives": [], "_places": ([], []), "_versions": [], "_pointers": None, "_gathers": []}
+        return {**self.__dict__, "_watch": None, "_statistics": None, **tied}
 
     # Following the model ----------------------------------------------------------------------------------------------
 
     def verify(self) -> bool:
         """Make sure the averages are tied to the live tensors as they stand; False if they had to be tied anew."""
-        if self._watch is not None and self._watch.unchanged() and self._storage.is_bound_to(self._pointers()):
+        reshard(self._gathers)
+        if self._watch is not None and self._watch.unchanged() and self._pointers == self._pointers_now():
             return True
+        reshard(gathers(self._model))
         parts = parts_of(self._model)
         now = _shapes(part for part in parts if part.is_parameter)
         refuse_misfit("The model's parameters have changed since the bank was built", self._parameters, now)
@@ -81,17 +85,39 @@ class Tracked:
         self._lives = [part.tensor for part in parts]
         self._places = [part.holder for part in parts], [part.key for part in parts]
         self._watch: Watch | None = Watch(self._model)
+        self._gathers = gathers(self._model)
+        self._is_sharded = any(map(is_sharded, self._lives))
+        self._statistics: Statistics | None = Statistics(self._model, self._lives)
+        self._pointers: list[int] | None = self._pointers_now()
 
-    def _pointers(self) -> list[int]:
+    def _pointers_now(self) -> list[int]:
         """Where the tensors lie that stand in the model now: another place if one was replaced, moved or cast."""
+        standing = map(dict.get, *self._places)
         try:
-            return list(map(Tensor.data_ptr, map(dict.get, *self._places)))  # pyright: ignore[reportArgumentType]
-        except TypeError:  # one is gone
+            if self._is_sharded:
+                return [local(tensor).data_ptr() for tensor in standing]  # pyright: ignore[reportArgumentType]
+            return list(map(Tensor.data_ptr, standing))  # pyright: ignore[reportArgumentType]
+        except (TypeError, AttributeError):  # one is gone
             return []
 
+    def agree(self) -> None:
+        """Let all processes have the same batch-norm statistics to average, before they take them in.
+
+        All must come here. Parameters are the same on all of them, or lie in parts; where no statistics of a
+        DistributedDataParallel model are averaged, nothing is said.
+        """
+        assert self._statistics is not None, "verify comes first"
+        self._statistics.agree()
+
+    def anywhere(self, here: bool) -> bool:
+        """Whether it is so for the part of a sharded model that lies here, or for another part; all must ask."""
+        processes = Processes.of_sharded(self._model) if self._is_sharded else None
+        return here if processes is None else processes.any(here)
+
     def data(self) -> list[Tensor]:
-        """The live tensors, without autograd."""
-        return [live.data for live in self._lives]
+        """What is taken into the averages: the live tensors, without autograd, and of each the part that lies here."""
+        assert self._statistics is not None, "verify comes first"
+        return [local(tensor) for tensor in self._statistics.tensors]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the live tensors by plain name."""
@@ -108,16 +134,24 @@ class Tracked:
         self._storage.move(weights)
 
     def read(self, average: int) -> dict[str, Tensor]:
-        """Copies of one average's tensors by plain name."""
-        return dict(zip(self.names, self._storage.read(average), strict=True))
+        """Copies of one average's tensors by plain name; spread over processes as the live ones are."""
+        return self._spread(self._storage.read(average))
 
     def live(self) -> dict[str, Tensor]:
         """Copies of the live tensors by plain name, in the averages' precision."""
-        return dict(zip(self.names, self._storage.as_kept(self.data()), strict=True))
+        return self._spread(self._storage.as_kept([local(live) for live in self._lives]))
 
     def write(self, average: int, values: Mapping[str, Tensor] | None = None) -> None:
         """Set one average's tensors, to the live ones where none are given."""
-        self._storage.write(average, self.data() if values is None else [values[name] for name in self.names])
+        if values is None:
+            self._storage.write(average, self.data())
+        else:
+            named = zip(self.names, self._lives, strict=True)
+            self._storage.write(average, [part_of(values[name], live) for name, live in named])
+
+    def _spread(self, parts: list[Tensor]) -> dict[str, Tensor]:
+        named = zip(self.names, self._lives, parts, strict=True)
+        return {name: like(live, part) for name, live, part in named}
 
     # Numbers gone bad -------------------------------------------------------------------------------------------------
 
@@ -146,7 +180,8 @@ def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
     >>> nonfinite({"fine": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])})
     ['bad']
     """
-    wide = {name: t.float() if t.is_floating_point() and t.dtype.itemsize == 1 else t for name, t in tensors.items()}
+    parts = {name: local(tensor) for name, tensor in tensors.items()}
+    wide = {name: t.float() if t.is_floating_point() and t.dtype.itemsize == 1 else t for name, t in parts.items()}
     suspects = [name for name, tensor in wide.items() if not bool(torch.isfinite(tensor.sum()))]
     return [name for name in suspects if not bool(torch.isfinite(wide[name]).all())]  # a sum may overflow
 

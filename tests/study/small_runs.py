@@ -20,6 +20,7 @@ from emabank.study.data.loader import Loader
 from emabank.study.data.splits import Parts
 from emabank.study.datasets import load_parts
 from emabank.study.measures import evaluation_batch
+from emabank.study.ranks import ALONE, Ranks
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
 from emabank.study.runs import checkpoints
 from emabank.study.runs.folder import RunFolder
@@ -79,10 +80,12 @@ def with_garbage_for_test(parts: Parts) -> Parts:
     return replace(parts, test=Images(images, labels, labels))
 
 
-def training_of(config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None) -> Training:
+def training_of(
+    config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None, ranks: Ranks = ALONE
+) -> Training:
     """A training that has not begun."""
     make_model = make_model or network_of(config, digits()[0])
-    return Training(config, parts or parts_of(config), make_model, device=CPU)
+    return Training(config, parts or parts_of(config), make_model, device=CPU, ranks=ranks)
 
 
 def trained(config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None) -> Training:

@@ -104,6 +104,10 @@ WORDS = {
     "place.cache": "--cache elsewhere",
     "place.runs": "--runs elsewhere",
     "place.jobs": "--jobs 2",
+    "place.executor": "--executor slurm",
+    "place.slurm": "--executor slurm --slurm time=5",
+    "place.address": "--executor ray --address auto",
+    "place.retries": "--retries 5",
     "place.checkpoint_seconds": "--checkpoint-seconds 5",
     "dry_run": "--dry-run",
 }
@@ -117,7 +121,8 @@ def test_every_field_has_words_here():
 @pytest.mark.parametrize("place", WORDS)
 def test_a_flag_sets_its_field_and_no_other(place: str):
     before, after = dict(values(ProtocolArguments())), dict(values(parsed("protocol", *WORDS[place].split())))
-    others = {"protocol.data.dataset"} if "--dataset" in WORDS[place] else {"protocol.swa"}  # what two cases need
+    others = {"protocol.data.dataset"} if "--dataset" in WORDS[place] else {"protocol.swa"}  # what some cases need
+    others |= {"place.executor"} if "--executor" in WORDS[place] else set()
     assert place in {name for name in before if before[name] != after[name]} <= {place, *others}
     words = WORDS[place].split("--")[-1].split()
     given = after[place] if isinstance(after[place], tuple) else (after[place],)

@@ -237,7 +237,7 @@ def test_as_many_runs_at_a_time_as_there_are_cores_for_or_as_was_asked_for(
     monkeypatch.setattr(launch, "LocalExecutor", Pretending)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     config = replace(CONFIG, hardware=HardwareConfig(device=device, threads=threads))
-    locally(config, Place(jobs=jobs), Console(file=io.StringIO()))
+    locally(executor_for([config.hardware], Place(jobs=jobs)), Place(jobs=jobs), Console(file=io.StringIO()))
     assert Pretending.given == [expected]
     assert Pretending.warm == (("emabank.study.carry_out", "torch._dynamo") if device == "cpu" else ())
 
@@ -271,14 +271,15 @@ def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
     monkeypatch.chdir(tmp_path)
     config = resolved(replace(CONFIG, hardware=HardwareConfig(device="cpu", threads=3)))
     jobs = tuning_jobs(config, data="abc")
-    folders = locally(config, Place(runs=Path("runs"), data=Path("data")), Console(file=io.StringIO()))(jobs)
+    place = Place(runs=Path("runs"), data=Path("data"))
+    folders = locally(executor_for([config.hardware], place), place, Console(file=io.StringIO()))(jobs)
     _, tasks = Pretending.given
     assert [task.title for task in tasks] == ["tune, rate 0.1, seed 0", "tune, rate 0.1, seed 1"]
     for task, folder in zip(tasks, folders, strict=True):
         assert task.folder == folder.path and folder.path.is_absolute()
         assert task.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
-        place = json.loads(task.command[-1])["place"]
-        assert (place["runs"], place["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
+        given = json.loads(task.command[-1])["place"]
+        assert (given["runs"], given["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
 
 
 def test_titles_tell_the_stages_apart():

@@ -281,7 +281,7 @@ class Here:
 
 def launched(names: Sequence[str], place: Place, monkeypatch: pytest.MonkeyPatch, fails: str = " none ") -> Any:
     here, console = Here(fails), quiet()
-    monkeypatch.setattr(launching, "executor_for", lambda hardware, place: here)
+    monkeypatch.setattr("emabank.study.launch.executor_for", lambda hardware, place: here)
     studies = [STUDIES[name] for name in names]
     done = launch_studies(studies, "demo", place, command="emabank run x", console=console)
     return done, text_of(console).splitlines(), here.titles
@@ -320,7 +320,7 @@ def test_the_command_ends_with_1_when_something_could_not_be_finished(
 ):
     for fails, code in (("step decay", 1), (" none ", 0)):
         here = Here(fails)
-        monkeypatch.setattr(launching, "executor_for", lambda hardware, place, here=here: here)
+        monkeypatch.setattr("emabank.study.launch.executor_for", lambda hardware, place, here=here: here)
         words = ["run", "step-decay", "--runs", str(tmp_path / "my runs"), "--device", "cpu", "--set", "seeds=1"]
         assert main(words) == code
         assert manifests(Place(runs=tmp_path / "my runs"))["step-decay"].command == (

@@ -26,7 +26,7 @@ def test_under_label_noise_the_best_average_is_far_above_the_last_live_weights_e
     given = RunConfig(recipe=recipe, rate=0.8, seed=0, trained_on="80%", fingerprint=digits()[1])
     training, names = trained(given), recipe.averages.names
     value = {(m.weights, m.epoch, m.split, m.metric): m.value for m in training.measured}
-    best = training.chosen()["accuracy"]
+    best = training.keeping.chosen()["accuracy"]
 
     assert best["value"] >= value["live", EPOCHS, "val", "accuracy"] + 0.08
     assert best["epoch"] < 0.75 * EPOCHS

@@ -20,9 +20,10 @@ from study.small_folder import runs as runs
 from emabank.study.locks import locked
 from emabank.study.report import build
 from emabank.study.report.build import Report
-from emabank.study.reporting import make_report, show_claims, show_status
+from emabank.study.reporting import make_report, show_claims
 from emabank.study.runs.manifest import Manifest, write_manifest
 from emabank.study.runs.opened import mark_failed
+from emabank.study.status import show_status
 
 MANIFEST = "study-demo-step-decay.json"
 

@@ -45,9 +45,9 @@ def everything(training: Training) -> dict[str, Any]:
         "state": training.state_dict(),
         "measured": str([*training.measured, *training.test_curves]),
         "history": training.history(),
-        "chosen": training.chosen(),
+        "chosen": training.keeping.chosen(),
         "kept": [[str(kept.keep), kept.tensors] for kept in training.kept()],
-        "trackers": [training.averages.state_dict(), training.live.state_dict()],
+        "trackers": [training.keeping.averages.state_dict(), training.keeping.live.state_dict()],
     }
 
 

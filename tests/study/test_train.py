@@ -213,7 +213,7 @@ def test_the_choice_is_what_a_search_through_the_measurements_finds(seed):
     for metric in ("accuracy", "loss"):
         name, epoch, value = best_by_search(training.measured, NAMES, metric)
         want[metric] = {"average": name, "epoch": epoch, "value": value}
-    assert training.chosen() == want
+    assert training.keeping.chosen() == want
 
 
 def test_of_equals_the_earliest_epoch_is_chosen():
@@ -221,13 +221,13 @@ def test_of_equals_the_earliest_epoch_is_chosen():
     accuracies = values(training.measured, "val", "accuracy", "averaged")
     assert len(set(accuracies.values())) == 1
     value = accuracies[NAMES[0], 1]
-    assert training.chosen()["accuracy"] == {"average": NAMES[0], "epoch": 1, "value": value}
-    assert training.chosen()["live"] == {"epoch": 1, "value": value}
+    assert training.keeping.chosen()["accuracy"] == {"average": NAMES[0], "epoch": 1, "value": value}
+    assert training.keeping.chosen()["live"] == {"epoch": 1, "value": value}
 
 
 def test_what_is_kept_has_the_weights_of_the_chosen_epoch(run):
     training, weights = run
-    chosen, slowest = training.chosen(), NAMES[-1]
+    chosen, slowest = training.keeping.chosen(), NAMES[-1]
     kept = {each.keep.name: each for each in training.kept()}
     want = {"live-last": ("live", 4), "live-accuracy": ("live", chosen["live"]["epoch"])}
     for criterion in ("accuracy", "loss"):
@@ -248,7 +248,7 @@ def test_a_run_on_all_images_keeps_what_it_is_told_to():
     assert states_equal(last.tensors, weights["live", 4])
     assert tuple(each.keep for each in others) == keep
     assert all(states_equal(each.tensors, weights[each.keep.weights, each.keep.epoch]) for each in others)
-    assert training.chosen() == {}
+    assert training.keeping.chosen() == {}
 
 
 def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where_it_was_chosen():
@@ -261,7 +261,7 @@ def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where
 def test_trap52_with_garbage_for_test_images_the_choice_and_all_that_is_kept_are_the_same(trained_on):
     given = config(measuring=ALL, trained_on=trained_on)
     training, other = trained(given), trained(given, parts=with_garbage_for_test(parts_of(given)))
-    assert other.chosen() == training.chosen()
+    assert other.keeping.chosen() == training.keeping.chosen()
     assert other.measured == training.measured
     assert [each.keep for each in other.kept()] == [each.keep for each in training.kept()]
     pairs = zip(other.kept(), training.kept(), strict=True)

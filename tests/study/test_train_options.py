@@ -103,7 +103,7 @@ def test_swa_is_measured_from_its_first_sample_on_and_never_chosen(forked):
     assert {each.epoch for each in curves if each.weights == "swa"} == {3, 4, 5}
     tuned = trained(config(constant_from=1, swa=True, training={"epochs": 3}))
     assert {each.epoch for each in tuned.measured if each.weights == "swa"} == {2, 3}
-    assert {row.average for row in tuned.averages.history} == set(NAMES)
+    assert {row.average for row in tuned.keeping.averages.history} == set(NAMES)
 
 
 # How it is computed
@@ -241,10 +241,10 @@ def test_an_average_that_says_nan_is_never_chosen_and_ends_nothing(until: int, m
     assert not training.diverged
     kept = {each.keep.name for each in training.kept()}
     if until == 4:
-        assert training.chosen() == {}
+        assert training.keeping.chosen() == {}
         assert kept == {"live-last"}
     else:
-        assert {training.chosen()[criterion]["epoch"] for criterion in ("accuracy", "loss")} <= {3, 4}
+        assert {training.keeping.chosen()[criterion]["epoch"] for criterion in ("accuracy", "loss")} <= {3, 4}
         assert len(kept) == 6
 
 

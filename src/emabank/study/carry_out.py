@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -20,12 +20,16 @@ from emabank.study.allocation import keep_memory
 from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
-from emabank.study.executors.worker import stop_with_executor
+from emabank.study.executors.worker import LOCKED, stop_with_executor
+from emabank.study.locks import LockedError
 from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.models.catalogue import build_network
 from emabank.study.place import Place
 from emabank.study.plain import from_plain, to_plain
+from emabank.study.ranks import ALONE, Ranks, joined, without_them
 from emabank.study.runs import checkpoints
+from emabank.study.runs.environment import now
+from emabank.study.runs.folder import Progress
 from emabank.study.runs.opened import OpenRun, RunFolder, open_run
 from emabank.study.train import Interrupted, Training
 from emabank.study.watchers import watchers
@@ -51,15 +55,16 @@ def carry_out(
     make_model: MakeModel | None = None,
     tell: Callable[[int, str], None] = lambda epoch, words: None,
     should_stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks = ALONE,
 ) -> RunFolder:
     """Train, measure and write one run, unless it is done.
 
     Without `make_model` the configuration's network is built. The global random state and the number of threads are
-    as before when it returns.
+    as before when it returns. Processes that train together all call it, and the first of them writes.
     """
     config = job.config
     folder = folder_of(config, place)
-    if folder.is_done():
+    if ranks.from_first(folder.is_done()):
         return folder
     dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
     _refuse_other_data(dataset, config.fingerprint)
@@ -68,16 +73,29 @@ def carry_out(
     threads = torch.get_num_threads()
     torch.set_num_threads(hardware.threads)
     try:
-        with (
-            _random_state_kept(device_of(config)),
-            open_run(place.runs, to_plain(config), threads=hardware.threads) as run,
-            watchers(place, run.path, config) as observe,
-        ):
-            if not run.is_done():  # another process may have finished it meanwhile
-                _carry_out(job, run, place, dataset, make_model, tell, observe, should_stop)
-            return run
+        with _random_state_kept(device_of(config)), _opened(config, place, ranks) as run:
+            if not ranks.from_first(run is not None and run.is_done()):  # another process may have finished it
+                with ExitStack() as stack:
+                    observe = _unobserved if run is None else stack.enter_context(watchers(place, run.path, config))
+                    _carry_out(job, run, place, dataset, make_model, tell, observe, should_stop, ranks)
+        return folder
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def _opened(config: RunConfig, place: Place, ranks: Ranks) -> Generator[OpenRun | None]:
+    """The run's folder, to be written; None where it is another process that writes."""
+    if not ranks.is_first:
+        yield None
+        return
+    also = None if ranks.is_alone else {"processes": ranks.world}
+    with open_run(place.runs, to_plain(config), threads=config.recipe.hardware.threads, also=also) as run:
+        yield run
+
+
+def _unobserved(training: Training) -> None:
+    pass
 
 
 @contextmanager
@@ -113,22 +131,21 @@ def device_of(config: RunConfig) -> torch.device:
 
 def _carry_out(
     job: Job,
-    run: OpenRun,
+    run: OpenRun | None,
     place: Place,
     dataset: Dataset,
     make_model: MakeModel,
     tell: Callable[[int, str], None],
     observe: Callable[[Training], None],
     should_stop: Callable[[], bool],
+    ranks: Ranks,
 ) -> None:
     config = job.config
     epochs = config.recipe.training.epochs
     parts = load_parts(config.recipe.data, dataset, config.trained_on)
-    training = Training(config, parts, make_model, device=device_of(config))
+    training = Training(config, parts, make_model, device=device_of(config), ranks=ranks)
     targets = _targets(config, place)
-    state = run.load_checkpoint()
-    if state is None and job.fork is not None and job.fork.exists():
-        state = checkpoints.read(job.fork)
+    state = ranks.from_first(None if run is None else _state_to_go_on_from(job, run))
     if state is not None:
         training.load_state_dict(state)
 
@@ -136,7 +153,8 @@ def _carry_out(
 
     def told(epoch: int, words: str) -> None:
         each = (time.monotonic() - started) / max(1, epoch - first)
-        run.tell(epoch, epochs, words, seconds_left=each * (epochs - epoch))
+        if run is not None:
+            run.tell(epoch, epochs, words, seconds_left=each * (epochs - epoch))
         tell(epoch, words)
 
     training.run(
@@ -147,8 +165,13 @@ def _carry_out(
         observe=observe,
         should_stop=should_stop,
     )
+    all_kept = predicted(training, parts, make_model)
+    if run is None:
+        for _ in all_kept:  # a share of each is computed here
+            pass
+        return
     rows = rows_of_history(run.id, config, training.measured)
-    for kept in predicted(training, parts, make_model):
+    for kept in all_kept:
         about = {**to_plain(kept.keep), "mean": parts.normalisation.mean, "std": parts.normalisation.std}
         run.save_snapshot(kept.keep.name, kept.model.state_dict(), metadata=about)
         run.save_predictions(kept.keep.name, {**kept.predictions})
@@ -158,7 +181,16 @@ def _carry_out(
     run.save_history(training.history())
     run.write_rows(rows)
     run.write_test_curves(rows_of_history(run.id, config, training.test_curves))
-    run.mark_done({"diverged": training.diverged, "chosen": training.chosen(), "has_batchnorm": training.has_batchnorm})
+    run.mark_done(
+        {"diverged": training.diverged, "chosen": training.keeping.chosen(), "has_batchnorm": training.has_batchnorm}
+    )
+
+
+def _state_to_go_on_from(job: Job, run: OpenRun) -> dict[str, Any] | None:
+    state = run.load_checkpoint()
+    if state is None and job.fork is not None and job.fork.exists():
+        state = checkpoints.read(job.fork)
+    return state
 
 
 def _targets(config: RunConfig, place: Place) -> list[Dataset]:
@@ -187,14 +219,17 @@ def _refuse_other_data(dataset: Dataset, planned: str) -> None:
 
 
 class StopRequest:
-    """Ctrl-C and SIGTERM become a request that the loop sees after its step, so that a checkpoint can be written."""
+    """Ctrl-C, SIGTERM and what Slurm sends before it stops a job (SIGUSR2) become a request.
+
+    The loop sees it after its step, so that a checkpoint can be written.
+    """
 
     def __init__(self) -> None:
         self.received = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
             self._before[number] = signal.signal(number, self._receive)
         return self
 
@@ -214,23 +249,44 @@ def to_text(job: Job, place: Place) -> str:
     )
 
 
+def from_text(text: str) -> tuple[Job, Place]:
+    """What `to_text` was given."""
+    given = json.loads(text)
+    fork = None if given["fork"] is None else Path(given["fork"])
+    job = Job(from_plain(RunConfig, given["config"], where="the job"), fork, tuple(given["forks"]))
+    return job, from_plain(Place, given["place"], where="the job")
+
+
+def work_together(arguments: Sequence[str], ranks: Ranks, tell: Callable[[Progress], None]) -> None:
+    """Carry out the job that the one argument describes, together with the other processes (executors.ranks)."""
+    job, place = from_text(arguments[0])
+    epochs = job.config.recipe.training.epochs
+    with StopRequest() as request, without_them(ranks):
+        carry_out(
+            job,
+            place,
+            tell=lambda epoch, words: tell(
+                Progress(epoch=epoch, epochs=epochs, words=words, seconds_left=None, time=now())
+            ),
+            should_stop=lambda: request.received,
+            ranks=ranks,
+        )
+
+
 def main(arguments: list[str]) -> int:
     """Carry out the job that the one argument describes, as `to_text` gave it."""
     stop_with_executor()
     keep_memory()
-    given = json.loads(arguments[0])
-    fork = None if given["fork"] is None else Path(given["fork"])
-    job = Job(from_plain(RunConfig, given["config"], where="the job"), fork, tuple(given["forks"]))
-    place = from_plain(Place, given["place"], where="the job")
+    job, place = from_text(arguments[0])
     try:
-        with StopRequest() as request:
-            carry_out(job, place, should_stop=lambda: request.received)
+        with StopRequest() as request, joined(job.config.recipe.hardware.device) as ranks, without_them(ranks):
+            carry_out(job, place, should_stop=lambda: request.received, ranks=ranks)
     except Interrupted as error:
         print(error)
         return 130
     except (OSError, ValueError) as error:
         print(f"emabank: {error}")
-        return 1
+        return LOCKED if isinstance(error, LockedError) else 1
     return 0
 
 

@@ -137,7 +137,7 @@ def _rows(measured: list[Measured]) -> list[Row]:
 
 def _best(training: Training, averages: dict[str, EMA]) -> str:
     """What validation chose among all, the live weights included; of equals the earliest, of those the live weights."""
-    live, best = training.live.best("accuracy"), training.averages.best("accuracy", list(averages))
+    live, best = training.keeping.live.best("accuracy"), training.keeping.averages.best("accuracy", list(averages))
     return best.average if (-best.value, best.epoch) < (-live.value, live.epoch) else LIVE
 
 
@@ -145,7 +145,7 @@ def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> li
     by_place = {(row.average, row.statistics, row.epoch): row for row in rows}
     chosen: list[Chosen] = []
     for name in (LIVE, *averages):
-        tracker = training.live if name == LIVE else training.averages
+        tracker = training.keeping.live if name == LIVE else training.keeping.averages
         epoch = tracker.best("accuracy", name).epoch
         statistics = "live" if name == LIVE else "averaged"
         chosen.append(

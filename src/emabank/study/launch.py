@@ -5,20 +5,23 @@ May import everything of the study but the commands' arguments.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 
-from emabank.study.carry_out import Job, folder_of, to_text
+from emabank.study.carry_out import Job, folder_of, to_text, work_together
 from emabank.study.config import ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts
-from emabank.study.executors import Task, raise_if_failed
+from emabank.study.executors import Executor, Task, raise_if_failed
 from emabank.study.executors.local import LocalExecutor
+from emabank.study.executors.ranks import RanksExecutor, follow
 from emabank.study.place import Place
 from emabank.study.plain import toml_text
 from emabank.study.progress import counting
 from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs
+from emabank.study.ranks import asked_for, joined
 from emabank.study.recipe import HardwareConfig
 from emabank.study.report.columns import protocol_tables
 from emabank.study.runs.folder import RunFolder
@@ -27,20 +30,23 @@ _WORKER = "emabank.study.carry_out"
 _WARM = _WORKER, "torch._dynamo"  # the latter is imported by every optimizer
 
 
-def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol:
-    """Carry out a protocol in worker processes on this machine, and print its tables."""
+def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol | None:
+    """Carry out a protocol, and print its tables; None where another process leads (see `executing`)."""
     console = console or Console()
     config = resolved(config)
     dataset = read_data(config, place, console)
     for share in ("80%", "100%"):
         load_parts(config.data, dataset, share)  # a subset that does not exist is found before any run starts
-    done = carry_out_protocol(
-        config,
-        place,
-        dataset,
-        locally(config, place, console),
-        say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
-    )
+    with executing([config.hardware], place) as executor:
+        if executor is None:
+            return None
+        done = carry_out_protocol(
+            config,
+            place,
+            dataset,
+            locally(executor, place, console),
+            say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
+        )
     show(done, console)
     return done
 
@@ -75,23 +81,60 @@ def read_data(config: ProtocolConfig, place: Place, console: Console) -> Dataset
         return load_dataset(config.data, place.data, cache=place.cache, tell=tell)
 
 
-def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> LocalExecutor:
-    """Carries out runs in processes on this machine, as many at a time as the place says or cores allow.
+def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
+    """Carries out runs where the place says: of this machine, as many at a time as it says or cores allow.
 
     >>> executor_for([HardwareConfig(device="cpu")], Place(jobs=3)).jobs
     3
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     on_cpu = all(each.device == "cpu" for each in hardware)
-    threads = max((each.threads for each in hardware), default=1)
+    threads, gpus = max((each.threads for each in hardware), default=1), 0 if on_cpu else 1
+    if place.executor == "slurm":
+        from emabank.study.executors.slurm import SlurmExecutor
+
+        return SlurmExecutor(
+            folder=place.runs.absolute() / "slurm",
+            jobs=place.jobs,
+            cpus=threads,
+            gpus=gpus,
+            settings=place.slurm_settings(),
+            retries=place.retries,
+        )
+    if place.executor == "ray":
+        from emabank.study.executors.ray import RayExecutor
+
+        return RayExecutor(address=place.address, jobs=place.jobs, cpus=threads, gpus=gpus, retries=place.retries)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     jobs = place.jobs or (max(1, cores // threads) if on_cpu else 1)
     # A GPU is left to processes that start from nothing.
     return LocalExecutor(jobs=jobs, warm=_WARM if on_cpu else ())
 
 
-def locally(config: ProtocolConfig, place: Place, console: Console) -> CarryOut:
-    """Carries out jobs in processes on this machine, all of which must succeed."""
-    executor, place = executor_for([config.hardware], place), place.absolute()
+@contextmanager
+def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Executor | None]:
+    """What carries out runs, as long as the context lasts; None where another process leads and this one has followed
+    it to the end.
+
+    Under torchrun its processes carry out each run together.
+    """
+    if not asked_for():
+        yield executor_for(hardware, place)
+        return
+    if place.executor != "local":
+        raise ValueError(f"--executor {place.executor} under torchrun: leave one of them out")
+    with joined(hardware[0].device) as ranks:
+        if not ranks.is_first:
+            follow(ranks, work_together)
+            yield None
+            return
+        executor = RanksExecutor(ranks=ranks, work=work_together)
+        yield executor
+        executor.release()  # after a failure torchrun ends the others
+
+
+def locally(executor: Executor, place: Place, console: Console) -> CarryOut:
+    """Carries out jobs, all of which must succeed."""
+    place = place.absolute()
 
     def carry_out(tasks: Sequence[Job]) -> list[RunFolder]:
         place.runs.mkdir(parents=True, exist_ok=True)  # so is a folder that cannot be made

@@ -16,7 +16,7 @@ from emabank.study.carry_out import Job, folder_of
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome
-from emabank.study.launch import executor_for, read_data, task_of, title
+from emabank.study.launch import executing, executor_for, read_data, task_of, title
 from emabank.study.place import Place
 from emabank.study.progress import duration
 from emabank.study.protocol import Chosen, Planned, choose_all, plan_protocol
@@ -47,14 +47,16 @@ def launch_studies(
     pairs = pairs_of(studies, scale, change)
     place = place.absolute()
 
-    runner = Runner(studies, scale, pairs, place, command=command)
-    executor = executor_for([pair.config.hardware for pair in pairs], place)
+    with executing([pair.config.hardware for pair in pairs], place) as executor:
+        if executor is None:
+            return True
 
-    def carry_out(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
-        tasks = [task_of(job, place) for job in jobs]
-        return {outcome.task.id: outcome for outcome in executor.run_all(tasks, console=console)}
+        def carry_out(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+            tasks = [task_of(job, place) for job in jobs]
+            return {outcome.task.id: outcome for outcome in executor.run_all(tasks, console=console)}
 
-    manifests = runner.run(_loader(place, console), carry_out, _saying(console))
+        runner = Runner(studies, scale, pairs, place, command=command)
+        manifests = runner.run(_loader(place, console), carry_out, _saying(console))
     return _told(manifests, place, _saying(console))
 
 
@@ -121,7 +123,7 @@ def show_studies_plan(
         for kind, jobs in known.items():
             plan.add(pair, kind, jobs)
         plan.add_later(pair, Counter({kind: n for kind, n in _needed(pair).items() if kind not in known}), words)
-    jobs = executor_for([pair.config.hardware for pair in pairs], place).jobs
+    jobs = executor_for([pair.config.hardware for pair in pairs], place).jobs or 1
     say(
         f"{plan.done} runs are done, {plan.waiting} to be trained: {operations(plan.cost.flops)}, about "
         f"{duration(plan.cost.seconds / jobs)} with {jobs} at a time, estimated from a few images just now on this "

@@ -16,14 +16,14 @@ from emabank import recalibrate_batchnorm
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset, Images
 from emabank.study.data.splits import Parts
+from emabank.study.keeping import Kept
 from emabank.study.measures import Measured, by_split, measures
 from emabank.study.metrics.accuracy import loss
 from emabank.study.metrics.calibration import calibrated_ece, ece
 from emabank.study.metrics.probabilities import softmax
 from emabank.study.metrics.temperature import apply_temperature, fit_temperature
-from emabank.study.predict import predict
 from emabank.study.rows import Part, Row
-from emabank.study.train import Kept, Training
+from emabank.study.train import Training
 from emabank.study.transfer import evaluate_transfer
 
 
@@ -37,12 +37,11 @@ class Predicted(NamedTuple):
 
 def predicted(training: Training, parts: Parts, make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
     """Each set of weights that the run keeps, with its statistics recomputed where asked, and its predictions."""
-    precision = training.config.recipe.hardware.precision
     for kept in training.kept():
         model = _module(kept, training, make_model)
         predictions: dict[Part, tuple[np.ndarray, np.ndarray]] = {}
         for split, part in by_split(parts).items():
-            logits = predict(model, training.plain_batches(split), precision=precision)
+            logits = training.logits(model, {"kept": None}, split)["kept"]
             predictions[split] = logits, part.labels.numpy()
         yield Predicted(kept.keep, model, predictions)
 
@@ -52,7 +51,7 @@ def _module(kept: Kept, training: Training, make_model: Callable[[], nn.Module])
     model.load_state_dict(kept.tensors)
     model.eval()
     if kept.keep.batchnorm == "recomputed":
-        recalibrate_batchnorm(model, training.plain_batches("train"))
+        recalibrate_batchnorm(training.shared(model), training.plain_batches("train"))
     return model
 
 

@@ -6,38 +6,34 @@ May import the library's public names, predict, data, metrics, schedules and con
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from emabank import Best, BestTracker, EMABank, Uniform, recalibrate_batchnorm
-from emabank.study.averages import columns, rules
+from emabank import EMABank, Uniform, recalibrate_batchnorm
+from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts
+from emabank.study.keeping import LIVE, Keeping, Kept
 from emabank.study.measures import Measured, by_split, evaluation_batch, measures
-from emabank.study.predict import computing, predict_each
+from emabank.study.models.synced import SyncedBatchNorm, each_alone, synced
+from emabank.study.predict import Key, Logits, computing, predict_each
+from emabank.study.ranks import ALONE, Ranks
 from emabank.study.rows import Part
 from emabank.study.schedules import Schedule
 
 SWA = "swa"
-LIVE = "live"
-BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncedBatchNorm)
 
 Set = tuple[str, BatchNorm]
 """Which weights, with which statistics."""
-
-
-class Kept(NamedTuple):
-    """Weights that a run keeps, as a state dict of the model."""
-
-    keep: Keep
-    tensors: dict[str, Tensor]
 
 
 class Store(Protocol):
@@ -53,18 +49,31 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Training:
-    """One run as it stands: model, optimizer, averages, what was measured and what is kept."""
+    """One run as it stands: model, optimizer, averages, what was measured and what is kept.
+
+    Where several processes train it together, each has all of it; of a batch, of what is measured and of what is
+    recalibrated on, each does its share, and they come to what one process would have come to.
+    """
 
     def __init__(
-        self, config: RunConfig, parts: Parts, make_model: Callable[[], nn.Module], *, device: torch.device
+        self,
+        config: RunConfig,
+        parts: Parts,
+        make_model: Callable[[], nn.Module],
+        *,
+        device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.config, self.device = config, device
+        self.config, self.device, self.ranks = config, device, ranks
         self._recipe = config.recipe
         training, hardware = self._recipe.training, self._recipe.hardware
         torch.manual_seed(config.seed)
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
         self.model = self.placed(make_model())
-        self._forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if hardware.compile else self.model
+        if not ranks.is_alone:
+            self.model = synced(self.model)
+        shared = self.shared(self.model)
+        self._forward: Callable[[Tensor], Tensor] = torch.compile(shared) if hardware.compile else shared
         self.has_batchnorm = any(isinstance(each, BATCHNORM) for each in self.model.modules())
         self.loader = Loader(
             parts.train,
@@ -75,11 +84,17 @@ class Training:
             seed=config.seed,
             device=device,
             memory_format=form,
+            share=ranks.share,
         )
         self._parts = parts
         self._plain = {
             split: batches(
-                part, size=evaluation_batch(part), normalisation=parts.normalisation, device=device, memory_format=form
+                part,
+                size=evaluation_batch(part),
+                normalisation=parts.normalisation,
+                device=device,
+                memory_format=form,
+                share=ranks.share,
             )
             for split, part in by_split(parts).items()
         }
@@ -94,28 +109,33 @@ class Training:
         )
         self._scaler = torch.amp.GradScaler(device.type, enabled=hardware.precision == "fp16")
         self.bank = EMABank(
-            self.model,
+            shared,
             rules(self._recipe.averages, self.schedule.steps),
             every=self._recipe.averages.every,
             on_nonfinite="skip",
         )
         self.bank.attach(self.optimizer)  # a step that the loss scaler leaves out is no step
         self.swa: EMABank | None = None
-        self.averages = BestTracker(self.bank)
-        self.live = BestTracker(self.bank, {"accuracy": "max"})
+        self.keeping = Keeping(self.bank)
         self.steps = 0
         self.diverged = False
         self.measured: list[Measured] = []
         self.test_curves: list[Measured] = []
         self.losses: list[float] = []
         self._loss = torch.zeros((), dtype=torch.float64)
-        self._kept: dict[str, dict[str, Tensor]] = {}
 
     def placed(self, model: nn.Module) -> nn.Module:
         """A network where and in the memory order in which this run computes: another order has other last digits."""
         if self._recipe.hardware.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)
+
+    def shared(self, model: nn.Module) -> nn.Module:
+        """A network as several processes compute with it: those that are alone, with itself."""
+        if self.ranks.is_alone:
+            return model
+        # What the synced batch norms hold is the same everywhere, so that nothing has to be handed round.
+        return DistributedDataParallel(model, broadcast_buffers=False)
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
@@ -148,8 +168,7 @@ class Training:
         while not self.is_over:
             self.model.train()
             for inputs, labels in self.loader:
-                self._step(inputs, labels)
-                stop = should_stop()
+                stop = self._step(inputs, labels, stop=should_stop)
                 if store is not None and (stop or time.monotonic() - saved >= checkpoint_seconds):
                     store.save_checkpoint(self.state_dict())
                     saved = time.monotonic()
@@ -163,19 +182,29 @@ class Training:
         if store is not None:
             store.save_checkpoint(self.state_dict())
 
-    def _step(self, inputs: Tensor, labels: Tensor) -> None:
+    def _step(self, inputs: Tensor, labels: Tensor, *, stop: Callable[[], bool] = lambda: False) -> bool:
+        """One optimizer step on this process's share of a batch; whether any of the processes is to stop after it."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(self.steps)
         with computing(self._recipe.hardware.precision, self.device):
-            value = F.cross_entropy(self._forward(inputs), labels)
+            value = self._mean_loss(self._forward(inputs), labels)
         self._scaler.scale(value).backward()
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad()
-        self._loss += value.detach().double().cpu() * len(labels)
         self.steps += 1
         if self.swa is not None:
             self.swa.update()
+        # Of what the processes average to the mean over the batch, a share has `world` times its own part.
+        total, stops = self.ranks.totals(value.item() * self.loader.whole / self.ranks.world, stop())
+        self._loss += total
+        return stops > 0
+
+    def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the batch; of a share its part, so that the mean over processes is the mean over the batch."""
+        if self.ranks.is_alone:
+            return F.cross_entropy(logits, labels)
+        return F.cross_entropy(logits, labels, reduction="sum") * (self.ranks.world / self.loader.whole)
 
     def _end_epoch(self) -> None:
         self.losses.append(float(self._loss) / len(self._parts.train))
@@ -190,7 +219,7 @@ class Training:
             self._choose()
         for keep in self.config.keep:
             if keep.epoch == self.epoch:
-                self._kept[keep.name] = self._weights(keep.weights)
+                self.keeping.keep(keep.name, self._weights(keep.weights))
         # Not after the last epoch: the live weights that are kept are those that were measured.
         if self._recipe.training.bootstrap is not None and not self.is_over:
             self.bank.copy_to(self.model, self._recipe.training.bootstrap)
@@ -198,7 +227,7 @@ class Training:
             self._begin_swa()
 
     def _begin_swa(self) -> None:
-        self.swa = EMABank(self.model, {SWA: Uniform()}, every=len(self.loader), on_nonfinite="skip")
+        self.swa = EMABank(self.bank.model, {SWA: Uniform()}, every=len(self.loader), on_nonfinite="skip")
 
     # Measuring and choosing -------------------------------------------------------------------------------------------
 
@@ -220,17 +249,24 @@ class Training:
         sets |= {(name, "averaged"): bank.functional(name) for bank in banks for name in bank.names}
         if self.has_batchnorm and self._recipe.measuring.recompute == "each-epoch":
             for bank in banks:
-                recalibrate_batchnorm(bank, self._plain["train"])
+                with each_alone(self.model):
+                    recalibrate_batchnorm(bank, self._plain["train"])
                 sets |= {(name, "recomputed"): bank.functional(name, batchnorm="recomputed") for name in bank.names}
         return sets
 
     def _on(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[Measured]:
-        found = predict_each(self.model, sets, self._plain[split], precision=self._recipe.hardware.precision)
+        found = self.logits(self.model, sets, split)
         measured: list[Measured] = []
         for (weights, batchnorm), logits in found.items():
             for metric, value in measures(split, by_split(self._parts)[split], logits).items():
                 measured.append(Measured(self.epoch, weights, batchnorm, split, metric, value))
         return measured
+
+    def logits(self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], split: Part) -> dict[Key, Logits]:
+        """The logits of several sets of weights for all images of a split; each process computes those of its share."""
+        mine, precision = self._plain[split], self._recipe.hardware.precision
+        found = predict_each(model, sets, mine, precision=precision) if len(mine) else dict[Key, Logits]()
+        return {key: self.ranks.from_all(found.get(key)) for key in sets}
 
     def _live_is_finite(self) -> bool:
         """Whether all that the live weights said in this epoch is finite; in the last one they are made to speak."""
@@ -240,26 +276,14 @@ class Training:
         return all(math.isfinite(value) for value in said)
 
     def _choose(self) -> None:
-        """Tell the trackers how the averages and the live weights did on validation, with averaged statistics."""
+        """Tell how the averages and the live weights did on validation, with averaged statistics."""
         found: dict[str, dict[str, float]] = {}
         for each in self.measured:
             if each.epoch == self.epoch and each.split == "val" and each.batchnorm != "recomputed":
                 found.setdefault(each.weights, {})[each.metric] = each.value
         found.pop(SWA, None)
-        self.live.observe(self.epoch, {LIVE: found.pop(LIVE)})
-        self.averages.observe(self.epoch, found)
         slowest = self._recipe.averages.names[-1]
-        for criterion in ("accuracy", "loss"):
-            best = self._best(self.averages, criterion)
-            if best is not None and best.epoch == self.epoch:
-                self._kept[f"slowest-{criterion}"] = self._weights(slowest)
-
-    @staticmethod
-    def _best(tracker: BestTracker, criterion: str) -> Best | None:
-        try:
-            return tracker.best(criterion)
-        except LookupError:  # nothing was finite so far
-            return None
+        self.keeping.choose(self.epoch, found, lambda: self._weights(slowest))
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         bank = self.swa if name == SWA and self.swa is not None else self.bank
@@ -281,17 +305,6 @@ class Training:
 
     # What is kept -----------------------------------------------------------------------------------------------------
 
-    def chosen(self) -> dict[str, dict[str, Any]]:
-        """What validation chose: per criterion the average and the epoch, and for the live weights the epoch."""
-        live = self._best(self.live, "accuracy")
-        by_accuracy, by_loss = (self._best(self.averages, criterion) for criterion in ("accuracy", "loss"))
-        if live is None or by_accuracy is None or by_loss is None:
-            return {}
-        return {
-            LIVE: {"epoch": live.epoch, "value": live.value},
-            **{b.criterion: {"average": b.average, "epoch": b.epoch, "value": b.value} for b in (by_accuracy, by_loss)},
-        }
-
     def kept(self) -> list[Kept]:
         """All weights that the finished run keeps, batch-norm statistics not yet recomputed."""
         last = self.epoch
@@ -302,24 +315,9 @@ class Training:
             recomputed = "recomputed" if self.has_batchnorm else "averaged"
             keep = Keep(weights=SWA, epoch=last, batchnorm=recomputed, selected_by="last")
             kept.append(Kept(keep, self._weights(SWA)))
-        kept += [Kept(keep, self._kept[keep.name]) for keep in self.config.keep]
-        kept += self._kept_by_validation()
+        kept += self.keeping.kept(self.config.keep, self._recipe.averages, has_batchnorm=self.has_batchnorm)
         # Without batch norm both columns of a criterion are the same weights where it chose the slowest average.
         return list({each.keep.name: each for each in kept}.values())
-
-    def _kept_by_validation(self) -> list[Kept]:
-        chosen = self.chosen()
-        if not chosen:
-            return []
-        live = Keep(weights=LIVE, epoch=chosen[LIVE]["epoch"], batchnorm="own", selected_by="accuracy")
-        kept = [Kept(live, dict(self.live.weights("accuracy")))]
-        for criterion in ("accuracy", "loss"):
-            best = chosen[criterion]
-            for keep in columns(self._recipe.averages, best["average"], best["epoch"], criterion, self.has_batchnorm):
-                own = keep.weights == best["average"] and keep.batchnorm == "averaged"
-                tensors = self.averages.weights(criterion) if own else self._kept[f"slowest-{criterion}"]
-                kept.append(Kept(keep, dict(tensors)))
-        return kept
 
     def history(self) -> list[dict[str, Any]]:
         """What is known of each epoch beside what was measured."""
@@ -347,15 +345,13 @@ class Training:
             "loader": self.loader.state_dict(),
             "bank": self.bank.state_dict(),
             "swa": None if self.swa is None else self.swa.state_dict(),
-            "averages": self.averages.state_dict(),
-            "live": self.live.state_dict(),
+            **self.keeping.state_dict(),
             "steps": self.steps,
             "diverged": self.diverged,
             "measured": [list(each) for each in self.measured],
             "test_curves": [list(each) for each in self.test_curves],
             "losses": list(self.losses),
             "loss": self._loss.clone(),
-            "kept": dict(self._kept),
             "random": random,
         }
 
@@ -367,14 +363,12 @@ class Training:
         self.loader.load_state_dict(state["loader"])
         self.bank.reset()  # or it would warn, at its first step, of weights that were loaded behind its back
         self.bank.load_state_dict(state["bank"])
-        self.averages.load_state_dict(state["averages"])
-        self.live.load_state_dict(state["live"])
+        self.keeping.load_state_dict(state)
         self.steps, self.diverged = state["steps"], state["diverged"]
         self.measured = [Measured(*each) for each in state["measured"]]
         self.test_curves = [Measured(*each) for each in state["test_curves"]]
         self.losses = list(state["losses"])
         self._loss = state["loss"].clone()
-        self._kept = dict(state["kept"])
         begun = self.config.swa and self.epoch >= (self.config.constant_from or 0)
         if begun:
             self._begin_swa()

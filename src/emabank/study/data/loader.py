@@ -4,7 +4,7 @@
 neighbours images.py and splits.py only.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,12 @@ from emabank.study.data.images import Images, Normalisation
 from emabank.study.data.splits import seeded_generator
 
 Batch = tuple[Tensor, Tensor]
+Share = Callable[[int], slice]
+"""Which of so many things in a row are for this process, where several work together."""
+
+
+def _all(count: int) -> slice:
+    return slice(0, count)
 
 
 class Loader:
@@ -36,6 +42,8 @@ class Loader:
         seed: for order, crops and flips.
         device: where the images live and the batches are made; None leaves them where they are.
         memory_format: of the inputs, `torch.contiguous_format` or `torch.channels_last`.
+        share: which images of a batch are handed out, by their number: all, or those of one process among several.
+            What is random is the same for all of them.
 
     >>> from emabank.study.data.images import make_images, normalisation_of
     >>> part = make_images(torch.arange(5 * 64).to(torch.uint8).view(5, 1, 8, 8), torch.arange(5))
@@ -55,6 +63,7 @@ class Loader:
         seed: int = 0,
         device: torch.device | str | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
+        share: Share = _all,
     ) -> None:
         if size < 2:
             raise ValueError(f"the batch size is {size}; give 2 or more, because batch norm cannot train on one image")
@@ -63,6 +72,9 @@ class Loader:
         self.size, self.crop, self.flip = size, crop, flip
         self.epoch = 0
         """How many epochs are complete."""
+        self.whole = 0
+        """Images of the batch that was handed out last, in all shares of it."""
+        self._share = share
         self._position = 0  # batches handed out in this epoch
         self._crops = _Crops(images.images, normalisation, crop, device=device, memory_format=memory_format)
         self._labels = images.labels.to(device)
@@ -139,7 +151,9 @@ class Loader:
     def _batch(self, position: int) -> Batch:
         last = position == len(self) - 1
         chosen = slice(position * self.size, None if last else (position + 1) * self.size)
-        order, tops, lefts, flips = (draws[chosen] for draws in self._plan)
+        self.whole = len(self._plan.order[chosen])
+        mine = self._share(self.whole)
+        order, tops, lefts, flips = (draws[chosen][mine] for draws in self._plan)
         return self._crops.cut(order, tops, lefts, flips if self.flip else None), self._labels.index_select(0, order)
 
 
@@ -174,10 +188,12 @@ def batches(
     normalisation: Normalisation,
     device: torch.device | str | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
+    share: Share = _all,
 ) -> Batches:
     """All images in order, without crop or flip; nothing is random. For evaluation and recalibration.
 
-    The last batch may be smaller, down to one image. The arguments mean what they mean for `Loader`.
+    The last batch may be smaller, down to one image. The arguments mean what they mean for `Loader`; a share is one of
+    whole batches, and may be none.
 
     >>> from emabank.study.data.images import make_images, normalisation_of
     >>> part = make_images(torch.arange(5 * 64).to(torch.uint8).view(5, 1, 8, 8), torch.arange(5))
@@ -186,9 +202,11 @@ def batches(
     """
     if size < 1:
         raise ValueError(f"the batch size is {size}; give 1 or more")
-    pixels = _laid_out(images.images.to(device), memory_format)
+    mine = share(-(-len(images) // size))
+    chosen = slice(mine.start * size, mine.stop * size)
+    pixels = _laid_out(images.images[chosen].to(device), memory_format)
     scale = _Scale(normalisation, images.images.shape, pixels.device, memory_format)
-    return Batches(pixels, images.labels.to(device), size=size, scale=scale)
+    return Batches(pixels, images.labels[chosen].to(device), size=size, scale=scale)
 
 
 # Below here pixels are [n, planes, height, row], as they lie in memory. Contiguous images have a plane for each channel
@@ -256,7 +274,9 @@ class _Crops:
     def cut(self, order: Tensor, tops: Tensor, lefts: Tensor, flips: Tensor | None) -> Tensor:
         """The pieces at these corners of these images, mirrored where a flip is 1, as the network sees them."""
         if self._crop:
-            pieces = self._rows(self._starts(order, tops, lefts)).view(len(order), -1, self._height, self._row)
+            pieces = self._rows(self._starts(order, tops, lefts)).view(
+                len(order), self._pixels.shape[1], self._height, self._row
+            )
         else:
             pieces = self._pixels.index_select(0, order)
         if flips is not None:

@@ -1,13 +1,15 @@
 """Where runs are carried out: an executor is given tasks and brings each to its end, or says why it could not.
 
-This file is what all executors have in common; `local` has processes on this machine. A task is a command line, so an
+This file is what all executors have in common: `local` has processes of this machine, `ranks` those that torchrun has
+started, `slurm` and `ray` are clusters. A task is a command line, so an
 executor needs to know nothing of training, and what a task does is kept in its run's folder alone.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
@@ -41,6 +43,11 @@ class Outcome:
 
 class Executor(Protocol):
     """Anything that can carry out tasks."""
+
+    @property
+    def jobs(self) -> int | None:
+        """So many at a time; None: as many as there is room for."""
+        ...
 
     def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
         """Bring every task to its end, in any order, and tell how each ended; the failed ones stop none of the others.
@@ -88,3 +95,18 @@ def in_order(tasks: Sequence[Task]) -> list[Task]:
                 "its own"
             )
     return list(by_id.values())
+
+
+def engine(package: str, *, executor: str) -> Any:
+    """The package that an executor is made of; `ValueError` where it is not installed.
+
+    >>> engine("no_such_engine", executor="ray")
+    Traceback (most recent call last):
+    ValueError: --executor ray needs the package no_such_engine: pip install "emabank[ray]"
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError:
+        raise ValueError(
+            f'--executor {executor} needs the package {package}: pip install "emabank[{executor}]"'
+        ) from None

@@ -9,6 +9,7 @@ import threading
 import time
 
 PARENT = "EMABANK_EXECUTOR"  # the variable that tells a worker the process id of its executor
+LOCKED = 75  # the exit code of a worker whose run another process is at work on
 
 
 def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:

@@ -1,0 +1,146 @@
+"""The processes that train one model together (DistributedDataParallel, FSDP2), and what they tell each other.
+
+Whatever is asked here must be asked on all of them at once. Imports modules, sharded and torch.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.parallel import DistributedDataParallel
+
+from emabank.modules import parts_of
+from emabank.sharded import is_sharded
+
+
+class Processes:
+    """Those that hold, or hold parts of, the same model."""
+
+    def __init__(self, groups: Sequence[Any], device: torch.device) -> None:
+        self._groups, self._device = groups, device
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Processes | None":
+        """Found by the model's wrapper or by its sharded parameters; None where a process is alone with it.
+
+        >>> Processes.of(nn.Linear(2, 1)) is None
+        True
+        """
+        sharded = cls.of_sharded(model)
+        wrapper = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
+        if sharded is not None or wrapper is None:
+            return sharded
+        device = next((each.device for each in wrapper.parameters()), torch.device("cpu"))
+        return cls.among([wrapper.process_group], device)
+
+    @classmethod
+    def of_sharded(cls, model: nn.Module) -> "Processes | None":
+        """Those that hold parts of the model's parameters.
+
+        >>> Processes.of_sharded(nn.Linear(2, 1)) is None
+        True
+        """
+        sharded: Any = next((part.tensor for part in parts_of(model) if is_sharded(part.tensor)), None)
+        if sharded is None:
+            return None
+        mesh = sharded.device_mesh
+        groups = [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
+        return cls.among(groups, torch.device(mesh.device_type))
+
+    @classmethod
+    def among(cls, groups: Sequence[Any], device: torch.device) -> "Processes | None":
+        """Those of the groups that have more than one process; None if there is none."""
+        groups = [group for group in groups if dist.get_world_size(group) > 1]
+        return cls(groups, device) if groups else None
+
+    def any(self, here: bool) -> bool:
+        """Whether it is so in one of them."""
+        seen = torch.tensor(float(here), device=self._device)
+        for group in self._groups:
+            dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
+        return bool(seen.item())
+
+    def mean_(self, tensor: Tensor) -> Tensor:
+        """Put the mean over all of them in a tensor's place; summed in float64, so that equal ones stay as they are."""
+        total = tensor.to(self._device, torch.float64, copy=True)
+        for group in self._groups:
+            dist.all_reduce(total, group=group)
+            total /= dist.get_world_size(group)
+        return tensor.copy_(total)
+
+    def from_all(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors that each of them gives, all of one shape, in an order that is the same for all."""
+        found = tensor.to(self._device).unsqueeze(0)
+        for group in self._groups:
+            each = [torch.empty_like(found) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(each, found.contiguous(), group=group)
+            found = torch.cat(each)
+        return list(found.to(tensor.device))
+
+
+class Statistics:
+    """Batch-norm statistics as all processes of a DistributedDataParallel model have them: the means over them.
+
+    Each process measures its own batches, and the wrapper hands round those of the first only, at the next forward
+    pass. A `SyncBatchNorm` has measured all batches already.
+
+    Args:
+        model: what is trained.
+        lives: tensors of the model.
+
+    Attributes:
+        tensors: `lives`, with tensors of our own in the place of such statistics, as they are here at first.
+    """
+
+    def __init__(self, model: nn.Module, lives: Iterable[Tensor]) -> None:
+        self.tensors = list(lives)
+        self._shared: list[tuple[Processes, Tensor, list[Tensor]]] = []
+        for wrapper in model.modules():
+            if isinstance(wrapper, DistributedDataParallel):
+                self._share(wrapper)
+
+    def _share(self, wrapper: DistributedDataParallel) -> None:
+        differing = {
+            id(tensor)
+            for module in wrapper.modules()
+            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+            for tensor in (module.running_mean, module.running_var)
+        }
+        places = [place for place, tensor in enumerate(self.tensors) if id(tensor) in differing]
+        by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place in places:
+            live = self.tensors[place]
+            precision = live.dtype if live.dtype == torch.float64 else torch.float32
+            by_kind.setdefault((live.device, precision), []).append(place)
+        for (device, precision), found in by_kind.items():
+            processes = Processes.among([wrapper.process_group], device)
+            if processes is not None:
+                lives = [self.tensors[place] for place in found]
+                page = torch.cat([live.detach().to(precision).reshape(-1) for live in lives])
+                self._shared.append((processes, page, lives))
+                parts = page.split([live.numel() for live in lives])
+                for place, live, part in zip(found, lives, parts, strict=True):
+                    self.tensors[place] = part.view(live.shape)
+
+    @torch.no_grad()
+    def agree(self) -> None:
+        """Bring `tensors` up to date."""
+        for processes, page, lives in self._shared:
+            torch.cat([live.to(page.dtype).reshape(-1) for live in lives], out=page)
+            processes.mean_(page)
+
+
+def means(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The mean over the processes of a sharded model of those values that each has whole, and its own: its statistics.
+
+    >>> means(nn.Linear(2, 1), {"weight": torch.ones(1)})
+    {'weight': tensor([1.])}
+    """
+    processes = Processes.of_sharded(model)
+    if processes is None:
+        return dict(values)
+    statistics = {part.name for part in parts_of(model) if not part.is_parameter}
+    return {name: processes.mean_(value.clone()) if name in statistics else value for name, value in values.items()}

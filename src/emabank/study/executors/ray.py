@@ -1,0 +1,117 @@
+"""Runs as tasks of a Ray cluster, or of a Ray of this machine alone; each has the CPUs and GPUs that it asks for."""
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from emabank.study.executors import Outcome, Task, engine
+from emabank.study.executors.attempt import Attempt
+from emabank.study.executors.polling import Started, carry_out_all, reason_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayExecutor:
+    """Carries out tasks wherever Ray has room for them; the run folders are on a file system that all machines share.
+
+    A run whose worker died is started again, from its checkpoint, up to `retries` times.
+    """
+
+    address: str | None = None
+    """Of the cluster, such as auto or ray://head:10001; None: a Ray is started on this machine, and stopped again."""
+    jobs: int | None = None
+    """Runs at a time; None: as many as the cluster has room for."""
+    cpus: int = 1
+    """That a run computes with."""
+    gpus: int = 0
+    """That a run computes with."""
+    retries: int = 2
+    grace: float = 30.0
+    """Seconds that an interrupted run has to write a checkpoint."""
+    poll: float = 0.2
+
+    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+        """Carry out every task that is not done (see `carry_out_all`)."""
+        with _connected(self.address, cpus=self.cpus * (self.jobs or 1)) as ray:
+            again = _teller(console)
+
+            def start(task: Task) -> _Remote:
+                return _Remote(task, ray, self, again)
+
+            return carry_out_all(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
+
+    def _stop(self, running: list["_Remote"], interrupts: list[int]) -> None:
+        for each in running:
+            each.cancel()
+        for each in running:
+            each.wait(self.grace + 10)
+
+
+class _Remote(Started):
+    """One task of Ray's, and the folder of its run."""
+
+    def __init__(self, task: Task, ray: Any, settings: RayExecutor, tell: Callable[[str], None]) -> None:
+        super().__init__(task)
+        self._ray, self._settings, self._tell = ray, settings, tell
+        self._left = settings.retries
+        self._submit()
+
+    def _submit(self) -> None:
+        # Ray's own retries stay off, so that a death is seen here, and told of.
+        options = {"num_cpus": self._settings.cpus, "num_gpus": self._settings.gpus, "max_retries": 0}
+        attempt = Attempt(
+            self.task.command, log=str(self.log), environment=self.task.environment, grace=self._settings.grace
+        )
+        self._promise = self._ray.remote(_work).options(**options, name=self.task.title).remote(attempt)
+
+    def poll(self) -> Outcome | None:
+        ready, _ = self._ray.wait([self._promise], timeout=0)
+        if not ready:
+            return None
+        try:
+            code = self._ray.get(self._promise)
+        except self._ray.exceptions.RayError as error:  # the worker, or its machine, is gone
+            if self._left > 0 and not self.folder.is_done():
+                self._left -= 1
+                self._tell(
+                    f"{self.task.title}: its worker died ({type(error).__name__}); it goes on from its checkpoint"
+                )
+                self._submit()
+                return None
+            return self.outcome(None, f"its worker died, {self._settings.retries + 1} times: {type(error).__name__}")
+        return self.outcome(code, reason_of(code))
+
+    def cancel(self) -> None:
+        """Ask the worker to stop."""
+        self._ray.cancel(self._promise)
+
+    def wait(self, seconds: float) -> None:
+        """Until it has stopped, or so long."""
+        self._ray.wait([self._promise], timeout=seconds)
+
+
+def _work(attempt: Attempt) -> int:
+    return attempt()
+
+
+@contextmanager
+def _connected(address: str | None, *, cpus: int) -> Generator[Any]:
+    ray = engine("ray", executor="ray")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # A worker of a cluster must find emabank by itself; what is installed here is not sent along.
+    here: dict[str, Any] = (
+        {"num_cpus": max(cores, cpus), "include_dashboard": False} if address is None else {"address": address}
+    )
+    ray.init(**here, log_to_driver=False, configure_logging=False)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _teller(console: Console | None) -> Callable[[str], None]:
+    shown = console or Console()
+    return lambda sentence: shown.print(sentence, highlight=False, markup=False, soft_wrap=True)

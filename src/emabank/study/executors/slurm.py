@@ -1,0 +1,187 @@
+"""Runs as jobs of a Slurm cluster, in arrays that submitit submits; what is preempted or runs out of time goes on.
+
+A job that Slurm is about to stop writes a checkpoint and is queued again. Whether a job is still in the queue is asked
+with `squeue`, which every Slurm has; accounting need not be set up.
+"""
+
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from emabank.study.executors import Outcome, Task, engine, in_order
+from emabank.study.executors.attempt import Attempt
+from emabank.study.executors.polling import INTERRUPTED, Started, carry_out_all, reason_of
+from emabank.study.executors.worker import LOCKED
+from emabank.study.runs.folder import LOG, RunFolder
+
+_BETWEEN_QUEUES = 5.0  # seconds between two looks at the queue, which is the whole cluster's
+_MOST_TIMEOUTS = 1000  # a run that goes on from its checkpoint may run out of time as often as it likes
+_LOST = 15.0  # seconds that a result may take to show on a shared file system after its job has left the queue
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmExecutor:
+    """Submits tasks as one job array, and watches their run folders, which are on a file system that all nodes share.
+
+    A run whose job was lost (a node died, say) is submitted again, and goes on from its checkpoint, up to `retries`
+    times.
+    """
+
+    folder: Path
+    """For submitit's files: what is submitted, and what jobs print before and after the run itself."""
+    jobs: int | None = None
+    """Runs at a time, the throttle of the array; None: as many as Slurm gives."""
+    cpus: int = 1
+    gpus: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """For sbatch, as submitit names them: partition, time (minutes), mem, account, ..."""
+    retries: int = 2
+    grace: float = 30.0
+    """Seconds that an interrupted run has to write a checkpoint."""
+    poll: float = 0.5
+
+    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+        """Carry out every task that is not done (see `carry_out_all`). Interrupted, it cancels its jobs."""
+        console = console or Console()
+        waiting = [task for task in in_order(tasks) if not RunFolder(task.folder).is_done()]
+        array = _Array(self, waiting)
+
+        def tell(sentence: str) -> None:
+            console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+        def start(task: Task) -> _Submitted:
+            return _Submitted(task, array, tell)
+
+        return carry_out_all(tasks, start, self._stop, at_once=None, poll=self.poll, console=console)
+
+    def _stop(self, running: list["_Submitted"], interrupts: list[int]) -> None:
+        for each in running:
+            each.cancel()
+        until = time.monotonic() + self.grace
+        while any(each.folder.state() == "running" for each in running) and time.monotonic() < until:
+            time.sleep(0.2)
+        for each in running:
+            each.end()
+
+
+class _Array:
+    """The jobs of one call, submitted together when the first of them is asked for, and the queue they stand in."""
+
+    def __init__(self, settings: SlurmExecutor, tasks: Sequence[Task]) -> None:
+        self.settings, self._tasks = settings, tasks
+        self._first: dict[str, Any] = {}
+        self._queue: set[str] | None = None
+        self._ids: set[str] = set()
+        self._looked = -math.inf
+
+    def submit(self, task: Task) -> Any:
+        """The job of a task: of the array, the first time it is asked for, and afterwards one of its own."""
+        if not self._ids:
+            executor = self._executor()
+            with executor.batch():
+                jobs = [executor.submit(self._attempt(each)) for each in self._tasks]
+            self._first = {each.id: job for each, job in zip(self._tasks, jobs, strict=True)}
+        job = self._first.pop(task.id, None) or self._executor().submit(self._attempt(task))
+        self._ids.add(job.job_id)
+        self._looked = -math.inf
+        return job
+
+    def holds(self, job: Any) -> bool:
+        """Whether a job waits or runs; asked of Slurm now and then, for all jobs at once."""
+        if time.monotonic() - self._looked > _BETWEEN_QUEUES:
+            self._queue = _queued({each.partition("_")[0] for each in self._ids})
+            self._looked = time.monotonic()
+        return self._queue is None or job.job_id in self._queue
+
+    def _attempt(self, task: Task) -> "SlurmAttempt":
+        log = task.folder / LOG
+        return SlurmAttempt(task.command, log=str(log), environment=task.environment, grace=self.settings.grace)
+
+    def _executor(self) -> Any:
+        submitit = engine("submitit", executor="slurm")
+        if shutil.which("sbatch") is None:
+            raise ValueError("--executor slurm: there is no sbatch on this machine; start it on a login node of Slurm")
+        mine = self.settings
+        executor = submitit.SlurmExecutor(mine.folder, max_num_timeout=_MOST_TIMEOUTS)
+        asked = {"job_name": "emabank", "time": 60, "cpus_per_task": mine.cpus, "array_parallelism": mine.jobs or 256}
+        if mine.gpus:
+            asked["gpus_per_node"] = mine.gpus
+        executor.update_parameters(**{**asked, **mine.settings})
+        return executor
+
+
+class SlurmAttempt(Attempt):
+    """An attempt that Slurm may interrupt: when the time is up, or another job is more important."""
+
+    def checkpoint(self) -> Any:
+        """What submitit queues again, once the run has written its checkpoint: the same."""
+        self.stop()
+        return engine("submitit", executor="slurm").helpers.DelayedSubmission(self)
+
+
+class _Submitted(Started):
+    """One job of Slurm's, and the folder of its run."""
+
+    def __init__(self, task: Task, array: _Array, tell: Callable[[str], None]) -> None:
+        super().__init__(task)
+        self._array, self._tell = array, tell
+        self._left = array.settings.retries
+        self._gone: float | None = None
+        self._job = array.submit(task)
+
+    def poll(self) -> Outcome | None:
+        if self.folder.is_done():
+            return self.outcome(0, "")
+        if self.is_queued():
+            self._gone = None
+            return None
+        self._gone = self._gone or time.monotonic()
+        code = self._exit_code()
+        if code is None and time.monotonic() - self._gone < _LOST:
+            return None
+        if code is not None and code not in (*INTERRUPTED, LOCKED):
+            return self.outcome(code, reason_of(code))
+        if self._left == 0:
+            return self.outcome(None, f"its job was lost, {self._array.settings.retries + 1} times")
+        self._left -= 1
+        self._tell(f"{self.task.title}: its job {self._job.job_id} was lost; it goes on from its checkpoint")
+        self._job, self._gone = self._array.submit(self.task), None
+        return None
+
+    def is_queued(self) -> bool:
+        """Whether Slurm still has it."""
+        return self._array.holds(self._job)
+
+    def cancel(self) -> None:
+        """Let it write a checkpoint and end."""
+        subprocess.run(["scancel", "--signal=INT", self._job.job_id], check=False, capture_output=True)
+
+    def end(self) -> None:
+        """Take it from Slurm."""
+        subprocess.run(["scancel", self._job.job_id], check=False, capture_output=True)
+
+    def _exit_code(self) -> int | None:
+        """Of the run's process; None: the job left without a word."""
+        if not self._job.paths.result_pickle.exists():
+            return None
+        try:
+            return int(self._job.result())
+        except Exception:  # whatever submitit has to say of a job that it could not bring to an end
+            return None
+
+
+def _queued(arrays: set[str]) -> set[str] | None:
+    """The ids of those jobs of the arrays that wait or run, such as 12_3; None where Slurm does not answer."""
+    listed = subprocess.run(
+        ["squeue", "--noheader", "--array", "--format=%i", "--me"], capture_output=True, text=True, check=False
+    )
+    if listed.returncode:  # the controller is busy, or restarts
+        return None
+    return {each.strip() for each in listed.stdout.splitlines() if each.strip().partition("_")[0] in arrays}

@@ -1,0 +1,64 @@
+"""From `emabank status` to how far the studies and runs of a folder are. Imports neither torch nor matplotlib.
+
+May import what the report reads, runs and progress.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from emabank.study.progress import duration
+from emabank.study.report.evidence import LeftOut
+from emabank.study.report.load import load_studies
+from emabank.study.runs.folder import CONFIG, RunFolder, State
+
+_STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
+
+
+def show_status(runs: Path, console: Console | None = None) -> None:
+    """Print how far the studies and runs of a folder are."""
+    console = console or Console()
+    studies, left_out = load_studies(runs)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for head in ("study", "scale", "state"):
+        table.add_column(head)
+    for study in studies:
+        state = f"{study.state}: {study.reason}" if study.reason else study.state
+        table.add_row(*map(Text, (study.name, study.scale, state)))
+    if studies:
+        console.print(table)
+    folders = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / CONFIG).exists()]
+    states = [folder.state() for folder in folders]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in _STATES)
+    say(console, f"{len(folders)} runs: {counts}")
+    for folder, state in zip(folders, states, strict=True):
+        if state == "failed":
+            say(console, f"  {folder.id} failed: {folder.failure()}")
+        elif state != "done":
+            say(console, f"  {folder.id} {state}{_how_far(folder)}")
+    tell_left_out(left_out, console)
+
+
+def _how_far(folder: RunFolder) -> str:
+    told = folder.progress()
+    if told is None or not isinstance(told.seconds_left, float | int | None):
+        return ""
+    left = "" if told.seconds_left is None else f", {duration(told.seconds_left)} left"
+    return f": epoch {told.epoch} of {told.epochs}{left}: {told.words}"
+
+
+def tell_left_out(left_out: Sequence[LeftOut], console: Console) -> None:
+    """Print what could not be used, and why."""
+    if left_out:
+        say(console, "Left out:")
+        for what, why in left_out:
+            say(console, f"  {what}: {why}")
+
+
+def say(console: Console, sentence: str) -> None:
+    """Print a sentence as it is, in one line."""
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)

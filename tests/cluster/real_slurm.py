@@ -1,0 +1,138 @@
+"""A real Slurm of one node on this machine, started by a test out of Debian's packages; nothing is installed."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+PACKAGES = (
+    "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "libhwloc15", "liblua5.1-0", "libmunge2",
+    "libhttp-parser2.9", "libjson-c5", "libyaml-0-2", "libjwt0",
+)  # fmt: skip
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "emabank" / "slurm"
+
+CONFIGURATION = """
+ClusterName=emabank
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={daemon}
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=5
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/daemon.pid
+PluginDir={plugins}
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+ReturnToService=2
+MpiDefault=none
+KillWait=5
+JobRequeue=1
+NodeName=node NodeHostname={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+class CannotBeHadError(Exception):
+    """Why there is no Slurm here."""
+
+
+def programs() -> Path:
+    """The unpacked packages, downloaded the first time."""
+    root = CACHE / "root"
+    if (root / "usr/sbin/slurmctld-wlm").exists():
+        return root
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise CannotBeHadError("Slurm is taken from Debian's packages, and this machine has no apt-get")
+    packages = CACHE / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(
+            ["apt-get", "download", *PACKAGES], cwd=packages, check=True, capture_output=True, text=True, timeout=300
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise CannotBeHadError(f"Debian's packages of Slurm cannot be downloaded: {error.stderr or error}") from error
+    for package in sorted(packages.glob("*.deb")):
+        subprocess.run(["dpkg-deb", "-x", str(package), str(root)], check=True)
+    return root
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def cluster(folder: Path, *, cpus: int = 2) -> Generator[dict[str, str]]:
+    """The variables of the environment with which Slurm's commands find this Slurm; it ends with the context."""
+    root = programs()
+    libraries = root / "usr/lib" / f"{os.uname().machine}-linux-gnu"
+    for name in ("state", "spool"):
+        (folder / name).mkdir(parents=True)
+    configuration = folder / "slurm.conf"
+    user = os.environ.get("USER") or ("root" if os.getuid() == 0 else str(os.getuid()))
+    configuration.write_text(
+        CONFIGURATION.format(
+            host=socket.gethostname(), controller=_free_port(), daemon=_free_port(), folder=folder, cpus=cpus,
+            plugins=libraries / "slurm-wlm", user=user,
+        )
+    )  # fmt: skip
+    variables = {
+        "SLURM_CONF": str(configuration),
+        "LD_LIBRARY_PATH": f"{libraries}:{libraries / 'slurm-wlm'}",
+        "PATH": f"{root / 'usr/bin'}:{os.environ['PATH']}",
+    }
+    programs_ = root / "usr/sbin"
+    commands = {
+        "controller": [str(programs_ / "slurmctld-wlm"), "-D", "-f", str(configuration)],
+        "daemon": [
+            str(programs_ / "slurmd-wlm"), "-D", "-f", str(configuration), "-N", "node",
+            "-d", str(programs_ / "slurmstepd-wlm"),
+        ],
+    }  # fmt: skip
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for name, command in commands.items():
+            with open(folder / f"{name}.log", "wb") as log:
+                running.append(
+                    subprocess.Popen(command, env={**os.environ, **variables}, stdout=log, stderr=subprocess.STDOUT)
+                )
+        _wait_until_idle(variables, folder)
+        yield variables
+    finally:
+        for process in reversed(running):
+            process.send_signal(signal.SIGTERM)
+        for process in running:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
+    until = time.monotonic() + 60
+    while True:
+        told = subprocess.run(
+            ["sinfo", "--noheader", "--format=%t"],
+            env={**os.environ, **variables}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if told.stdout.strip() == "idle":
+            return
+        if time.monotonic() > until:
+            logs = "\n".join((folder / f"{name}.log").read_text()[-1500:] for name in ("controller", "daemon"))
+            raise CannotBeHadError(f"Slurm did not start within a minute: {told.stdout}{told.stderr}\n{logs}")
+        time.sleep(0.2)

@@ -1,0 +1,82 @@
+"""Runs for the tests of clusters: long enough to be interrupted, the same wherever they are carried out."""
+
+import io
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from processes import wait_until
+from rich.console import Console
+from study.small_runs import config, digits, left
+
+from emabank.study.carry_out import Job, carry_out
+from emabank.study.executors import Executor, Outcome, Task
+from emabank.study.launch import task_of
+from emabank.study.place import Place
+from emabank.study.runs.folder import LOCK, RunFolder
+
+EPOCHS = 300
+
+
+def tasks_in(runs: Path, count: int, *, epochs: int = EPOCHS) -> list[Task]:
+    """Runs of some seconds, which checkpoint all the time."""
+    place = Place(runs=runs, checkpoint_seconds=0.2)
+    return [task_of(Job(config(seed=seed, training={"epochs": epochs})), place.absolute()) for seed in range(count)]
+
+
+def undisturbed(runs: Path, count: int, *, epochs: int = EPOCHS) -> list[dict[Any, Any]]:
+    """What the same runs leave when nothing happens to them."""
+    place = Place(runs=runs)
+    jobs = [Job(config(seed=seed, training={"epochs": epochs})) for seed in range(count)]
+    return [left(carry_out(job, place, digits()[0])) for job in jobs]
+
+
+class Started:
+    """`executor.run_all` in a thread, so that the test can interfere."""
+
+    def __init__(self, executor: Executor, tasks: Sequence[Task]) -> None:
+        self._console = Console(file=io.StringIO(), width=200, color_system=None)
+        self._outcomes: list[Outcome] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(executor, tasks), daemon=True)
+        self._thread.start()
+
+    def _run(self, executor: Executor, tasks: Sequence[Task]) -> None:
+        try:
+            self._outcomes = executor.run_all(tasks, console=self._console)
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def said(self) -> str:
+        return self._console.file.getvalue()  # type: ignore[attr-defined]
+
+    def end(self, seconds: float = 300) -> list[Outcome]:
+        self._thread.join(seconds)
+        assert not self._thread.is_alive(), f"it did not end within {seconds} s; it said\n{self.said}"
+        if self._error is not None:
+            raise self._error
+        return self._outcomes
+
+
+def until_epoch(task: Task, epoch: int, *, seconds: float = 120) -> None:
+    """Wait until a run has come so far."""
+
+    def has_come() -> bool:
+        progress = RunFolder(task.folder).progress()
+        return progress is not None and progress.epoch >= epoch
+
+    wait_until(has_come, seconds=seconds)
+
+
+def process_of(task: Task) -> int:
+    """The process that is at work on a run now."""
+    return int(json.loads((task.folder / LOCK).read_text())["process"])
+
+
+def parent_of(process: int) -> int:
+    """By the system's own books."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[1])

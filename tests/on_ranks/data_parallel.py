@@ -1,0 +1,86 @@
+"""What each process does in the tests of DistributedDataParallel models."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
+
+AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9), "uniform": Uniform()}
+
+
+def build(*, norm: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 8), nn.BatchNorm1d(8) if norm else nn.ReLU(), nn.Linear(8, 1)]
+    return nn.Sequential(*layers)
+
+
+def batches(count: int, size: int = 8) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, 5, generator=generator) for _ in range(count)]
+
+
+def mine(batch: Tensor) -> Tensor:
+    return batch[dist.get_rank() :: dist.get_world_size()]
+
+
+def train(model: nn.Module, bank: EMABank, data: list[Tensor]) -> list[dict[str, Tensor]]:
+    """Train, and say which statistics the model had when the bank took a sample."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    seen: list[dict[str, Tensor]] = []
+    for batch in data:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if bank.update():
+            seen.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    return seen
+
+
+def like_one_process() -> dict[str, dict[str, Tensor]]:
+    """Without batch norm every rank has what one process with the whole batch has."""
+    alone = build(norm=False)
+    expected = EMABank(alone, AVERAGES, every=2)
+    train(alone, expected, batches(6))
+    model = DistributedDataParallel(build(norm=False))
+    bank = EMABank(model, AVERAGES, every=2)
+    train(model, bank, [mine(batch) for batch in batches(6)])
+    for name in AVERAGES:
+        for key, value in expected.weights(name).items():
+            torch.testing.assert_close(bank.weights(name)[key], value)
+    return {name: bank.weights(name) for name in AVERAGES}
+
+
+def statistics() -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Averages, and the statistics that this rank had at each sample."""
+    model = DistributedDataParallel(build(norm=True))
+    bank = EMABank(model, AVERAGES, every=2)
+    seen = train(model, bank, [mine(batch) for batch in batches(6)])
+    return {name: bank.weights(name) for name in AVERAGES}, seen
+
+
+def recalibrating() -> dict[str, Tensor]:
+    alone = build(norm=True)
+    expected = EMABank(alone, AVERAGES, every=1)
+    expected.update()
+    recalibrate_batchnorm(expected, batches(5))
+    model = DistributedDataParallel(build(norm=True))
+    bank = EMABank(model, AVERAGES, every=1)
+    bank.update()
+    data = batches(5)
+    done = recalibrate_batchnorm(bank, data[dist.get_rank() :: dist.get_world_size()])  # three batches and two
+    assert done.batches == 5
+    found = bank.weights("slow", batchnorm="recomputed")
+    for key, value in expected.weights("slow", batchnorm="recomputed").items():
+        torch.testing.assert_close(found[key], value)
+    return found
+
+
+def recalibrating_with_nothing_here() -> tuple[int, dict[str, Tensor]]:
+    """One rank has no data: what the other measures is for both."""
+    model = DistributedDataParallel(build(norm=True))
+    bank = EMABank(model, AVERAGES, every=1)
+    bank.update()
+    done = recalibrate_batchnorm(bank, batches(3) if dist.get_rank() == 0 else [])
+    return done.batches, bank.weights("slow", batchnorm="recomputed")

@@ -1,0 +1,235 @@
+"""What each process does in the tests of sharded models (FSDP2)."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
+
+WIDTH = 7  # over two processes every shard is uneven, over four some are smaller still
+AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9), "uniform": Uniform()}
+
+
+class Net(nn.Module):
+    """Uneven shards, a layer of one row, batch norm, a tied weight, a frozen parameter and a large tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.middle = nn.Sequential(nn.Linear(WIDTH, 300), nn.ReLU(), nn.Linear(300, WIDTH))
+        self.square = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.tied = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.tied.weight = self.square.weight
+        self.last = nn.Linear(WIDTH, 1)
+        self.scale = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.tied(self.square(self.middle(self.norm(self.first(x)))))) * self.scale.sum()
+
+
+def build() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def shard(model: Net) -> Net:
+    fully_shard(model.middle)
+    return fully_shard(model)
+
+
+def batches(count: int, size: int = 8) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, 5, generator=generator) for _ in range(count)]
+
+
+def train(model: nn.Module, bank: EMABank, data: list[Tensor]) -> None:
+    """Steps in which every process sees the same batch: gradients, and so the weights, are those of one process."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.05)
+    for batch in data:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        bank.update()
+
+
+def trained_alone(steps: int = 6) -> tuple[Net, EMABank]:
+    model = build()
+    bank = EMABank(model, AVERAGES, every=2)
+    train(model, bank, batches(steps))
+    return model, bank
+
+
+def trained_sharded(steps: int = 6) -> tuple[Net, EMABank]:
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=2)
+    train(model, bank, batches(steps))
+    return model, bank
+
+
+def whole(state: dict[str, Any]) -> dict[str, Tensor]:
+    return {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in state.items()}
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any], *, exactly: bool = False) -> None:
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        tolerance = {"rtol": 0, "atol": 0} if exactly else {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(found[key], value, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
+
+
+# What is tested -------------------------------------------------------------------------------------------------------
+
+
+def averages_of_shards() -> None:
+    _, alone = trained_alone()
+    _model, bank = trained_sharded()
+    for name in AVERAGES:
+        weights = bank.weights(name)
+        assert isinstance(weights["first.weight"], DTensor)
+        assert not isinstance(weights["norm.running_mean"], DTensor)
+        assert_same(whole(weights), alone.weights(name))
+        full = bank.weights(name, full=True)
+        assert not any(isinstance(value, DTensor) for value in full.values())
+        assert_same(full, alone.weights(name))
+    assert_same(whole(bank.weights("live")), alone.weights("live"))
+
+
+def update_is_silent() -> dict[str, int]:
+    _model, bank = trained_sharded()
+    bank.update()
+    with CommDebugMode() as said:
+        assert bank.update()
+    return {str(key): count for key, count in said.get_comm_counts().items()}
+
+
+def skipping_agrees() -> tuple[int, bool]:
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=1, on_nonfinite="skip")
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            model.first.weight.to_local().fill_(float("nan"))
+    return bank.num_skipped, bank.update()
+
+
+def applying() -> None:
+    _, alone = trained_alone()
+    plain, _ = trained_alone()
+    model, bank = trained_sharded()
+    probe = batches(1)[0]
+    model.eval(), plain.eval()
+    live = plain(probe)
+    torch.testing.assert_close(model(probe), live)  # the root stays gathered after this
+    for name in AVERAGES:
+        with bank.applied(name), alone.applied(name):
+            torch.testing.assert_close(model(probe), alone.model.eval()(probe))
+        torch.testing.assert_close(model(probe), live)
+        torch.testing.assert_close(bank.call(name, probe), alone.call(name, probe))
+        torch.testing.assert_close(model(probe), live)
+
+
+def applying_survives_an_exception() -> None:
+    model, bank = trained_sharded()
+    probe = batches(1)[0]
+    model.eval()
+    live = model(probe)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    handle = model.tied.register_forward_hook(fail)
+    try:
+        with bank.applied("slow"):
+            model(probe)
+    except ZeroDivisionError:
+        handle.remove()
+    else:
+        raise AssertionError("nothing was raised")
+    torch.testing.assert_close(model(probe), live)
+
+
+def recalibrating() -> None:
+    _, alone = trained_alone()
+    _model, bank = trained_sharded()
+    data = batches(4, size=6)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    expected = recalibrate_batchnorm(alone, data)
+    found = recalibrate_batchnorm(bank, data[rank::world])
+    assert (found.layers, found.batches) == (expected.layers, expected.batches)
+    for name in AVERAGES:
+        assert_same(bank.weights(name, batchnorm="recomputed", full=True), alone.weights(name, batchnorm="recomputed"))
+
+
+def refused() -> list[str]:
+    _model, bank = trained_sharded()
+    said: list[str] = []
+    for action in (lambda: bank.module("slow"), lambda: bank.functional("slow")):
+        try:
+            action()
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def copying() -> None:
+    _, alone = trained_alone()
+    _, bank = trained_sharded()
+    plain, sharded = build(), shard(build())
+    bank.copy_to(plain, "slow")
+    bank.copy_to(sharded, "slow")
+    expected = build()
+    alone.copy_to(expected, "slow")
+    assert_same(plain.state_dict(), expected.state_dict())
+    assert_same(whole(sharded.state_dict()), expected.state_dict())
+
+
+def saving(folder: Path) -> dict[str, dict[str, Tensor]]:
+    _, bank = trained_sharded()
+    dcp.save({"bank": bank}, checkpoint_id=folder)
+    return {name: bank.weights(name, full=True) for name in AVERAGES}
+
+
+def loading(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]]:
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=2)
+    dcp.load({"bank": bank}, checkpoint_id=folder)
+    assert bank.num_steps == steps
+    return bank.num_updates, {name: bank.weights(name, full=True) for name in AVERAGES}
+
+
+def loading_whole_state() -> None:
+    _, alone = trained_alone()
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=2)
+    bank.load_state_dict(alone.state_dict())
+    for name in AVERAGES:
+        assert_same(bank.weights(name, full=True) | live_of(model), alone.weights(name) | live_of(model), exactly=True)
+    back = EMABank(build(), AVERAGES, every=2)
+    back.load_state_dict(bank.state_dict())
+
+
+def live_of(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value for key, value in whole(model.state_dict()).items() if "num_batches" in key}
+
+
+def loading_after_building() -> bool:
+    """Whether the bank warns of weights that were loaded into a sharded model behind its back."""
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=1)
+    with torch.no_grad():
+        for _ in range(2):  # loading, and a step
+            for parameter in model.parameters():
+                parameter.copy_(parameter + 5.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bank.update()
+    return any("call bank.reset() after loading" in str(each.message) for each in caught)

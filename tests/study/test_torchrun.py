@@ -1,0 +1,101 @@
+"""`emabank run` under a real torchrun: two processes come to what one comes to, and a killed one is told of."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from processes import SOURCE, wait_until
+from study.studies.small_studies import runs_in
+
+from emabank.study.place import Place
+from emabank.study.runs.folder import RunFolder
+
+SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.1]"]
+WORDS = ["run", "lr-search", "--seeds", "1", "--device", "cpu"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "emabank"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
+
+pytestmark = pytest.mark.slow
+
+
+def command(runs: Path, *settings: str, start: Sequence[str] = TORCHRUN) -> list[str]:
+    return [sys.executable, *start, *WORDS, "--runs", str(runs), "--set", *SETTINGS, *settings]
+
+
+def carried_out(runs: Path, *settings: str, start: Sequence[str] = TORCHRUN) -> str:
+    given = command(runs, *settings, start=start)
+    done = subprocess.run(given, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(tmp_path: Path):
+    said = carried_out(tmp_path / "two")
+    carried_out(tmp_path / "one", start=["-m", "emabank"])
+    assert said.count("done: lr-search") == 1
+    together, alone = (finished(tmp_path / name) for name in ("two", "one"))
+    assert [run.id for run in together] == [run.id for run in alone]
+    for mine, other in zip(together, alone, strict=True):
+        assert mine.environment()[0]["processes"] == 2
+        rows, expected = mine.rows(), other.rows()
+        assert len(rows) == len(expected) > 0
+        for row, like in zip(rows, expected, strict=True):
+            assert (row.weights, row.epoch, row.split, row.metric) == (
+                like.weights,
+                like.epoch,
+                like.split,
+                like.metric,
+            )
+            if row.metric == "loss":
+                assert row.value == pytest.approx(like.value, rel=1e-3)
+    assert "already done" in carried_out(tmp_path / "two")
+
+
+def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path):
+    runs = tmp_path / "runs"
+    long = ("epochs=40",)
+    given = [*command(runs, *long), "--checkpoint-seconds", "0.2"]
+    process = subprocess.Popen(given, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    wait_until(lambda: any(_epoch(path.parent) >= 5 for path in runs.glob("*/progress.json")), seconds=120)
+    ranks = [pid for pid in _children(process.pid) if b"emabank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(ranks) == 2
+    os.kill(next(pid for pid in ranks if b"RANK=1\0" in _variables(pid)), signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "the same command goes on from the last checkpoint" in said or "interrupted" in said, said
+    (left,) = [path.parent for path in runs.glob("*/progress.json")]
+    assert not RunFolder(left).is_done()
+    assert not list(left.glob("*.tmp"))
+    carried_out(runs, *long)
+    carried_out(tmp_path / "undisturbed", *long)
+    found, expected = finished(runs), finished(tmp_path / "undisturbed")
+    assert [run.rows() for run in found] == [run.rows() for run in expected]
+    assert max(len(run.environment()) for run in found) == 2
+
+
+def finished(runs: Path) -> list[RunFolder]:
+    return [RunFolder(runs / id) for id in sorted(runs_in(Place(runs=runs)))]
+
+
+def _epoch(folder: Path) -> int:
+    progress = RunFolder(folder).progress()
+    return 0 if progress is None else progress.epoch
+
+
+def _variables(process: int) -> bytes:
+    return Path(f"/proc/{process}/environ").read_bytes() + b"\0"
+
+
+def _children(process: int) -> list[int]:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        if len(found) >= 2:
+            return [int(each) for each in found]
+        time.sleep(0.1)
+    raise AssertionError("torchrun has no two children")

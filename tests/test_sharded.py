@@ -1,0 +1,91 @@
+"""Sharded models (FSDP2) on two and more gloo processes, against a bank of the same model in one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from on_ranks import sharded
+from together import together
+
+from emabank import EMABank
+from emabank.sharded import is_sharded, like, local, part_of, whole
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_trap47_averages_of_shards_equal_the_unsharded_ones(tmp_path: Path, world: int) -> None:
+    together(sharded.averages_of_shards, folder=tmp_path, world=world)
+
+
+def test_an_update_says_nothing_to_other_processes(tmp_path: Path) -> None:
+    assert together(sharded.update_is_silent, folder=tmp_path) == [{}, {}]
+
+
+def test_processes_agree_to_skip(tmp_path: Path) -> None:
+    assert together(sharded.skipping_agrees, folder=tmp_path) == [(0, False), (0, False)]
+
+
+def test_trap55_applied_is_not_left_gathered(tmp_path: Path) -> None:
+    together(sharded.applying, folder=tmp_path)
+
+
+def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(tmp_path: Path) -> None:
+    assert together(sharded.loading_after_building, folder=tmp_path) == [True, True]
+
+
+def test_an_exception_in_a_forward_pass_leaves_no_average_behind(tmp_path: Path) -> None:
+    together(sharded.applying_survives_an_exception, folder=tmp_path)
+
+
+def test_recalibration_is_shared(tmp_path: Path) -> None:
+    together(sharded.recalibrating, folder=tmp_path)
+
+
+def test_what_cannot_be_done_names_what_can(tmp_path: Path) -> None:
+    for module, functional in together(sharded.refused, folder=tmp_path):
+        assert all(word in module for word in ("weights", "copy_to", "applied"))
+        assert all(word in functional for word in ("call", "applied"))
+
+
+def test_copy_to_plain_and_sharded_models(tmp_path: Path) -> None:
+    together(sharded.copying, folder=tmp_path)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_saved_on_two_ranks_and_loaded_on_others(tmp_path: Path, world: int) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    saved = together(sharded.saving, tmp_path / "checkpoint", folder=first)[0]
+    for updates, loaded in together(sharded.loading, tmp_path / "checkpoint", 6, folder=second, world=world):
+        assert updates == 3
+        for name, weights in saved.items():
+            for key, value in weights.items():
+                if "num_batches" not in key:  # a live buffer, which is no part of the bank's state
+                    assert torch.equal(loaded[name][key], value), (name, key)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_saved_on_two_ranks_and_loaded_without_any(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    saved = together(sharded.saving, tmp_path / "checkpoint", folder=ranks)[0]
+    bank = EMABank(sharded.build(), sharded.AVERAGES, every=2)
+    dcp.load({"bank": bank}, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
+    assert (bank.num_steps, bank.num_updates) == (6, 3)
+    for name, weights in saved.items():
+        for key, value in bank.weights(name).items():
+            if "num_batches" not in key:
+                assert torch.equal(weights[key], value), (name, key)
+
+
+def test_a_whole_state_goes_into_a_sharded_bank_and_back(tmp_path: Path) -> None:
+    together(sharded.loading_whole_state, folder=tmp_path)
+
+
+def test_plain_tensors_pass_through() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    assert not is_sharded(tensor)
+    assert local(tensor).data_ptr() == tensor.data_ptr()
+    assert like(tensor, tensor) is tensor
+    assert part_of(tensor, torch.zeros(3)) is tensor
+    assert whole(tensor) is tensor

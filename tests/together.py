@@ -1,0 +1,70 @@
+"""For tests: one function in several real processes that have a gloo group, forked from one that has imported torch."""
+
+import io
+import multiprocessing
+import os
+import queue
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+PRELOADED = ["torch.distributed.fsdp", "torch.distributed.checkpoint", "emabank"]
+
+
+def together(
+    function: Callable[..., Any], *arguments: Any, folder: Path, world: int = 2, seconds: float = 120
+) -> list[Any]:
+    """What `function(*arguments)` returns on each of `world` processes, by rank; raises if it raised on one of them.
+
+    The function must be importable by its name, so it is in a file of `on_ranks`. `folder` is empty, and for this call.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    answers = context.Queue()
+    store = folder / "store"
+    ranks = [
+        context.Process(target=_rank, args=(rank, world, str(store), answers, function, arguments), daemon=True)
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    found: dict[int, Any] = {}
+    until = time.monotonic() + seconds
+    try:
+        while len(found) < world:
+            try:
+                rank, failed, answer = answers.get(timeout=0.2)
+            except queue.Empty:
+                dead = [rank for rank, each in enumerate(ranks) if each.exitcode and rank not in found]
+                assert not dead, f"rank {dead[0]} has died with exit code {ranks[dead[0]].exitcode}"
+                assert time.monotonic() < until, f"of {world} ranks only {sorted(found)} ended within {seconds} s"
+                continue
+            assert not failed, f"on rank {rank}:\n{answer}"
+            found[rank] = torch.load(io.BytesIO(answer), weights_only=False)
+    finally:
+        for process in ranks:
+            process.join(5 if len(found) == world else 0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    return [found[rank] for rank in range(world)]
+
+
+def _rank(rank: int, world: int, store: str, answers: Any, function: Callable[..., Any], arguments: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        content = io.BytesIO()  # tensors by value: a process that has ended cannot hand them over
+        torch.save(function(*arguments), content)
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        answers.put((rank, True, traceback.format_exc()))
+    else:
+        answers.put((rank, False, content.getvalue()))
