@@ -48,7 +48,7 @@ $(VENV)/study.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) ".[study,dev]"
+	$(INSTALL) ".[study,dev,lightning,transformers,accelerate]"
 	@touch $@
 
 $(VENV)/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python

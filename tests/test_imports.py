@@ -64,6 +64,16 @@ def test_the_library_loads_nothing_of_the_study():
     assert not loaded & {"tyro", "rich", "matplotlib"}
 
 
+def test_nobody_imports_the_integrations():
+    loaded = loaded_by(f"import emabank.study, emabank.bench, emabank.cli, emabank.migration\n{USE_THE_LIBRARY}")
+    assert not {name for name in loaded if name.startswith("emabank.integrations")}
+    assert not loaded & {"lightning", "pytorch_lightning", "transformers", "accelerate"}
+
+
+def test_control_an_integration_is_seen_when_it_is_loaded():
+    assert "emabank.integrations.companion" in loaded_by("import emabank.integrations.companion")
+
+
 def test_control_the_study_is_seen_when_it_is_loaded():
     loaded = loaded_by("import emabank.study.progress, emabank.study.report.figures.draw")
     assert {"emabank.study.progress", "rich", "matplotlib"} <= loaded
@@ -106,6 +116,11 @@ def test_control_the_library_does_not_work_without_torch():
         ("run dynamics --set colour=red", 2),
         ("protocol --epochs none", 2),
         ("status nowhere", 1),
+        ("decay 0.998", 0),
+        ("decay --half-life 693 --every 4 --steps-per-epoch 391", 0),
+        ("decay 2", 2),
+        ("average", 2),
+        ("average --help", 0),
     ],
 )
 def test_what_only_says_something_loads_no_torch(words: str, code: int):

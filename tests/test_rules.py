@@ -52,6 +52,21 @@ def test_trap05_warmup_ends_at_the_first_count_that_reaches_the_decay(decay: flo
     assert end == 0 or end / (end + 9) < decay
 
 
+@pytest.mark.parametrize("decay", [1 - 1e-9, 1 - 1e-14, math.nextafter(1.0, 0.0)])
+def test_warmup_ends_at_once_to_be_found_for_decays_near_one(decay: float) -> None:
+    end = rules.warmup_end(decay)
+    assert rules.warmup_decay(int(end)) >= decay > rules.warmup_decay(int(end) - 1)
+
+
+def test_a_warm_up_by_a_power_has_timms_decays_and_the_end_it_says() -> None:
+    rule = EMA(0.99, warmup="power")
+    first = [rule.decay_at(steps=t, elapsed=1, samples=0, every=1) for t in (1, 2, 7)]
+    assert first == pytest.approx([1 - 2 ** (-2 / 3), 1 - 3 ** (-2 / 3), 0.75])
+    assert "warm-up 999 steps" in rule.describe(1)
+    assert rule.decay_at(steps=1000, elapsed=1, samples=0, every=1) == 0.99
+    assert rule.decay_at(steps=990, elapsed=1, samples=0, every=1) < 0.99
+
+
 def test_trap05_the_unit_of_the_warmup_matters() -> None:
     steps, updates = EMA(0.998, warmup="steps"), EMA(0.998, warmup="updates")
     counts = {"steps": 4800, "elapsed": 16, "samples": 299, "every": 16}

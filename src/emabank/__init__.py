@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from emabank.advice import Advice as Advice
     from emabank.bank import EMABank as EMABank
     from emabank.batchnorm import Recalibration as Recalibration
     from emabank.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
@@ -27,10 +28,12 @@ _HOME = {
     "Recalibration": "batchnorm",
     "BestTracker": "selection",
     "Best": "selection",
+    "Advice": "advice",
 }
 
 __all__ = [
     "EMA",
+    "Advice",
     "Best",
     "BestTracker",
     "EMABank",

@@ -4,8 +4,6 @@ Exact: batches are pooled by their sizes, the variance between them included. Ev
 pass over the data serves all. The live model, its modes and the random streams are as before, whatever happens.
 """
 
-import random
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -24,6 +22,7 @@ from emabank.copies import functional_tensors, swapped
 from emabank.modules import evaluating, parts_of, unwrap, walk
 from emabank.pools import Pool, pooled_by_all
 from emabank.processes import Processes
+from emabank.randomness import same_randomness
 from emabank.sharded import gathers
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -87,7 +86,7 @@ def recalibrate_batchnorm(
         batches = 0
     else:
         sets = {name: _holder(target, name) for name in names}
-        with evaluating(unwrap(model)), _same_randomness(loader):
+        with evaluating(unwrap(model)), same_randomness(loader):
             pools, batches = _measure(unwrap(model), sets, layers, loader, max_batches, forward or _default_forward)
         processes = Processes.of(model)
         if processes is not None:
@@ -336,28 +335,3 @@ def _moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return [_moved(value, device) for value in batch]
     return batch
-
-
-@contextmanager
-def _same_randomness(loader: Iterable[Any]) -> Generator[None]:
-    """Every random stream a loader may draw from goes on afterwards as if it had not been touched."""
-    sampler = getattr(loader, "sampler", None)
-    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    holders = [loader, sampler, inner, getattr(loader, "dataset", None)]
-    generators = {id(g): g for g in (getattr(h, "generator", None) for h in holders) if isinstance(g, torch.Generator)}
-    states = [(generator, generator.get_state()) for generator in generators.values()]
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    python, numpy = random.getstate(), sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.get_state()
-    with torch.random.fork_rng(
-        devices=range(torch.accelerator.device_count()),
-        device_type="cuda" if accelerator is None else accelerator.type,
-    ):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
-            for generator, state in states:
-                generator.set_state(state)

@@ -1,6 +1,6 @@
 """The command `emabank`: arguments in, one stage called, its failures told in one sentence; no logic.
 
-It imports a stage only when that is called for, so that what needs no torch (`--help`, `list`) starts at once.
+It imports a stage only when that is called for, so that what needs no torch (`--help`, `list`, `decay`) starts at once.
 """
 
 import os
@@ -64,6 +64,10 @@ def _run(given: list[str]) -> int:
             from emabank.study.reporting import show_claims
 
             show_claims(parsed.runs, short=parsed.short)
+        case told.AdviseArguments():
+            from emabank.study.advise import show_advice
+
+            show_advice(parsed.run, parsed.criterion)
         case told.ProtocolArguments():
             from emabank.study.launch import launch_protocol, show_plan
 
@@ -76,6 +80,14 @@ def _run(given: list[str]) -> int:
 
             act = check_files if parsed.action == "check" else fetch_files
             return 0 if act(parsed.name, parsed.data) else 1
+        case told.AverageArguments():
+            from emabank.study.average_files import average_files
+
+            average_files(parsed)
+        case told.DecayArguments():
+            from emabank.study.decay import show_decay
+
+            show_decay(parsed)
         case told.BenchArguments():
             from emabank.bench.command import run_bench
 

@@ -291,7 +291,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
         mode = temporary.stat().st_mode
         write(temporary)
         temporary.chmod(mode)  # safetensors puts a file of its own there, readable by its owner alone
-        _sync(temporary, os.O_RDWR)
+        sync(temporary, os.O_RDWR)
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -301,10 +301,14 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
         raise
     if os.name == "posix":
         with suppress(OSError):  # the file is in place; some network file systems refuse to sync a folder
-            _sync(target.parent, os.O_RDONLY)
+            sync(target.parent, os.O_RDONLY)
 
 
-def _sync(path: Path, flags: int) -> None:
+def sync(path: Path, flags: int) -> None:
+    """Wait until a file or folder is on the disk; it is opened with these flags, which differ between the two.
+
+    >>> sync(Path(__file__).parent, os.O_RDONLY)
+    """
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)

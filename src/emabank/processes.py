@@ -56,6 +56,11 @@ class Processes:
         groups = [group for group in groups if dist.get_world_size(group) > 1]
         return cls(groups, device) if groups else None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that writes what all of them have."""
+        return all(dist.get_rank(group) == 0 for group in self._groups)
+
     def any(self, here: bool) -> bool:
         """Whether it is so in one of them."""
         seen = torch.tensor(float(here), device=self._device)

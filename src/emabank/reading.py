@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from emabank.copies import functional_tensors, plain_state_dict, standalone, swapped
-from emabank.ledger import LIVE, Ledger
+from emabank.ledger import LIVE, Ledger, Rule
 from emabank.modules import evaluating, parts_of, refuse_without_data, unwrap
 from emabank.processes import means
 from emabank.sharded import gathers, is_sharded, local, part_of, reshard, whole
@@ -161,6 +161,36 @@ class Readable:
         'slow'
         """
         return self._ledger.resolve(name)
+
+    def rule(self, name: str | float) -> Rule:
+        """The rule of an average.
+
+        >>> from emabank import EMABank
+        >>> EMABank(nn.Linear(2, 1), {"slow": 0.999}).rule("slow").decay
+        0.999
+        """
+        return self._ledger.rules[self._ledger.average(name)]
+
+    def standing(self, name: str | float) -> dict[str, Any]:
+        """An average's rule and its counts as plain values, as `state_dict()` has them.
+
+        >>> from emabank import EMABank
+        >>> EMABank(nn.Linear(2, 1), [0.9]).standing(0.9)["samples"]
+        0
+        """
+        return self._ledger.state(self._ledger.average(name))
+
+    def averaged_keys(self) -> frozenset[str]:
+        """The keys of `weights(name)` that hold averages; what the others hold is the live model's.
+
+        >>> from emabank import EMABank
+        >>> sorted(EMABank(nn.BatchNorm1d(2), [0.9]).averaged_keys())
+        ['bias', 'running_mean', 'running_var', 'weight']
+        """
+        self._verify()
+        marks: dict[str, Any] = {name: object() for name in self._tracked.names}
+        known = {id(mark) for mark in marks.values()}
+        return frozenset(key for key, value in plain_state_dict(self._model, marks).items() if id(value) in known)
 
     def keep_recomputed(self, name: str, statistics: Mapping[str, Tensor]) -> None:
         """Keep recomputed batch-norm statistics (by plain buffer name) for an average until its next update.

@@ -79,6 +79,15 @@ def warmup_decay(t: int) -> float:
     return (t + 1) / (t + 10)
 
 
+def power_warmup_decay(t: int) -> float:
+    """The cap on the decay at count t of the warm-up by a power: 1 - (1 + t)^(-2/3), as in timm and diffusers.
+
+    >>> [round(power_warmup_decay(t), 4) for t in (0, 1, 7)]
+    [0.0, 0.37, 0.75]
+    """
+    return 1.0 - (1.0 + t) ** (-2.0 / 3.0)
+
+
 def warmup_end(decay: float) -> float:
     """The first count t at which the warm-up no longer holds `decay` down: ⌈(10α - 1) / (1 - α)⌉, at least 0.
 
@@ -87,13 +96,14 @@ def warmup_end(decay: float) -> float:
     """
     if decay >= 1.0:
         return math.inf
-    t = max(0, math.ceil((10.0 * decay - 1.0) / (1.0 - decay)))
-    # The quotient is rounded; the definition decides.
-    while t > 0 and warmup_decay(t - 1) >= decay:
-        t -= 1
-    while warmup_decay(t) < decay:
-        t += 1
-    return t
+    # By bisection, not as the quotient: that is rounded, and near 1 the definition is the same over many counts.
+    below, end = -1, 0
+    while warmup_decay(end) < decay:
+        below, end = end, 2 * end + 1
+    while end - below > 1:
+        middle = (below + end) // 2
+        below, end = (middle, end) if warmup_decay(middle) < decay else (below, middle)
+    return end
 
 
 @cache
@@ -161,8 +171,9 @@ class EMA:
     `half_life`, in optimizer steps. With the last two the horizon does not depend on how often the bank samples.
 
     `warmup` caps the decay at (t + 1) / (t + 10); t counts optimizer steps ("steps"), or updates ("updates"; with a
-    bank that samples every 16 steps this lasts 16 times longer), or there is none (None). A decay of 1 never moves
-    and has no warm-up. The average begins after optimizer step `start`.
+    bank that samples every 16 steps this lasts 16 times longer), or there is none (None). "power" caps it at
+    1 - (1 + t)^(-2/3), with t in optimizer steps, as timm and diffusers do. A decay of 1 never moves and has no
+    warm-up. The average begins after optimizer step `start`.
 
     >>> EMA(0.998).name, EMA(half_life=693).name
     ('ema-0.998', 'ema-half-life-693')
@@ -173,7 +184,7 @@ class EMA:
     decay: float | None = None
     per_step: float | None = None
     half_life: float | None = None
-    warmup: Literal["steps", "updates"] | None = "steps"
+    warmup: Literal["steps", "updates", "power"] | None = "steps"
     start: int = 0
 
     def __init__(
@@ -182,7 +193,7 @@ class EMA:
         *,
         per_step: float | None = None,
         half_life: float | None = None,
-        warmup: Literal["steps", "updates"] | None = "steps",
+        warmup: Literal["steps", "updates", "power"] | None = "steps",
         start: int = 0,
     ) -> None:
         given = {"decay": decay, "per_step": per_step, "half_life": half_life}
@@ -198,8 +209,8 @@ class EMA:
                 )
         if "half_life" in chosen and not (_is_number(half_life) and 0.0 < half_life < math.inf):
             raise ValueError(f"EMA(half_life={half_life!r}): a half-life is a positive number of optimizer steps.")
-        if warmup not in ("steps", "updates", None):
-            raise ValueError(f'EMA(warmup={warmup!r}): allowed are "steps", "updates" and None.')
+        if warmup not in ("steps", "updates", "power", None):
+            raise ValueError(f'EMA(warmup={warmup!r}): allowed are "steps", "updates", "power" and None.')
         for key, value in given.items():
             object.__setattr__(self, key, None if value is None else float(value))
         object.__setattr__(self, "warmup", warmup)
@@ -226,7 +237,8 @@ class EMA:
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
         decay = self.decay if self.decay is not None else self.per_update(every)
         if self.warmup is not None and decay < 1.0:
-            decay = min(decay, warmup_decay(steps - 1 if self.warmup == "steps" else samples))
+            counted = samples if self.warmup == "updates" else steps - 1
+            decay = min(decay, power_warmup_decay(steps) if self.warmup == "power" else warmup_decay(counted))
         # After a flush or a reset less than a period has passed, and the past decays by as much less.
         return decay if elapsed == every else decay ** (elapsed / every)
 
@@ -235,7 +247,9 @@ class EMA:
         step = per_step(update, every)
         text = f"decay {update:.6g} per update, {step:.8g} per step, half-life {half_life(step):.4g} steps"
         if self.warmup is not None and update < 1.0:
-            text += f", warm-up {warmup_end(update)} {self.warmup}"
+            by_power = self.warmup == "power"
+            end = math.ceil((1.0 - update) ** -1.5 - 1.0) if by_power else warmup_end(update)
+            text += f", warm-up {end} {'steps' if by_power else self.warmup}"
         return text + (f", after step {self.start}" if self.start else "")
 
 

@@ -1,7 +1,7 @@
 """BestTracker: which average was best by which criterion at which epoch, its weights, and when to stop.
 
-It sees the numbers that it is given and asks the bank for weights, never for data. May import kept, ledger, observed
-and torch.
+It sees the numbers that it is given and asks the bank for weights, never for data. May import advice, kept, ledger,
+observed and torch.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from torch import Tensor
 
+from emabank.advice import Advice, advise
 from emabank.kept import Kept, Place
 from emabank.ledger import LIVE
 from emabank.observed import Best, Observation, Observed, saved_rows, whole
@@ -21,7 +22,7 @@ from emabank.observed import Best, Observation, Observed, saved_rows, whole
 if TYPE_CHECKING:
     from emabank.bank import EMABank
 
-__all__ = ["Best", "BestTracker", "Observation"]
+__all__ = ["Advice", "Best", "BestTracker", "Observation"]
 
 VERSION = 1
 
@@ -66,6 +67,7 @@ class BestTracker:
         self._mode: Literal["best", "each"] | None = snapshots
         self._observed = Observed(criteria)
         self._kept = Kept(None if folder is None else Path(folder))
+        self._recomputed: list[int] = []  # the epochs at which averages were observed with recomputed statistics
 
     # What was seen ---------------------------------------------------------------------------------------------------
 
@@ -115,6 +117,8 @@ class BestTracker:
             fresh[average, at] = _on_cpu(self._bank.weights(average, batchnorm=statistics))
         self._kept.keep(fresh, wanted)
         self._observed = observed
+        if batchnorm == "recomputed" and epoch not in self._recomputed:
+            self._recomputed.append(whole("epoch", epoch))
 
     # What was best ---------------------------------------------------------------------------------------------------
 
@@ -178,6 +182,42 @@ class BestTracker:
         criteria = self.criteria if criterion is None else [criterion]
         return all(self._observed.epochs_without_better(name) >= patience for name in criteria)
 
+    def advice(self, criterion: str | None = None, *, samples: int | None = None) -> Advice:
+        """Which average to ship, from which epoch, with what gain over the live weights, and whether training could
+        have stopped earlier; `print(tracker.advice())` says it in sentences.
+
+        By the first criterion, unless another is named. Observe "live" as well, or no gain can be told. `samples` is
+        the number of validation samples, from which the uncertainty of an accuracy follows; without it the scatter of
+        the curves from epoch to epoch has to tell. The gain is over the live weights at their own best epoch, on the
+        data by which both were chosen.
+
+        >>> import torch
+        >>> from emabank import EMABank
+        >>> tracker = BestTracker(EMABank(torch.nn.Linear(2, 1), {"slow": 0.99}), {"accuracy": "max"})
+        >>> tracker.observe(1, {"live": {"accuracy": 0.70}, "slow": {"accuracy": 0.75}})
+        >>> tracker.observe(2, {"live": {"accuracy": 0.72}, "slow": {"accuracy": 0.74}})
+        >>> advice = tracker.advice(samples=100)
+        >>> advice.average, advice.epoch, advice.is_clear, advice.saved
+        ('slow', 1, False, 0.5)
+        """
+        criterion = next(iter(self.criteria)) if criterion is None else criterion
+        if criterion not in self.criteria:
+            raise KeyError(f"There is no criterion {criterion!r}; there are {', '.join(self.criteria)}.")
+        if samples is not None and whole("samples", samples) < 1:
+            raise ValueError(f"samples={samples}: give the number of validation samples, 1 or more.")
+        curves: dict[str, dict[int, float]] = {}
+        for row in self._observed.history:
+            if row.complete and row.metric == criterion:
+                curves.setdefault(row.average, {})[row.epoch] = row.value
+        return advise(
+            curves,
+            criterion=criterion,
+            better=self.criteria[criterion],
+            samples=samples,
+            recomputed=self._recomputed,
+            has_batchnorm=any(key.endswith("running_mean") for key in self._bank.averaged_keys()),
+        )
+
     def _wanted(self, observed: Observed) -> set[Place]:
         """Which weights have to be kept; criteria that agree on average and epoch share one snapshot."""
         if self._mode is None:
@@ -219,6 +259,7 @@ class BestTracker:
             "criteria": self.criteria,
             "snapshots": self._mode,
             "history": [list(row) for row in self._observed.history],
+            "recomputed": list(self._recomputed),
             "weights": [
                 {"average": average, "epoch": epoch, "weights": self._kept.copy((average, epoch))}
                 for average, epoch in sorted(self._kept.places)
@@ -242,6 +283,7 @@ class BestTracker:
         try:
             rows = saved_rows(state["history"])
             weights = {(item["average"], item["epoch"]): deepcopy(dict(item["weights"])) for item in state["weights"]}
+            recomputed = [whole("epoch", epoch) for epoch in state.get("recomputed", [])]  # older states have none
         except (TypeError, ValueError, KeyError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error
         unknown = {row.average for row in rows} - {LIVE, *self._bank.names}
@@ -257,7 +299,7 @@ class BestTracker:
                 "The state of the tracker is damaged: its history and its snapshots contradict each other."
             )
         self._kept.keep(weights, wanted)
-        self._observed = observed
+        self._observed, self._recomputed = observed, recomputed
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         absent = [key for key in ("version", "criteria", "snapshots", "history", "weights") if key not in state]

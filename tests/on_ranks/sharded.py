@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
 
-from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
+from emabank import EMA, EMABank, PowerEMA, Uniform, posthoc, recalibrate_batchnorm
 
 WIDTH = 7  # over two processes every shard is uneven, over four some are smaller still
 AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9), "uniform": Uniform()}
@@ -233,3 +233,25 @@ def loading_after_building() -> bool:
         warnings.simplefilter("always")
         bank.update()
     return any("call bank.reset() after loading" in str(each.message) for each in caught)
+
+
+def snapshots(folder: Path) -> list[str]:
+    """What this process has written of a training with snapshots."""
+    written: list[str] = []
+    real = posthoc.write_state
+    posthoc.write_state = lambda path, *rest, **options: (written.append(path.name), real(path, *rest, **options))
+    _keep_snapshots(shard(build()), folder)
+    return written
+
+
+def snapshots_alone(folder: Path) -> Path:
+    _keep_snapshots(build(), folder)
+    return folder
+
+
+def _keep_snapshots(model: nn.Module, folder: Path) -> None:
+    bank = EMABank(model, [PowerEMA(0.05), PowerEMA(0.1)], every=1)
+    kept = posthoc.Snapshots(bank, folder, every_steps=2)
+    for batch in batches(6):
+        train(model, bank, [batch])
+        kept.update()

@@ -25,7 +25,7 @@ Change = Callable[[ProtocolConfig], ProtocolConfig]
 
 RATES, SEEDS, EPOCHS = (0.05, 0.2), 2, 3
 COMMAND = "emabank run all --runs mine"
-NAMES = ("generalization", "constant-lr", "step-decay", "bootstrap", "sampling-period")
+NAMES = ("generalization", "constant-lr", "step-decay", "bootstrap", "sampling-period", "posthoc")
 ALL = tuple(replace(STUDIES[name], pairs=(MAIN,)) for name in NAMES)
 """Studies of one pair that have every arm together."""
 

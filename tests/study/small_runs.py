@@ -209,7 +209,10 @@ class Drawer:
 
 
 # What must be the same whenever and however often a run was interrupted; times and machines are in the other files.
-LEFT = ("config.json", "history.json", "rows.jsonl", "test_curves.jsonl", "snapshots", "predictions", "forks")
+LEFT = (
+    "config.json", "history.json", "rows.jsonl", "test_curves.jsonl", "posthoc.jsonl", "snapshots", "predictions",
+    "forks", "posthoc",
+)  # fmt: skip
 
 
 def left(folder: RunFolder) -> dict[Any, Any]:

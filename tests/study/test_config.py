@@ -269,6 +269,7 @@ CHANGED: dict[str, Any] = {
     "fingerprint": "6b45ab47dbcd7633",
     "transfer_fingerprints": ("6b45ab47dbcd7633",),
     "model_fingerprint": "6b45ab47dbcd7633",
+    "posthoc": 20,  # on 80% of the images, see `changed`
 }
 
 
@@ -284,7 +285,11 @@ def places(config: Any, above: str = "") -> Iterator[str]:
 
 def changed(config: Any, place: str, value: Any) -> Any:
     name, _, rest = place.partition(".")
-    also = {"dataset": {"labels": None}, "noise": {"labels": None, "dataset": "cifar10"}}.get(place, {})
+    also = {
+        "dataset": {"labels": None},
+        "noise": {"labels": None, "dataset": "cifar10"},
+        "posthoc": {"trained_on": "80%"},
+    }.get(place, {})
     return dataclasses.replace(config, **{name: changed(getattr(config, name), rest, value) if rest else value, **also})
 
 

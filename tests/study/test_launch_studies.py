@@ -180,7 +180,7 @@ def test_before_anything_is_trained_the_plan_counts_every_run_once_and_writes_no
     assert lines[0] == f"digits, 60 images, ResNet-8 of width 4, for {MAIN}"
     tuning = next(config for config in every_one.values() if config.recipe.training.width == 4)
     assert lines[1] == f"  tune, rate 0.1, seed 0: waiting, about {duration(cost_of(tuning, SPEED).seconds)}"
-    later = {"refit", "swa", "step", "bootstrap", "every 2", "every 4", "every 8"}
+    later = {"refit", "swa", "step", "bootstrap", "posthoc", "every 2", "every 4", "every 8"}
     assert lines[3].startswith("  then, with what tuning chooses: 1 ")
     assert set(lines[3].partition(": 1 ")[2].split(", 1 ")) == later
     at = lines.index(f"digits, 40% of 60 with wrong labels, ResNet-8 of width 4, for {CONSTANT}")

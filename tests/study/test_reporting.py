@@ -93,7 +93,7 @@ def test_what_was_left_out_is_printed_and_on_the_page_a_line_each(bare: Path):
     at = lines.index("Left out:")
     left = lines[at + 1 : -2]
     assert left[-1] == "  [bold]notes.txt: no run of emabank"
-    assert len(left) == len(content(bare, "study-demo-sampling-period.json")["pairs"][0]["arms"]) + 9
+    assert len(left) == len(content(bare, "study-demo-sampling-period.json")["pairs"][0]["arms"]) + 10
     assert all(line.startswith("  ") and ": " in line for line in left)
     page = (bare / "report" / "index.html").read_text(encoding="utf-8")
     assert "[bold]notes.txt" in page and page.count("it is not there") == len(left) - 1
@@ -163,7 +163,7 @@ def test_claims_are_printed_with_their_parts_or_without(runs: Path):
 def test_claims_say_what_was_left_out(bare: Path):
     lines = printed(show_claims, bare, short=True)
     at = lines.index("Left out:")
-    assert len(lines) - at - 1 == 12 and all(line.startswith("  digits, ") for line in lines[at + 1 :])
+    assert len(lines) - at - 1 == 13 and all(line.startswith("  digits, ") for line in lines[at + 1 :])
 
 
 # The status ----------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_claims_say_what_was_left_out(bare: Path):
 def test_the_status_has_every_study_and_counts_the_runs(finished: Path):
     lines = printed(show_status, finished)
     assert [line.split() for line in lines[2:-1]] == [[name, "demo", "done"] for name in sorted(NAMES)]
-    assert lines[-1] == "20 runs: 20 done, 0 running, 0 waiting, 0 failed"
+    assert lines[-1] == "22 runs: 22 done, 0 running, 0 waiting, 0 failed"
 
 
 def new_run(folder: Path, progress: Any = None) -> Path:
@@ -235,7 +235,7 @@ def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("emabank.study.report.read_run.read_rows", refuse)
     monkeypatch.setattr("emabank.study.runs.folder.read_rows", refuse)
-    assert printed(show_status, finished)[-1].startswith("20 runs: 20 done")
+    assert printed(show_status, finished)[-1].startswith("22 runs: 22 done")
     with pytest.raises(AssertionError, match="was read"):
         printed(show_claims, finished)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 import tyro
 
 from emabank.study.config import DemoConfig, ProtocolConfig
+from emabank.study.own_arguments import AverageArguments, DecayArguments
 from emabank.study.place import Place
 from emabank.study.plain import changed, read_toml
 from emabank.study.recipe import PublishedName
@@ -131,6 +132,18 @@ class StatusArguments:
     """The folder that `emabank run` wrote to."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdviseArguments:
+    """Say which weights of a run to ship: which average, of which epoch, with what gain, and whether it could have
+    stopped earlier.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The folder of a run, or a folder of runs, such as `emabank run` wrote."""
+    criterion: Literal["accuracy", "loss"] = "accuracy"
+    """What is to be best on validation images."""
+
+
 BenchModel = Literal["resnet20", "resnet18", "gpt124m", "small1000", "resnet20-bf16", "resnet18-bf16", "gpt124m-bf16"]
 
 
@@ -179,8 +192,11 @@ Arguments = (
     | StatusArguments
     | ReportArguments
     | ClaimsArguments
+    | AdviseArguments
     | ProtocolArguments
     | DataArguments
+    | AverageArguments
+    | DecayArguments
     | BenchArguments
 )
 COMMANDS: dict[str, type[Arguments]] = {
@@ -190,8 +206,11 @@ COMMANDS: dict[str, type[Arguments]] = {
     "status": StatusArguments,
     "report": ReportArguments,
     "claims": ClaimsArguments,
+    "advise": AdviseArguments,
     "protocol": ProtocolArguments,
     "data": DataArguments,
+    "average": AverageArguments,
+    "decay": DecayArguments,
     "bench": BenchArguments,
 }
 

@@ -1,4 +1,10 @@
-"""Which averages a run has, and which of them make the columns of its tables. May import config and the library."""
+"""Which averages a run has, which of them make the columns of its tables, and which are tried after it.
+
+May import config and the library.
+"""
+
+import math
+from dataclasses import replace
 
 from emabank import EMA
 from emabank.study.config import Keep
@@ -18,6 +24,35 @@ def rules(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
     else:
         made = [EMA(half_life=share / 100 * steps, warmup=warmup) for share in sorted(averages.half_lives)]
     return dict(zip(averages.names, made, strict=True))
+
+
+LONGER = (2**0.5, 2.0, 2**1.5)
+"""Windows that no run keeps: so many times the longest one."""
+_MOST_STOPS = 40
+
+
+def windows(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
+    """The windows that are tried after a run of so many steps: those of its averages, and longer ones.
+
+    >>> list(windows(AveragesConfig(), 660))[3:]
+    ['ema-3.5%', 'ema-7.1%', 'ema-10%', 'ema-14%', 'ema-20%']
+    >>> list(windows(AveragesConfig(decays=(0.996, 0.998)), 660))
+    ['ema-0.996', 'ema-0.998', 'ema-0.998585', 'ema-0.998999', 'ema-0.999292']
+    """
+    if averages.decays:
+        longer = [float(f"{max(averages.decays) ** (1 / times):.6g}") for times in LONGER]
+        return rules(replace(averages, decays=tuple(dict.fromkeys((*averages.decays, *longer)))), steps)
+    longer = [float(f"{min(100.0, max(averages.half_lives) * times):.2g}") for times in LONGER]
+    return rules(replace(averages, half_lives=tuple(dict.fromkeys((*averages.half_lives, *longer)))), steps)
+
+
+def stops(epochs: int) -> list[int]:
+    """The epochs at which a run is taken to have stopped: all, or of a long run some at even distances.
+
+    >>> stops(4), stops(200)[:3], stops(200)[-1]
+    ([1, 2, 3, 4], [5, 10, 15], 200)
+    """
+    return sorted(range(epochs, 0, -math.ceil(epochs / _MOST_STOPS)))
 
 
 def columns(

@@ -21,6 +21,7 @@ from emabank.study.config import RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.executors.worker import LOCKED, stop_with_executor
+from emabank.study.grid import grid
 from emabank.study.locks import LockedError
 from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.models.catalogue import build_network
@@ -29,7 +30,7 @@ from emabank.study.plain import from_plain, to_plain
 from emabank.study.ranks import ALONE, Ranks, joined, without_them
 from emabank.study.runs import checkpoints
 from emabank.study.runs.environment import now
-from emabank.study.runs.folder import Progress
+from emabank.study.runs.folder import POSTHOC, Progress
 from emabank.study.runs.opened import OpenRun, RunFolder, open_run
 from emabank.study.train import Interrupted, Training
 from emabank.study.watchers import watchers
@@ -148,6 +149,8 @@ def _carry_out(
     state = ranks.from_first(None if run is None else _state_to_go_on_from(job, run))
     if state is not None:
         training.load_state_dict(state)
+    snapshots = folder_of(config, place).path / POSTHOC
+    training.afterwards.keep_in(snapshots)
 
     started, first = time.monotonic(), training.epoch
 
@@ -169,6 +172,8 @@ def _carry_out(
     if run is None:
         for _ in all_kept:  # a share of each is computed here
             pass
+        if config.posthoc and not training.diverged:
+            grid(training, parts, snapshots, make_model)
         return
     rows = rows_of_history(run.id, config, training.measured)
     for kept in all_kept:
@@ -181,6 +186,9 @@ def _carry_out(
     run.save_history(training.history())
     run.write_rows(rows)
     run.write_test_curves(rows_of_history(run.id, config, training.test_curves))
+    if config.posthoc:
+        found = [] if training.diverged else grid(training, parts, snapshots, make_model)
+        run.write_posthoc(rows_of_history(run.id, config, found))
     run.mark_done(
         {"diverged": training.diverged, "chosen": training.keeping.chosen(), "has_batchnorm": training.has_batchnorm}
     )

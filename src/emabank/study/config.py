@@ -4,10 +4,11 @@ The command line is made from these classes and those of recipe, so that each de
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+from emabank.study.plain import IF_USED
 from emabank.study.recipe import LearntName, Recipe
 from emabank.study.rows import BatchNorm, SelectedBy, TrainedOn
 from emabank.study.values import check_choices, check_from, check_share, listed
@@ -63,6 +64,9 @@ class RunConfig:
     """Of the data that features are evaluated on."""
     model_fingerprint: str = ""
     """Of a model of one's own."""
+    posthoc: int = field(default=0, metadata=IF_USED)
+    """How many snapshots of two power-function averages are kept, from which window and stopping epoch are chosen after
+    the training, on validation images; 0: none."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recipe", self.recipe.completed())  # a frozen instance may, while it is being built
@@ -70,6 +74,9 @@ class RunConfig:
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate is {self.rate}; give a learning rate above 0, such as 0.8")
         check_from("seed", self.seed, 0)
+        check_from("posthoc", self.posthoc, 0)
+        if self.posthoc and self.trained_on != "80%":
+            raise ValueError(f"posthoc is {self.posthoc} and trained_on is {self.trained_on}; choosing needs the 80%")
         _check_targets(self.transfer)
         epochs = self.recipe.training.epochs
         if self.constant_from is not None and not 0 < self.constant_from < epochs:

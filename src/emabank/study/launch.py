@@ -172,6 +172,8 @@ def _kind(config: RunConfig) -> str:
     kind = "tune" if config.trained_on == "80%" else "refit"
     if training.bootstrap is not None:
         kind += f", bootstrap from {training.bootstrap}"
+    if config.posthoc:
+        kind += ", with snapshots"
     if training.schedule == "step":
         kind += ", step decay"
     elif config.trained_on == "100%" and not config.keep:  # a refit keeps what was chosen; this one is beside it

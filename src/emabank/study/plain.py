@@ -13,6 +13,10 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 T = TypeVar("T")
 
+IF_USED: Mapping[str, bool] = {"if used": True}
+"""The metadata of a field that is left out of plain values where it has its default: one that was added later, and must
+not change the identity of all runs that do not use it."""
+
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path as a text"}
 
 
@@ -24,7 +28,11 @@ def to_plain(value: Any) -> Any:
     {'weights': 'live', 'epoch': 3, 'batchnorm': 'own', 'selected_by': 'last'}
     """
     if is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        values = {field: getattr(value, field.name) for field in fields(value)}
+        used = {
+            field: each for field, each in values.items() if each != field.default or "if used" not in field.metadata
+        }
+        return {field.name: to_plain(each) for field, each in used.items()}
     if isinstance(value, tuple | list):
         return [to_plain(each) for each in cast("list[Any]", value)]
     return str(value) if isinstance(value, Path) else value

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from emabank import EMABank, Uniform, recalibrate_batchnorm
+from emabank.study.afterwards import Afterwards
 from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.loader import Loader, batches
@@ -115,6 +116,7 @@ class Training:
             on_nonfinite="skip",
         )
         self.bank.attach(self.optimizer)  # a step that the loss scaler leaves out is no step
+        self.afterwards = Afterwards(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
         self.swa: EMABank | None = None
         self.keeping = Keeping(self.bank)
         self.steps = 0
@@ -193,6 +195,7 @@ class Training:
         self._scaler.update()
         self.optimizer.zero_grad()
         self.steps += 1
+        self.afterwards.after_step(self.steps)
         if self.swa is not None:
             self.swa.update()
         # Of what the processes average to the mean over the batch, a share has `world` times its own part.
@@ -345,6 +348,7 @@ class Training:
             "loader": self.loader.state_dict(),
             "bank": self.bank.state_dict(),
             "swa": None if self.swa is None else self.swa.state_dict(),
+            "posthoc": self.afterwards.state_dict(),
             **self.keeping.state_dict(),
             "steps": self.steps,
             "diverged": self.diverged,
@@ -363,6 +367,7 @@ class Training:
         self.loader.load_state_dict(state["loader"])
         self.bank.reset()  # or it would warn, at its first step, of weights that were loaded behind its back
         self.bank.load_state_dict(state["bank"])
+        self.afterwards.load_state_dict(state.get("posthoc"))  # none in checkpoints of before
         self.keeping.load_state_dict(state)
         self.steps, self.diverged = state["steps"], state["diverged"]
         self.measured = [Measured(*each) for each in state["measured"]]

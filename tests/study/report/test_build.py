@@ -22,7 +22,7 @@ from emabank.study.report.forms.latex import latex
 from emabank.study.report.forms.markdown import markdown
 from emabank.study.report.pairs import Scale
 from emabank.study.report.panel import Figure
-from emabank.study.report.paper.items import ITEMS, OURS, STUDIES, Item
+from emabank.study.report.paper.items import ALL_STUDIES, ITEMS, OURS, Item
 
 OF_NO_SCALE = ("sampling-period/equivalence", "sampling-period/overhead")
 ALWAYS = {"claims.md", "claims.csv", PAGE, "files.json"}
@@ -254,12 +254,12 @@ def asked(scale: Scale, *names: str, state: str = "done") -> list[Study]:
     [
         ([], "emabank run all --scale demo"),
         (asked("demo", "dynamics"), "emabank run all --scale demo"),
-        (asked("demo", *STUDIES), "emabank run all --scale small"),
-        (asked("demo", *STUDIES) + asked("small", "dynamics"), "emabank run all --scale small"),
-        (asked("small", *STUDIES), "emabank run all --scale paper"),
-        (asked("demo", *STUDIES) + asked("small", *STUDIES), "emabank run all --scale paper"),
+        (asked("demo", *ALL_STUDIES), "emabank run all --scale small"),
+        (asked("demo", *ALL_STUDIES) + asked("small", "dynamics"), "emabank run all --scale small"),
+        (asked("small", *ALL_STUDIES), "emabank run all --scale paper"),
+        (asked("demo", *ALL_STUDIES) + asked("small", *ALL_STUDIES), "emabank run all --scale paper"),
         (asked("paper", "transfer"), "emabank run all --scale paper"),
-        (asked("demo", *STUDIES) + asked("small", "dynamics", state="running"), "emabank run dynamics"),
+        (asked("demo", *ALL_STUDIES) + asked("small", "dynamics", state="running"), "emabank run dynamics"),
         (asked("demo", "transfer", state="failed") + asked("demo", "dynamics"), "emabank run transfer"),
     ],
 )

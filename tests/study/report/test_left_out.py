@@ -104,7 +104,7 @@ def test_runs_and_protocols_that_no_study_asks_for_are_named(setting: Setting, r
     found = lines(runs)
     assert found[setting.protocol].startswith("a protocol that belongs to no study (`emabank protocol` made it, ")
     (rest,) = (what for what in found if what != setting.protocol)
-    assert rest.endswith("and 17 more") and found[rest].startswith("a run that no study")
+    assert rest.endswith("and 19 more") and found[rest].startswith("a run that no study")
 
 
 def test_runs_that_failed_run_or_wait_are_named_with_the_reason(runs: Path):

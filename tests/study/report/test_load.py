@@ -19,7 +19,7 @@ from emabank.study.report.pairs import MAIN
 from emabank.study.runs.manifest import Manifest, Ran, write_manifest
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}
-ARMS = ("step", "constant", "bootstrap", "every 1", "every 2", "every 4", "every 8")
+ARMS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 2", "every 4", "every 8")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +79,7 @@ def test_studies_of_one_pair_share_a_setting_that_has_the_arms_of_all(setting: S
         ("step", "100%", lambda told: told["recipe"]["training"]["schedule"] == "step"),
         ("constant", "100%", lambda told: told["constant_from"] is not None and not told["swa"]),
         ("bootstrap", "80%", lambda told: told["recipe"]["training"]["bootstrap"] == "ema-0.9"),
+        ("posthoc", "80%", lambda told: told["posthoc"] == 100 and not told["keep"]),
         *(
             (f"every {T}", "100%", lambda told, T=T: told["recipe"]["averages"]["every"] == T and not told["swa"])
             for T in (1, 2, 4, 8)
@@ -203,3 +204,11 @@ def test_the_same_at_another_scale_is_another_setting(runs: Path):
     evidence = load_evidence(runs)
     assert evidence.scales == ["small", "demo"] and len(evidence.settings) == 2
     assert [each.scale for each in evidence.settings if "bootstrap" not in each.arms] == ["small"]
+
+
+def test_what_was_put_together_afterwards_is_read_and_shown(setting: Setting):
+    found = setting.afterwards()
+    assert list(found)[:3] == ["ema-0.7", "ema-0.8", "ema-0.9"] and len(found) == 6
+    assert all(each.shape == (SEEDS, EPOCHS) for each in found.values())
+    assert set(setting.afterwards("weight_distance")) == {"ema-0.7", "ema-0.8", "ema-0.9"}
+    assert all(not run.posthoc for arm, runs in setting.arms.items() if arm != "posthoc" for run in runs)

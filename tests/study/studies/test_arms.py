@@ -105,6 +105,15 @@ def test_bootstrapping_is_a_tuning_run_with_the_third_average_copied_back():
         assert replace(job.config, recipe=replace(job.config.recipe, training=training)) == tuned
 
 
+def test_what_is_chosen_afterwards_comes_from_a_tuning_run_with_snapshots():
+    tuned = {(each.config.seed, each.config.rate): each.config for each in tuning_jobs(PAPER, data="abc")}
+    for job in arm_jobs("posthoc", PAPER, chosen_for(PAPER), Place()):
+        assert job.config.posthoc == 100
+        recipe = replace(job.config.recipe, measuring=MeasuringConfig())
+        assert job.config.recipe.measuring == MeasuringConfig(recompute="each-epoch")
+        assert replace(job.config, posthoc=0, recipe=recipe) == tuned[job.config.seed, job.config.rate]
+
+
 def test_with_fewer_averages_the_last_of_them_is_copied_back():
     two = replace(PAPER, averages=AveragesConfig(half_lives=(5.0, 1.0)))
     assert {each["recipe.training.bootstrap"] for each in changes("bootstrap", two)} == {"ema-5%"}
@@ -133,14 +142,14 @@ def test_what_is_measured_is_what_its_figures_need_and_no_more():
 
 
 def test_the_seeds_keep_the_rates_that_they_chose():
-    for arm in ("step", "every 4", "bootstrap", "constant", "every 16"):
+    for arm in ("step", "every 4", "bootstrap", "posthoc", "constant", "every 16"):
         jobs = arm_jobs(arm, PAPER, chosen_for(PAPER), Place())
         assert [(job.config.seed, job.config.rate) for job in jobs] == [(0, 0.1), (1, 0.2)]
 
 
 @pytest.mark.parametrize("arm", ["", "steps", "every", "swa"])
 def test_an_unknown_arm_is_one_sentence(arm: str):
-    with pytest.raises(ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, or every and a n"):
+    with pytest.raises(ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, posthoc, or"):
         arm_jobs(arm, PAPER, chosen_for(PAPER), Place())
 
 

@@ -19,7 +19,7 @@ from emabank.study.studies.kinds import is_the_refit, needs_refits, run_of, runs
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of
 
 PAPER = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
-ARMS = ("step", "constant", "bootstrap", "every 1", "every 4", "every 64")
+ARMS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 4", "every 64")
 PAIRS = [(pair, scale) for scale in SCALES for pair in (*CLEAN, *NOISY, CONSTANT) if protocol_of(pair, scale)]
 
 
@@ -36,13 +36,13 @@ def test_a_run_of_a_kind_is_what_protocol_and_arms_make_of_it_before_tuning(pair
     assert run_of("swa", config) == chosen.swa[0].config
     for arm in ARMS:
         assert run_of(arm, config) == arm_jobs(arm, config, chosen, place)[0].config, arm
-    assert len({run_of(kind, config) for kind in ("tune", "refit", "swa", *ARMS[:3])}) == 6
+    assert len({run_of(kind, config) for kind in ("tune", "refit", "swa", *ARMS[:4])}) == 7
 
 
 @pytest.mark.parametrize("kind", ["", "steps", "every", "SWA"])
 def test_an_unknown_kind_is_one_sentence(kind: str):
     with pytest.raises(
-        ValueError, match=f"^there is no arm {kind!r}; give step, constant, bootstrap, or every and a n"
+        ValueError, match=f"^there is no arm {kind!r}; give step, constant, bootstrap, posthoc, or every"
     ):
         run_of(kind, ProtocolConfig())
 
@@ -84,8 +84,8 @@ def test_at_demo_and_small_scale_the_first_period_costs_nothing():
 
 
 def test_only_what_starts_from_a_refit_or_is_one_waits_for_it():
-    arms = ("step", "bootstrap", "constant", "every 1", "every 64")
-    assert [needs_refits(arm) for arm in arms] == [False, False, True, True, True]
+    arms = ("step", "bootstrap", "posthoc", "constant", "every 1", "every 64")
+    assert [needs_refits(arm) for arm in arms] == [False, False, False, True, True, True]
 
 
 # Equal horizons ------------------------------------------------------------------------------------------------------

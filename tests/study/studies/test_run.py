@@ -97,9 +97,9 @@ def test_every_run_that_any_study_needs_is_trained_once(finished: tuple[dict[str
     _, counting = finished
     assert len(counting.trained) == len(set(counting.trained))
     assert set(counting.trained) == runs_in(counting.place)
-    # Ten of the main pair: two rates, refit, SWA, step, bootstrap, three more periods (the first is the refit); of the
-    # wide one: tuning, refit, SWA; with wrong labels, for two pairs: these and the held rate.
-    assert len(counting.trained) == (2 + 1 + 1 + 1 + 1 + 3) + 3 + 4
+    # Of the main pair: two rates, refit, SWA, step, bootstrap, posthoc, three more periods (the first is the refit); of
+    # the wide one: tuning, refit, SWA; with wrong labels, for two pairs: these and the held rate.
+    assert len(counting.trained) == (2 + 1 + 1 + 1 + 1 + 1 + 3) + 3 + 4
 
 
 def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refits(
@@ -109,7 +109,7 @@ def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refit
     epoch = next(config.constant_from for config in finished[1].rounds[2] if config.constant_from and not config.swa)
     assert rounds == [
         ["tune"] * 4,
-        sorted([*["refit"] * 3, "refit, step decay", "tune, bootstrap from ema-1.8%"]),
+        sorted([*["refit"] * 3, "refit, step decay", "tune, bootstrap from ema-1.8%", "tune, with snapshots"]),
         sorted(
             ["SWA"] * 3
             + ["refit"]
@@ -152,6 +152,7 @@ def test_at_the_end_each_study_is_done_and_says_which_protocols_and_runs_are_its
         "step-decay": {"step"},
         "bootstrap": {"bootstrap"},
         "sampling-period": {f"every {period}" for period in (1, 2, 4, 8)},
+        "posthoc": {"posthoc"},
     }
     for manifest in written.values():
         for pair in manifest.pairs:

@@ -19,7 +19,7 @@ from emabank.study.report.page.page import Provenance, page
 from emabank.study.report.pairs import Scale
 from emabank.study.report.panel import Figure
 from emabank.study.report.paper.conflicts import CONFLICTS
-from emabank.study.report.paper.items import STUDIES
+from emabank.study.report.paper.items import ALL_STUDIES
 from emabank.study.report.sheet import Sheet
 from emabank.study.report.tables.all import sheets
 from emabank.study.report.verdict import Claim
@@ -77,7 +77,7 @@ def try_next(evidence: Evidence, *, runs: Path = Path("runs")) -> str:
     if unfinished:
         return unfinished[0]
     done = {scale: {study.name for study in evidence.studies if study.scale == scale} for scale in SCALES}
-    begun = [scale for scale in SCALES if done[scale] and not done[scale] >= set(STUDIES)]
+    begun = [scale for scale in SCALES if done[scale] and not done[scale] >= set(ALL_STUDIES)]
     larger = SCALES[1 + max((place for place, scale in enumerate(SCALES) if done[scale]), default=-1) :]
     scale = next(iter((*begun, *larger)), SCALES[0])
     place = [] if runs == Path("runs") else ["--runs", str(runs)]

@@ -43,6 +43,9 @@ class Run:
     """The learning rate at the end of each epoch."""
     curves: Mapping[Curve, np.ndarray]
     """A value for each epoch from the first on; NaN where nothing was measured."""
+    posthoc: Mapping[Curve, np.ndarray] = field(default_factory=dict)
+    """The same of averages that were put together after the training, where the run has snapshots for that; their
+    metrics have "profile_error" among them, and for the last epoch "weight_distance"."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
     """Versions and hardware of its last session."""
     predictions: Callable[[str], Predictions] = lambda name: {}
@@ -78,7 +81,7 @@ class Setting:
     """The columns of the protocol's tables, as `emabank.study.comparisons.tables` makes them."""
     arms: Mapping[str, tuple[Run, ...]]
     """Runs in the order of the seeds: "tune" and "refit" with what was chosen, "swa", "tune at 0.4" for each rate
-    tried, and what a study adds: "constant", "step", "bootstrap", "every 1"."""
+    tried, and what a study adds: "constant", "step", "bootstrap", "posthoc", "every 1"."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The protocol's configuration."""
 
@@ -126,6 +129,23 @@ class Setting:
             return None
         stacked = np.stack(there)
         return np.fmin.reduce(stacked) if metric == "loss" else np.fmax.reduce(stacked)
+
+    def afterwards(self, metric: str = "accuracy") -> dict[str, np.ndarray]:
+        """What each window that was tried after the training gave on validation, [seeds, epochs], the shortest first.
+
+        An epoch that was not tried has NaN; a window that not every run has is not there.
+        """
+        runs = self.arms.get("posthoc", ())
+        statistics = "recomputed" if self.has_batchnorm and metric != "weight_distance" else "averaged"
+        curves = [curve for run in runs[:1] for curve in run.posthoc]
+        names = [curve.weights for curve in curves if curve[1:] == (statistics, "val", metric)]
+        made: dict[str, np.ndarray] = {}
+        for name in names:
+            found = [run.posthoc.get(Curve(name, statistics, "val", metric)) for run in runs]
+            there = [each for each in found if each is not None and np.isfinite(each).any()]
+            if len(there) == len(runs) and len({len(each) for each in there}) == 1:
+                made[name] = np.stack(there)
+        return made
 
 
 @dataclass(frozen=True, kw_only=True)

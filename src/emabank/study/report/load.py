@@ -221,7 +221,7 @@ def _arms(summary: Mapping[str, Any], config: ProtocolConfig) -> dict[str, Seque
 
 
 def _is_known(arm: str) -> bool:
-    return re.fullmatch(r"step|constant|bootstrap|every [1-9][0-9]{0,8}", arm) is not None
+    return re.fullmatch(r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}", arm) is not None
 
 
 def _is_report(path: Path) -> bool:

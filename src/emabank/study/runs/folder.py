@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 State = Literal["waiting", "running", "done", "failed"]
 CONFIG, ENVIRONMENT, HISTORY, PROGRESS = "config.json", "environment.json", "history.json", "progress.json"
 DONE, FAILED, LOCK, LOG = "done.json", "failed.json", "lock", "log.txt"
-ROWS, TEST_CURVES = "rows.jsonl", "test_curves.jsonl"
-SNAPSHOTS, PREDICTIONS, FORKS = "snapshots", "predictions", "forks"
+ROWS, TEST_CURVES, POSTHOC_ROWS = "rows.jsonl", "test_curves.jsonl", "posthoc.jsonl"
+SNAPSHOTS, PREDICTIONS, FORKS, POSTHOC = "snapshots", "predictions", "forks", "posthoc"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%@+=-]{0,99}")
 

@@ -27,6 +27,8 @@ from emabank.study.runs.folder import (
     FORKS,
     HISTORY,
     LOCK,
+    POSTHOC,
+    POSTHOC_ROWS,
     PREDICTIONS,
     PROGRESS,
     ROWS,
@@ -144,6 +146,10 @@ class OpenRun(RunFolder):
         """Write the test measurements of every epoch, apart from all that a selection reads."""
         self._write_rows(TEST_CURVES, rows)
 
+    def write_posthoc(self, rows: Iterable[Row]) -> None:
+        """Write what windows and stopping epochs that were tried after the training gave on validation images."""
+        self._write_rows(POSTHOC_ROWS, rows)
+
     def mark_done(self, summary: Mapping[str, Any] | None = None, *, keep_checkpoint: bool = False) -> None:
         """End the run well: list what it left, with sizes and checksums, and remove its checkpoints."""
         files: dict[str, tuple[int | None, int | None]] = {}
@@ -153,7 +159,7 @@ class OpenRun(RunFolder):
         for folder in (SNAPSHOTS, PREDICTIONS, FORKS):
             for path in sorted((self.path / folder).glob("[!.]*")):
                 files[f"{folder}/{path.name}"] = path.stat().st_size, file_checksum(path)
-        files |= {name: (None, None) for name in (ROWS, TEST_CURVES) if (self.path / name).exists()}
+        files |= {name: (None, None) for name in (ROWS, TEST_CURVES, POSTHOC_ROWS) if (self.path / name).exists()}
         write_json(self.path / DONE, {"time": now(), "summary": _plain(dict(summary or {})), "files": files})
         if not keep_checkpoint:
             checkpoints.remove(self.path)
@@ -238,7 +244,7 @@ def _check_config(run: OpenRun, config: Mapping[str, Any]) -> None:
 
 def _tidy(path: Path) -> None:
     """Remove what a killed process was about to write, and finish what it was about to rename."""
-    for folder in (path, path / SNAPSHOTS, path / PREDICTIONS, path / FORKS):
+    for folder in (path, path / SNAPSHOTS, path / PREDICTIONS, path / FORKS, path / POSTHOC):
         if folder.is_dir():
             for entry in list(folder.iterdir()):
                 if _TEMPORARY.fullmatch(entry.name):

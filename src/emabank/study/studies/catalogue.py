@@ -11,7 +11,7 @@ from emabank.study.studies.scales import PERIODS, protocol_of
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One study of the paper."""
+    """One study: all but the last are the paper's."""
 
     name: str
     makes: str
@@ -19,7 +19,7 @@ class Study:
     pairs: tuple[str, ...]
     """The paper's data sets and networks that it is about."""
     arms: tuple[str, ...] = ()
-    """Runs beside those of the protocol: "step", "constant", "bootstrap", "every" (one arm a period)."""
+    """Runs beside those of the protocol: "step", "constant", "bootstrap", "posthoc", "every" (one arm a period)."""
     stages: tuple[str, ...] = ("tune", "refit", "swa")
     """Which runs of the protocol it needs."""
     transfer: bool = False
@@ -122,6 +122,13 @@ _ALL = (
         stages=("tune", "refit"),
         overhead=True,
     ),
+    Study(
+        name="posthoc",
+        makes="window and stopping epoch chosen after one run: a heat map, beside averages that were kept",
+        pairs=(MAIN,),
+        arms=("posthoc",),
+        stages=("tune",),
+    ),
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
@@ -130,7 +137,7 @@ def studies_named(name: str) -> tuple[Study, ...]:
     """The study of that name, or every one for "all".
 
     >>> len(studies_named("all")), studies_named("dynamics")[0].pairs[0]
-    (12, 'cifar100-resnet18')
+    (13, 'cifar100-resnet18')
     """
     if name == "all":
         return _ALL

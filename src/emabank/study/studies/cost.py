@@ -6,6 +6,7 @@ nothing but numbers that are known: that is for `emabank list`.
 
 from typing import NamedTuple
 
+from emabank.study.averages import stops, windows
 from emabank.study.config import RunConfig
 from emabank.study.models.operations import Counted, counted
 from emabank.study.recipe import Recipe
@@ -134,7 +135,8 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
     targets = sum(SIZES[name].train + SIZES[name].test for name in config.transfer)
     kept = 1 + (_CHOSEN if config.trained_on == "80%" else len(config.keep) + config.swa)
     at_the_end = kept * (learnt + held_out + test + _HEAD * targets)
-    forward = epochs * each_epoch + at_the_end
+    tried = len(stops(epochs)) * len(windows(recipe.averages, epochs)) if config.posthoc else 0
+    forward = epochs * each_epoch + at_the_end + tried * (learnt + held_out)
     trained = epochs * learnt
     return Cost(trained * speed.training + forward * speed.forward, (3 * trained + forward) * speed.flops)
 

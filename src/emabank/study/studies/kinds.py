@@ -1,7 +1,8 @@
 """The kinds of runs that studies ask for: how many of each, and what a run of each is told. Imports no torch.
 
-A kind is a stage of the protocol ("tune", "refit", "swa") or an arm beside it ("step", "constant", "bootstrap", "every
-4"). What is trained comes from protocol and arms, with what tuning chose; this knows what can be known before.
+A kind is a stage of the protocol ("tune", "refit", "swa") or an arm beside it ("step", "constant", "bootstrap",
+"posthoc", "every 4"). What is trained comes from protocol and arms, with what tuning chose; this knows what can be
+known before.
 """
 
 import math
@@ -14,6 +15,7 @@ from emabank.study.config import Keep, ProtocolConfig, RunConfig
 from emabank.study.recipe import AveragesConfig, MeasuringConfig
 
 _CURVES = MeasuringConfig(test_curves=True)
+_POSTHOC = 100  # snapshots in a run: about 9 GB of a ResNet-18
 BOOTSTRAPPED = 2
 """Which of the five averages is copied back into training: the third, the paper's 0.992."""
 
@@ -80,8 +82,9 @@ def arm_of(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int
     """The run of an arm that belongs to a refit; where that is what the refit has, the refit.
 
     step: the rate falls in steps. constant: it is held from an epoch on. bootstrap: on 80% of the images, an average
-    copied into the live weights after each epoch. every T: averages with the same horizon, sampled every T steps
-    without a warm-up of the decay.
+    copied into the live weights after each epoch. posthoc: on 80% of the images, with snapshots from which windows and
+    stopping epochs are chosen afterwards, and statistics recomputed after each epoch to compare with. every T: averages
+    with the same horizon, sampled every T steps without a warm-up of the decay.
 
     >>> config = ProtocolConfig()
     >>> arm_of("step", config, run_of("refit", config), held_from=1).recipe.training.schedule
@@ -98,12 +101,15 @@ def arm_of(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int
         training = replace(config.training, bootstrap=average)
         recipe = replace(refit.recipe, training=training, measuring=MeasuringConfig())
         return replace(bare, recipe=recipe, trained_on="80%")
+    if arm == "posthoc":
+        recipe = replace(refit.recipe, measuring=MeasuringConfig(recompute="each-epoch"))
+        return replace(bare, recipe=recipe, trained_on="80%", posthoc=_POSTHOC)
     if arm.startswith("every "):
         if is_the_refit(arm, config):
             return refit
         averages = with_period(config.averages, _period(arm))
         return replace(bare, recipe=replace(refit.recipe, averages=averages, measuring=_CURVES))
-    raise ValueError(f"there is no arm {arm!r}; give step, constant, bootstrap, or every and a number")
+    raise ValueError(f"there is no arm {arm!r}; give step, constant, bootstrap, posthoc, or every and a number")
 
 
 def _period(arm: str) -> int:

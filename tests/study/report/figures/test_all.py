@@ -14,10 +14,12 @@ NAMES = {
     *(f"dynamics/{pair}" for pair in PAIRS), "dynamics/early", "batchnorm/decays", "batchnorm/heatmap",
     "label-noise/accuracy", "label-noise/memorisation", "constant-lr/accuracy", "step-decay/accuracy",
     "bootstrap/accuracy", "lr-search/curves", "calibration/reliability", "sampling-period/accuracy",
+    "posthoc/heatmap",
 }  # fmt: skip
 NEEDED = {
     "constant-lr/accuracy": ("refit", "constant"), "step-decay/accuracy": ("step",), "lr-search/curves": (),
     "bootstrap/accuracy": ("tune", "bootstrap"), "calibration/reliability": ("tune",), "sampling-period/accuracy": (),
+    "posthoc/heatmap": ("posthoc",),
 }  # fmt: skip
 """The arms without which there is no figure; elsewhere the refits."""
 ITEMS = ["1a", "1b", "2", "3", "4a", "4b", "4c", "4d", "4e", "5", "6", "7", "8", "9"]

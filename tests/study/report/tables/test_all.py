@@ -22,7 +22,7 @@ NAMES = {
     "label-noise/memorisation", "constant-lr/peak", "consistency/agreement", "consistency/differences",
     "transfer/linear",
     "calibration/ece", "lr-search/rates", "batchnorm/sensitivity", "sampling-period/accuracy", "step-decay/end",
-    "bootstrap/accuracy", "setup/hyperparameters",
+    "bootstrap/accuracy", "posthoc/windows", "setup/hyperparameters",
     *(f"generalization/full-{pair}-{share}" for pair in PAIRS[:7] for share in (80, 100)),
 }  # fmt: skip
 OF_NO_SCALE = {"sampling-period/equivalence", "sampling-period/overhead"}

@@ -9,6 +9,7 @@ from emabank.study.report.figures import (
     dynamics,
     label_noise,
     lr_search,
+    posthoc,
     sampling_period,
     training,
 )
@@ -28,6 +29,7 @@ MAKERS: tuple[Callable[[Evidence, Scale], list[Figure]], ...] = (
     training.bootstrap,
     lr_search.lr_search,
     sampling_period.sampling_period,
+    posthoc.heatmap,
 )
 
 

@@ -40,6 +40,7 @@ _STUDIES = {
     "bootstrap": ("Bootstrap", "Does it help to copy the average back into training once an epoch?"),
     "lr-search": ("Learning-rate search", "Is the rate that is best for the live weights best for the averages?"),
     "sampling-period": ("Sampling period", "How often must an average be updated, and what does it cost?"),
+    "posthoc": ("Chosen afterwards", "Which window, stopped when, had been best: found after one run, from snapshots."),
     "setup": ("Setup", "What was trained, and how."),
 }  # fmt: skip
 

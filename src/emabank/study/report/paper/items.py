@@ -21,6 +21,9 @@ STUDIES = (
     "lr-search",
     "sampling-period",
 )
+"""Those of the paper."""
+ALL_STUDIES = (*STUDIES, "posthoc")
+"""And one that only we have."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,10 @@ OURS: tuple[Item, ...] = (
     _figure("", "", "heat map of accuracy over decay and epoch", "batchnorm", "batchnorm/heatmap"),
     _table("", "", "time and memory of the averages beside a training step",
            "sampling-period", "sampling-period/overhead"),
+    _figure("", "", "heat map of accuracy over window and stopping epoch, both chosen after one run",
+            "posthoc", "posthoc/heatmap"),
+    _table("", "", "each window at its best stopping epoch, put together afterwards and kept live",
+           "posthoc", "posthoc/windows"),
 )  # fmt: skip
 """What the report has and the paper does not."""
 

@@ -10,6 +10,7 @@ from emabank.study.report.tables.consistency import agreement
 from emabank.study.report.tables.generalization import full, headline, summary
 from emabank.study.report.tables.label_noise import leaderboard, memorisation
 from emabank.study.report.tables.lr_search import rates
+from emabank.study.report.tables.posthoc import windows
 from emabank.study.report.tables.sampling_period import accuracy, equivalence, overhead
 from emabank.study.report.tables.setup import hyperparameters
 from emabank.study.report.tables.training import bootstrap, constant_rate, step_decay
@@ -17,7 +18,7 @@ from emabank.study.report.tables.transfer import linear
 
 MADE = (
     headline, summary, full, sensitivity, leaderboard, memorisation, constant_rate, agreement, ece, linear, step_decay,
-    bootstrap, rates, accuracy, hyperparameters,
+    bootstrap, rates, accuracy, windows, hyperparameters,
 )  # fmt: skip
 """What makes the tables of one scale."""
 

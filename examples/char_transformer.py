@@ -1,0 +1,73 @@
+"""A character-level transformer trained with AdamW, its averages evaluated by loss; no batch norm, so nothing to redo.
+
+`python examples/char_transformer.py` learns the text of a module of Python's own library, in under a minute.
+"""
+
+import argparse
+import inspect
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from emabank import EMA, BestTracker, EMABank
+
+LENGTH = 64
+
+
+class CharTransformer(nn.Module):
+    """Two layers of causal attention over the last 64 characters; embedding and output share their weights."""
+
+    def __init__(self, characters: int, width: int = 64) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(characters, width), nn.Embedding(LENGTH, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, characters, bias=False)
+        self.head.weight = self.embed.weight
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        length = text.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        hidden = self.embed(text) + self.place(torch.arange(length))
+        return self.head(self.norm(self.layers(hidden, mask=mask, is_causal=True)))
+
+
+def main(*, steps: int = 300, every: int = 50) -> None:
+    torch.manual_seed(0)
+    text = inspect.getsource(argparse)
+    known = sorted(set(text))
+    numbers = torch.tensor([known.index(each) for each in text])
+    learnt, kept_back = numbers[: len(numbers) * 9 // 10], numbers[len(numbers) * 9 // 10 :]
+    windows = kept_back[: (len(kept_back) - 1) // LENGTH * LENGTH]
+    inputs, targets = windows.view(-1, LENGTH)[:64], kept_back[1 : len(windows) + 1].view(-1, LENGTH)[:64]
+
+    model = CharTransformer(len(known))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    # With few steps the warm-up of the decay would never end; half-lives are in optimizer steps.
+    rules = {f"half-life-{steps}": EMA(half_life=steps, warmup=None) for steps in (5, 15, 45)}
+    bank = EMABank(model, rules, every=1)
+    bank.attach(optimizer)  # every optimizer.step() is counted: no line in the loop
+    tracker = BestTracker(bank, {"loss": "min"})
+
+    def loss(logits: Tensor) -> float:
+        return float(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+
+    for step in range(1, steps + 1):
+        starts = torch.randint(len(learnt) - LENGTH - 1, (16,))
+        batch = torch.stack([learnt[start : start + LENGTH + 1] for start in starts])
+        F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % every == 0:
+            with torch.no_grad():
+                found = {"live": {"loss": loss(model(inputs))}}
+                found |= {name: {"loss": loss(bank.call(name, inputs))} for name in bank.names}
+            tracker.observe(step, found)
+            print(step, " ".join(f"{name} {values['loss']:.3f}" for name, values in found.items()))
+    print(tracker.advice())
+
+
+if __name__ == "__main__":
+    main()

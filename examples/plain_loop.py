@@ -1,0 +1,71 @@
+"""A plain training loop with a bank beside it: five averages, the best of them chosen, recalibrated and exported.
+
+`python examples/plain_loop.py OUT.pt` trains a small CNN on digits of which 40% have wrong labels, in a few seconds.
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from emabank import BestTracker, EMABank, recalibrate_batchnorm
+from emabank.study.data.digits import digits_dataset
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1, stride=2), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def data() -> tuple[TensorDataset, tuple[Tensor, Tensor]]:
+    """Training images, of which 40% have a wrong label, and 300 clean ones to choose by."""
+    digits = digits_dataset()
+    images, labels = digits.train.images.float() / 255.0, digits.train.labels.clone()
+    validation = images[:300], labels[:300].clone()
+    wrong = torch.rand(len(labels), generator=torch.Generator().manual_seed(1)) < 0.4
+    labels[wrong] = torch.randint(10, (int(wrong.sum()),), generator=torch.Generator().manual_seed(2))
+    return TensorDataset(images[300:], labels[300:]), validation
+
+
+def main(out: str, *, epochs: int = 15) -> None:
+    torch.manual_seed(0)
+    training, (images, labels) = data()
+    loader = DataLoader(training, batch_size=32, shuffle=True)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+
+    bank = EMABank(model, [0.8, 0.9, 0.95, 0.98, 0.99], every=4)
+    tracker = BestTracker(bank, {"accuracy": "max"})
+
+    def accuracy(predicted: Tensor) -> float:
+        return float((predicted.argmax(1) == labels).float().mean())
+
+    for epoch in range(1, epochs + 1):
+        model.train()
+        for inputs, targets in loader:
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            bank.update()
+
+        recalibrate_batchnorm(bank, loader, max_batches=16)  # all averages at once; the live model is left alone
+        model.eval()
+        with torch.no_grad():
+            found = {"live": {"accuracy": accuracy(model(images))}}
+            for name in bank.names:
+                found[name] = {"accuracy": accuracy(bank.call(name, images, batchnorm="recomputed"))}
+        tracker.observe(epoch, found, batchnorm="recomputed")
+        if tracker.should_stop(patience=8):
+            break
+
+    print(tracker.advice(samples=len(labels)))
+    torch.save(tracker.weights("accuracy"), out)  # a plain state dict: make_model().load_state_dict(torch.load(out))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:2] or ["best.pt"])

@@ -1,0 +1,46 @@
+"""Random streams that go on as if nothing had happened. Imports torch alone."""
+
+import random
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def same_randomness(*loaders: object) -> Generator[None]:
+    """Every random stream these loaders may draw from goes on afterwards as if it had not been touched.
+
+    >>> _ = torch.manual_seed(1)
+    >>> with same_randomness():
+    ...     inside = torch.rand(1)
+    >>> bool(torch.rand(1) == inside)
+    True
+    """
+    generators = {id(generator): generator for loader in loaders for generator in _generators(loader)}
+    states = [(generator, generator.get_state()) for generator in generators.values()]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    with torch.random.fork_rng(
+        devices=range(torch.accelerator.device_count()),
+        device_type="cuda" if accelerator is None else accelerator.type,
+    ):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+            for generator, state in states:
+                generator.set_state(state)
+
+
+def _generators(loader: object) -> list[torch.Generator]:
+    """Those that stand in a loader, its samplers and its data."""
+    sampler = getattr(loader, "sampler", None)
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    holders = [loader, sampler, inner, getattr(loader, "dataset", None)]
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return [generator for generator in found if isinstance(generator, torch.Generator)]

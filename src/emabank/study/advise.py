@@ -1,0 +1,212 @@
+"""From `emabank advise` to which weights of a run to ship: by its validation images, checked on its test images.
+
+Imports no torch. May import the library's advice, runs, metrics and status.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from emabank import Best
+from emabank.advice import Advice, advise, is_clear, reason_of
+from emabank.study.metrics.probabilities import log_softmax
+from emabank.study.rows import Row
+from emabank.study.runs.arrays import Predictions
+from emabank.study.runs.folder import CONFIG, RunFolder
+from emabank.study.status import say
+
+Criterion = Literal["accuracy", "loss"]
+
+LIVE = "live"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better one set of kept weights is than the live weights at their best epoch, image by image.
+
+    Args:
+        weights: the name of the kept weights.
+        on_val: on the images that chose both, so that it flatters a little; with its standard error.
+        on_test: on images that chose nothing; with its standard error.
+    """
+
+    weights: str
+    on_val: tuple[float, float]
+    on_test: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class RunAdvice:
+    """What to ship of one run.
+
+    Args:
+        advice: by the validation images.
+        gains: of every set of weights that the criterion had kept.
+        kept: the name of the snapshot to ship.
+    """
+
+    run: str
+    title: str
+    advice: Advice
+    gains: tuple[Gain, ...]
+    kept: str
+
+    @property
+    def on_test(self) -> Gain | None:
+        """What the kept weights gain on test images; None where it is the live weights."""
+        return next((gain for gain in self.gains if gain.weights == self.kept), None)
+
+
+def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvice:
+    """What to ship of a finished run; `ValueError` says why there is nothing to advise."""
+    if not folder.is_done():
+        wrong = folder.failure() or folder.what_is_wrong() or f"it is {folder.state()}"
+        raise ValueError(f"{folder.path} has nothing to advise on yet: {wrong}")
+    summary = folder.summary()
+    if summary.get("diverged"):
+        raise ValueError(f"{folder.path} diverged; there is nothing in it to ship")
+    rows = folder.rows()
+    seen = [row for row in rows if row.split == "val" and row.selected_by is None and row.metric == criterion]
+    if not seen:
+        raise ValueError(
+            f"{folder.path} has no validation images, because it was trained on all of them: what it keeps was chosen "
+            "by the run of 80% with the same rate; ask about that one"
+        )
+    better = "max" if criterion == "accuracy" else "min"
+    curves: dict[str, dict[int, float]] = {}
+    for row in seen:
+        if row.batchnorm != "recomputed" and row.value is not None and row.epoch is not None and row.weights != "swa":
+            curves.setdefault(row.weights, {})[row.epoch] = row.value
+    gains = tuple(_gains(folder, rows, criterion))
+    has_batchnorm = bool(summary.get("has_batchnorm"))
+    advice = advise(curves, criterion=criterion, better=better, has_batchnorm=has_batchnorm)
+    kept = max(gains, key=lambda gain: gain.on_val[0], default=None)
+    if kept is None or kept.on_val[0] <= 0.0:
+        shipped = _live(rows, criterion)
+        advice = replace(advice, average=LIVE, epoch=shipped.epoch, value=shipped.value, batchnorm=None, note="")
+        return RunAdvice(folder.id, _title(rows[0]), advice, gains, f"{LIVE}-accuracy")
+    return RunAdvice(folder.id, _title(rows[0]), _by_image(advice, kept, rows, better, curves), gains, kept.weights)
+
+
+def _by_image(
+    advice: Advice, kept: Gain, rows: Sequence[Row], better: Literal["max", "min"], curves: dict[str, dict[int, float]]
+) -> Advice:
+    """The advice with what was measured image by image: recomputed statistics, and the error of the gain."""
+    row = next(row for row in _on_val(rows, advice.criterion) if _name(row) == kept.weights)
+    gain, error = kept.on_val
+    live, chosen = _live(rows, advice.criterion), _as_best(row)
+    return replace(
+        advise(curves, criterion=advice.criterion, better=better, error=error),
+        average=chosen.average,
+        epoch=chosen.epoch,
+        value=chosen.value,
+        batchnorm=None if row.batchnorm == "own" or advice.batchnorm is None else row.batchnorm,
+        live=live,
+        gain=gain,
+        reason=reason_of(chosen, chosen, live, gain, error),
+    )
+
+
+def _live(rows: Sequence[Row], criterion: Criterion | str) -> Best:
+    """The live weights that a run keeps: those of their best accuracy, whatever the criterion."""
+    return _as_best(next(row for row in _on_val(rows, criterion) if _name(row) == f"{LIVE}-accuracy"))
+
+
+def _on_val(rows: Sequence[Row], criterion: Criterion | str) -> Iterator[Row]:
+    """What was measured of kept weights on validation images."""
+    return (row for row in rows if row.split == "val" and row.metric == criterion and row.selected_by is not None)
+
+
+def _as_best(row: Row) -> Best:
+    return Best(row.metric, row.weights, row.epoch or 0, math.nan if row.value is None else row.value)
+
+
+def _gains(folder: RunFolder, rows: Sequence[Row], criterion: Criterion) -> Iterator[Gain]:
+    """Every set of weights that the criterion kept, against the best live weights, image by image."""
+    live = folder.load_predictions(f"{LIVE}-accuracy")
+    names = {_name(row) for row in rows if row.selected_by == criterion and row.weights != LIVE}
+    for name in sorted(names & set(folder.predictions())):
+        found = folder.load_predictions(name)
+        val, test = (_paired(found[split], live[split], criterion) for split in ("val", "test"))
+        yield Gain(name, val, test)
+
+
+def _paired(found: Predictions, live: Predictions, criterion: Criterion) -> tuple[float, float]:
+    """The mean gain and its standard error: both sets were asked about the same images."""
+    gains = _scores(*found, criterion) - _scores(*live, criterion)
+    return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
+
+
+def _scores(logits: np.ndarray, labels: np.ndarray, criterion: Criterion) -> np.ndarray:
+    """What an image adds to the criterion; more is better."""
+    if criterion == "accuracy":
+        return (logits.argmax(1) == labels).astype(np.float64)
+    return log_softmax(logits)[np.arange(len(labels)), labels]
+
+
+def _name(row: Row) -> str:
+    recomputed = "-recomputed" if row.batchnorm == "recomputed" else ""
+    return f"{row.weights}{recomputed}-{row.selected_by}"
+
+
+def _title(row: Row) -> str:
+    return f"{row.network} on {row.dataset}, seed {row.seed}"
+
+
+# What is shown -------------------------------------------------------------------------------------------------------
+
+
+def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console | None = None) -> None:
+    """Print what to ship of a run, or of every finished run with validation images in a folder of runs."""
+    console = console or Console()
+    if (path / CONFIG).exists():
+        _show(RunFolder(path), advise_run(RunFolder(path), criterion), console)
+        return
+    folders = [RunFolder(each) for each in sorted(path.iterdir()) if (each / CONFIG).exists()]
+    if not folders:
+        raise ValueError(f"{path} is neither the folder of a run nor one with such folders in it")
+    lines = [("run", "trained", "ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
+    left_out = 0
+    for folder in folders:
+        try:
+            found = advise_run(folder, criterion)
+        except (ValueError, OSError):
+            left_out += 1
+            continue
+        test, advice = found.on_test, found.advice
+        gain = _gain((advice.gain or 0.0, advice.error or 0.0))
+        stop = f"{advice.stop} of {advice.epochs}"
+        on_test = "" if test is None else _gain(test.on_test)
+        lines.append((found.run, found.title, found.kept, str(advice.epoch), gain, on_test, stop))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:  # in full, however narrow the terminal
+        say(console, "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    say(console, f"{left_out} runs have nothing to advise on: unfinished, diverged, or trained on all images.")
+
+
+def _show(folder: RunFolder, found: RunAdvice, console: Console) -> None:
+    say(console, f"{found.run}: {found.title}")
+    say(console, str(found.advice))
+    if found.on_test is not None:
+        gain, error = found.on_test.on_test
+        verdict = "confirms it" if is_clear(gain, error) else "does not confirm a clear gain"
+        say(console, f"On test images, which chose nothing, it gains {gain:+.4f} ± {error:.4f}: that {verdict}.")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for head in ("kept weights", "gain on validation", "gain on test"):
+        table.add_column(head)
+    for gain in found.gains:
+        table.add_row(*map(Text, (gain.weights, _gain(gain.on_val), _gain(gain.on_test))))
+    console.print(table)
+    say(console, f"Its weights: {folder.path / 'snapshots' / (found.kept + '.safetensors')}")
+
+
+def _gain(gain: tuple[float, float]) -> str:
+    return f"{gain[0]:+.4f} ± {gain[1]:.4f}"

@@ -1,0 +1,107 @@
+"""What the commands are told that work on a user's own checkpoints and decays: average and decay. Imports tyro.
+
+Their other half, as for all commands, is in arguments.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from emabank.study.values import check_from
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageArguments:
+    """Average checkpoints that are there already into one, in the layout that they have.
+
+    Files of safetensors or torch, Lightning checkpoints, and folders as Hugging Face has them, with shards or without.
+    By default all count the same. Values are read piece by piece, so that no size needs much memory.
+    """
+
+    checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="CHECKPOINT [CHECKPOINT ...]")]
+    """Files or folders, in order; a folder of several checkpoints is all of them, by the numbers in their names."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    """Where to write: a file where checkpoints are files, a folder where they are folders."""
+    decay: float | None = None
+    """An exponential moving average over the sequence, with this weight of the past. By default none."""
+    last: int | None = None
+    """The mean of only so many at the end of the sequence (LAWA). By default of all."""
+    weights: tuple[float, ...] = ()
+    """How much each counts, relative to the others. By default all the same."""
+    key: str | None = None
+    """Under which key of a torch file the state dict is. By default it is looked for (state_dict, model, ...)."""
+    force: bool = False
+    """Replace what is there already."""
+    dry_run: bool = False
+    """Say what fits together and what would be done; write nothing."""
+
+    def __post_init__(self) -> None:
+        if not self.checkpoints:
+            raise ValueError("no checkpoints are named; name two or more, or a folder of them")
+        if self.out is None and not self.dry_run:
+            raise ValueError("it is not said where the average goes; give -o and a name, or look with --dry-run")
+        chosen = {"decay": self.decay is not None, "last": self.last is not None, "weights": bool(self.weights)}
+        if sum(chosen.values()) > 1:
+            both = " and ".join(name for name, given in chosen.items() if given)
+            raise ValueError(f"{both} are both given; choose one, or none for the plain mean")
+        check_from("last", self.last, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayArguments:
+    """Say what a decay means, in every way that people say it: per update, per step, half-life, window, warm-up.
+
+    Give one or more decays, or the same in another form: `emabank decay 0.998`, `emabank decay --half-life 693`.
+    """
+
+    decay: Annotated[tyro.conf.Positional[tuple[float, ...]], tyro.conf.arg(metavar="[DECAY ...]")] = ()
+    """The weight of the past in one update."""
+    per_step: tuple[float, ...] = ()
+    """Instead: the weight of the past in one optimizer step."""
+    half_life: tuple[float, ...] = ()
+    """Instead: after how many optimizer steps half of the past is left."""
+    window: tuple[float, ...] = ()
+    """Instead: how many optimizer steps it remembers."""
+    half_life_epochs: tuple[float, ...] = ()
+    """Instead: the half-life in epochs."""
+    window_epochs: tuple[float, ...] = ()
+    """Instead: the window in epochs."""
+    every: int = 16
+    """How many optimizer steps there are between two updates."""
+    steps_per_epoch: float | None = None
+    """How many optimizer steps an epoch has, to say it in epochs too. By default that is unknown."""
+
+    def __post_init__(self) -> None:
+        check_from("every", self.every, 1)
+        if self.steps_per_epoch is not None and not 0 < self.steps_per_epoch < math.inf:
+            raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give a number above 0, such as 391")
+        forms = ("decay", "per_step", "half_life", "window", "half_life_epochs", "window_epochs")
+        given = [name for name in forms if getattr(self, name)]
+        if len(given) != 1:
+            said = " and ".join(given) if given else "nothing"
+            raise ValueError(f"{said} is given; give one of decay, {', '.join(forms[1:])}")
+        if given[0].endswith("_epochs") and self.steps_per_epoch is None:
+            raise ValueError(f"{given[0]} needs to know how long an epoch is; give steps_per_epoch, such as 391")
+        for name, value in (*(("decay", each) for each in self.decay), *(("per_step", each) for each in self.per_step)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}; a decay is the weight of the past, from 0 to 1, such as 0.998")
+        for steps in self.half_lives:
+            if not 0 < steps < math.inf:
+                raise ValueError(f"a half-life of {steps:g} steps: give a number above 0")
+        for steps in self.windows:
+            if not self.every <= steps < math.inf:
+                least = f"give {self.every} steps or more"
+                raise ValueError(f"a window of {steps:g} steps with an update every {self.every}: {least}")
+
+    @property
+    def half_lives(self) -> tuple[float, ...]:
+        """In steps, from either form."""
+        return self.half_life + tuple(epochs * (self.steps_per_epoch or 0) for epochs in self.half_life_epochs)
+
+    @property
+    def windows(self) -> tuple[float, ...]:
+        """In steps, from either form."""
+        return self.window + tuple(epochs * (self.steps_per_epoch or 0) for epochs in self.window_epochs)

@@ -1,0 +1,121 @@
+"""What is written loads in the framework that it came from: transformers, in each of its layouts, and Lightning."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from averaging.made import assert_same, everything_in, mean
+from torch import nn
+
+from emabank import recalibrate_batchnorm
+from emabank.averaging import average_checkpoints, find_checkpoints
+
+
+def gpt(seed: int, **more: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 8, "vocab_size": 11}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **more))
+
+
+def expected(models: list[Any]) -> dict[str, torch.Tensor]:
+    return mean([model.state_dict() for model in models], [1 / len(models)] * len(models))
+
+
+@pytest.mark.parametrize("shards", [None, "10KB"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers(tmp_path: Path, shards: str | None, dtype: torch.dtype, tied: bool):
+    models = [gpt(seed, tie_word_embeddings=tied).to(dtype) for seed in (1, 2, 3)]
+    for step, model in zip((50, 500, 1000), models, strict=True):
+        model.save_pretrained(tmp_path / f"checkpoint-{step}", **({"max_shard_size": shards} if shards else {}))
+        torch.save({"state": {}}, tmp_path / f"checkpoint-{step}" / "optimizer.pt")
+    found = find_checkpoints([tmp_path]).checkpoints
+    assert [path.name for path in found] == ["checkpoint-50", "checkpoint-500", "checkpoint-1000"]
+    average_checkpoints(found, tmp_path / "average")
+    there = everything_in(tmp_path / "average")
+    assert there == [name for name in everything_in(found[-1]) if name != "optimizer.pt"]
+    assert ("model.safetensors.index.json" in there) == (shards is not None)
+    loaded, told = type(models[0]).from_pretrained(tmp_path / "average", dtype="auto", output_loading_info=True)
+    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    assert_same(loaded.state_dict(), expected(models))
+    shared = loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
+    assert shared == tied and loaded.dtype == dtype
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_bin_files(tmp_path: Path, tied: bool):
+    """As older versions wrote them; this one reads them still."""
+    models = [gpt(seed, tie_word_embeddings=tied) for seed in (1, 2)]
+    folders = [tmp_path / f"checkpoint-{at}" for at in (1, 2)]
+    for folder, model in zip(folders, models, strict=True):
+        folder.mkdir()
+        model.config.save_pretrained(folder)
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    average_checkpoints(folders, tmp_path / "average")
+    loaded = type(models[0]).from_pretrained(tmp_path / "average")
+    assert_same(loaded.state_dict(), expected(models))
+    content = torch.load(tmp_path / "average/pytorch_model.bin", weights_only=True)
+    shared = content["lm_head.weight"].data_ptr() == content["transformer.wte.weight"].data_ptr()
+    assert shared == tied
+
+
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body(inputs)
+
+
+def test_lightning(tmp_path: Path):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self, width: int = 4, rate: float = 0.1) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.net = Net(width)
+            self.rate = rate
+
+        def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+            return self.net(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), self.rate)
+
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 3))
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "kept", save_top_k=-1, save_last=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's advice on workers and loggers
+        trainer = lightning.Trainer(
+            max_epochs=3, accelerator="cpu", callbacks=[keep], logger=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(Module(width=5), torch.utils.data.DataLoader(data, batch_size=8))
+    found = find_checkpoints([tmp_path / "kept"])
+    assert len(found.checkpoints) == 3 and [path.name for path in found.left_out] == ["last.ckpt"]
+    done = average_checkpoints(found.checkpoints, tmp_path / "average.ckpt")
+    states = [torch.load(path, weights_only=True)["state_dict"] for path in found.checkpoints]
+    loaded = Module.load_from_checkpoint(tmp_path / "average.ckpt")
+    assert loaded.hparams.width == 5
+    assert_same(loaded.state_dict(), mean(states, [1 / 3] * 3))
+    last, made = (torch.load(path, weights_only=True) for path in (found.checkpoints[-1], tmp_path / "average.ckpt"))
+    assert list(made) == list(last) and made["epoch"] == last["epoch"] == 2
+    assert made["hyper_parameters"] == last["hyper_parameters"]
+    assert done.batchnorm == ("net.body.1.running_mean", "net.body.1.running_var")
+    recalibrate_batchnorm(loaded.net, torch.utils.data.DataLoader(data, batch_size=8))
+    features = loaded.net.body[0](data.tensors[0])
+    torch.testing.assert_close(loaded.net.body[1].running_mean, features.mean(0).detach())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        again = lightning.Trainer(
+            max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        again.fit(Module(width=5), torch.utils.data.DataLoader(data, batch_size=8), ckpt_path=tmp_path / "average.ckpt")
+    assert again.current_epoch == 4

@@ -1,0 +1,167 @@
+"""The helper for Accelerate with a real accelerator: averages as computed plainly, and a training undisturbed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integrations.by_hand import accuracy_and_loss, assert_same, copies, data, ema, network
+from interpreter import run
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from emabank import EMA, recalibrate_batchnorm
+
+accelerate = pytest.importorskip("accelerate", reason="the extra accelerate is not installed")
+
+from accelerate import Accelerator  # noqa: E402
+from accelerate.utils import set_seed  # noqa: E402
+
+from emabank.integrations.accelerate import AcceleratedBank  # noqa: E402
+
+AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
+VALIDATION = data(20, seed=2).tensors
+
+
+def evaluated(model: nn.Module) -> Mapping[str, float]:
+    assert not any(module.training for module in model.modules())
+    accuracy, loss = accuracy_and_loss(model, VALIDATION)
+    torch.rand(3)  # an evaluation may draw random numbers
+    return {"loss": loss, "accuracy": accuracy}
+
+
+class Run:
+    """A loop as Accelerate's users write it."""
+
+    def __init__(self, *, accumulate: int = 1, averages: bool = True, **keywords: Any) -> None:
+        set_seed(3)
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate)
+        model = network(dropout=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        loader = DataLoader(data(48, seed=1), batch_size=8, shuffle=True)
+        self.model, self.optimizer, self.loader = self.accelerator.prepare(model, optimizer, loader)
+        self.first = copies(self.model)
+        self.weights: list[dict[str, Tensor]] = []
+        self.averages = None
+        if averages:
+            criteria: Any = {"loss": "min", "accuracy": "max"}
+            given = {"every": 1, "criteria": criteria, "recalibrate_on": self.loader, **keywords}
+            self.averages = AcceleratedBank(self.accelerator, self.model, AVERAGES, **given)
+        self.found: dict[str, dict[str, float]] = {}
+
+    def epoch(self, at: int) -> None:
+        self.model.train()
+        for inputs, targets in self.loader:
+            with self.accelerator.accumulate(self.model):
+                self.accelerator.backward(cross_entropy(self.model(inputs), targets))
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                if self.averages is not None:
+                    self.averages.update()
+            self.weights.append(copies(self.model))
+        if self.averages is None:
+            self.model.eval()
+            self.found = {"live": dict(evaluated(self.model))}
+        else:
+            self.model.train()
+            self.found = self.averages.evaluate(evaluated, at=at)
+            assert all(module.training for module in self.model.modules())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_averages_and_their_metrics_are_those_computed_plainly(accumulate: int):
+    loop = Run(accumulate=accumulate, recalibrate=True)
+    loop.epoch(1)
+    loop.epoch(2)
+    bank = loop.averages.bank
+    sampled = loop.weights[accumulate - 1 :: accumulate]
+    assert bank.num_steps == len(sampled) == 12 // accumulate
+    for name, rule in AVERAGES.items():
+        weights = bank.weights(name)
+        for key in ("0.weight", "1.running_var", "3.bias"):
+            expected = ema(loop.first[key], [each[key] for each in sampled], rule.decay)
+            torch.testing.assert_close(weights[key].double(), expected, rtol=1e-5, atol=1e-6)
+        averaged = bank.module(name)
+        recalibrate_batchnorm(averaged, [data(48, seed=1).tensors[0]])
+        accuracy, loss = accuracy_and_loss(averaged, VALIDATION)
+        assert loop.found[name]["loss"] == pytest.approx(loss, rel=1e-4)
+        assert loop.found[name]["accuracy"] == pytest.approx(accuracy)
+    assert loop.averages.tracker.best("loss").value == min(
+        row.value for row in loop.averages.tracker.history if row.metric == "loss"
+    )
+
+
+def test_training_is_as_without_the_bank():
+    found = []
+    for averages in (False, True):
+        loop = Run(averages=averages)
+        loop.epoch(1)
+        loop.epoch(2)
+        found.append(loop)
+    plain, beside = found
+    assert beside.found["live"] == plain.found["live"]
+    for one, other in zip(plain.weights, beside.weights, strict=True):
+        assert_same(one, other)
+
+
+def test_metrics_go_to_the_trackers_under_clear_names(monkeypatch: pytest.MonkeyPatch):
+    loop, told = Run(), []
+    monkeypatch.setattr(loop.accelerator, "log", lambda values, step: told.append((step, values)))
+    loop.epoch(7)
+    ((step, values),) = told
+    assert step == 7
+    assert set(values) == {"loss", "accuracy", "loss/fast", "loss/slow", "accuracy/fast", "accuracy/slow"}
+    assert values["loss/slow"] == loop.found["slow"]["loss"]
+
+
+def test_states_are_saved_and_loaded_with_the_accelerators_own(tmp_path: Path):
+    whole = Run()
+    for at in (1, 2, 3):
+        whole.epoch(at)
+        if at == 1:
+            whole.accelerator.save_state(str(tmp_path))
+    resumed = Run()
+    resumed.accelerator.load_state(str(tmp_path))
+    for at in (2, 3):
+        resumed.epoch(at)
+    assert resumed.averages.bank.num_steps == 18
+    for name in AVERAGES:
+        assert_same(resumed.averages.bank.weights(name), whole.averages.bank.weights(name))
+    assert resumed.averages.tracker.history == whole.averages.tracker.history
+    assert_same(resumed.averages.best_weights(), whole.averages.best_weights())
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_while_an_average_is_evaluated_leaves_the_live_weights(error: type[BaseException]):
+    loop = Run()
+    loop.epoch(1)
+    before, calls = copies(loop.model), []
+
+    def failing(model: nn.Module) -> dict[str, float]:
+        calls.append(copies(model))
+        if len(calls) == 3:
+            raise error("now")
+        return {"loss": 1.0, "accuracy": 1.0}
+
+    loop.model.train()
+    with pytest.raises(error):
+        loop.averages.evaluate(failing, at=2)
+    assert not torch.equal(calls[-1]["0.weight"], before["0.weight"]), "no average was in the model"
+    assert_same(copies(loop.model), before)
+    assert all(module.training for module in loop.model.modules())
+    assert len(loop.averages.tracker.history) == 6
+
+
+def test_batch_norm_needs_a_loader_or_a_word():
+    with pytest.raises(ValueError, match="there is none. Give recalibrate_on="):
+        Run(recalibrate_on=None)
+    assert Run(recalibrate_on=None, recalibrate=False).averages is not None
+
+
+def test_without_accelerate_one_sentence_says_what_to_install():
+    finished = run("import emabank.integrations.accelerate", blocked=("accelerate",))
+    assert finished.stderr.strip().splitlines()[-1] == (
+        "ImportError: emabank.integrations.accelerate needs Accelerate: python -m pip install 'emabank[accelerate]'."
+    )

@@ -1,0 +1,43 @@
+"""The integrations under their frameworks' own DistributedDataParallel: two real processes with gloo each."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from integrations.by_hand import assert_same
+from on_ranks import frameworks
+
+import emabank
+
+TESTS = Path(__file__).parents[1]
+SOURCE = Path(emabank.__file__).parents[1]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["lightning", "transformers", "accelerate"])
+def test_both_ranks_have_the_averages_and_the_metrics_of_all_data(framework: str, tmp_path: Path):
+    pytest.importorskip(framework, reason=f"the extra {framework} is not installed")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)]),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "true",
+    }
+    command = [sys.executable, *TORCHRUN, str(frameworks.__file__), framework, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (torch.load(tmp_path / f"rank-{rank}.pt", weights_only=True) for rank in (0, 1))
+    assert first["steps"] == second["steps"] == 12
+    for name in frameworks.AVERAGES:
+        assert_same(first["averages"][name], second["averages"][name])
+    assert_same(first["best"], second["best"])
+    assert first["tracked"] == second["tracked"]
+    for name in frameworks.AVERAGES:  # each rank saw half of the data, and the metric is that of all
+        assert first["tracked"][name] == pytest.approx(first["plain"][name], rel=1e-4)
+    weights = [key for key in first["live"] if "running" not in key]
+    assert all(torch.equal(first["live"][key], second["live"][key]) for key in weights)
+    assert any(not torch.equal(first["live"][key], first["averages"]["slow"][key]) for key in weights)

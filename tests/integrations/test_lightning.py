@@ -1,0 +1,221 @@
+"""The Lightning callback with real Trainers: averages as computed plainly, and a training that does not notice."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integrations.by_hand import accuracy_and_loss, assert_same, copies, data, ema
+from integrations.lightning_runs import (
+    AVERAGES,
+    IGNORED,
+    VALIDATION,
+    Kept,
+    L,
+    Module,
+    Recorder,
+    bank_callback,
+    fit,
+    training_loader,
+)
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, IterableDataset
+
+from emabank import recalibrate_batchnorm
+from emabank.integrations.lightning import EMABankCallback
+
+pytestmark = IGNORED
+
+
+# What the averages are -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_averages_and_their_metrics_are_those_computed_plainly(accumulate: int):
+    module, recorder, callback = Module(), Recorder(), bank_callback(recalibrate=True)
+    first = copies(module.layers)
+    trainer = fit(module, callback, recorder, accumulate_grad_batches=accumulate)
+    sampled = recorder.weights[accumulate - 1 :: accumulate]
+    assert callback.bank.num_steps == len(sampled) == 12 // accumulate
+    for name, rule in AVERAGES.items():
+        weights = callback.bank.weights(name)
+        for key in ("0.weight", "1.weight", "1.running_var", "3.bias"):
+            expected = ema(first[key], [each[key] for each in sampled], rule.decay)
+            torch.testing.assert_close(weights[f"layers.{key}"].double(), expected, rtol=1e-5, atol=1e-6)
+        averaged = callback.bank.module(name)
+        recalibrate_batchnorm(averaged, [data(48, seed=1).tensors[0]])
+        accuracy, loss = accuracy_and_loss(averaged, VALIDATION.tensors)
+        logged = trainer.callback_metrics
+        assert logged[f"val_loss/{name}"].item() == pytest.approx(loss, rel=1e-4)
+        assert logged[f"val_accuracy/{name}"].item() == pytest.approx(accuracy)
+        assert callback.tracker.history[-1].epoch == 12 // accumulate
+    accuracy, loss = accuracy_and_loss(module, VALIDATION.tensors)
+    assert logged["val_loss"].item() == pytest.approx(loss, rel=1e-5)
+    assert logged["val_accuracy"].item() == pytest.approx(accuracy)
+
+
+def test_training_and_what_is_logged_of_it_are_as_without_the_callback():
+    found = []
+    for callbacks in ([], [bank_callback()]):
+        recorder, kept = Recorder(), Kept()
+        keywords = {"val_check_interval": 0.5, "logger": kept, "log_every_n_steps": 1}
+        fit(Module(dropout=0.5), *callbacks, recorder, **keywords)
+        found.append((recorder, kept))
+    (plain, told), (beside, more) = found
+    for one, other in zip(plain.weights, beside.weights, strict=True):
+        assert_same(one, other)
+    assert all(torch.equal(one, other) for one, other in zip(plain.random, beside.random, strict=True))
+    assert all(beside.training)
+    own = [(step, {key: value for key, value in metrics.items() if "/" not in key}) for step, metrics in more.told]
+    assert own == told.told
+    added = {key for _, metrics in more.told for key in metrics if "/" in key}
+    assert added == {f"{metric}/{name}" for metric in ("val_loss", "val_accuracy") for name in AVERAGES}
+
+
+def test_workers_that_persist_serve_training_and_the_averages():
+    found = []
+    for callbacks in ([], [bank_callback()]):
+        recorder = Recorder()
+        workers: Any = {"num_workers": 1, "persistent_workers": True}
+        loaders = {
+            "loader": training_loader(**workers),
+            "validation": DataLoader(VALIDATION, batch_size=8, **workers),
+        }
+        trainer = fit(Module(), *callbacks, recorder, **loaders, val_check_interval=0.5, epochs=1)
+        found.append((recorder.weights, trainer.callback_metrics))
+    del loaders, trainer
+    gc.collect()  # the workers end here, and not in the middle of another test
+    (plain, logged), (beside, more) = found
+    for one, other in zip(plain, beside, strict=True):
+        assert_same(one, other)
+    assert {key: more[key] for key in logged} == logged
+    assert more["val_loss/slow"] != more["val_loss"]
+
+
+def test_several_optimizers_make_one_step_a_batch():
+    class Two(Module):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            loss = cross_entropy(self(batch[0]), batch[1])
+            self.manual_backward(loss)
+            if batch_idx % 2:
+                for optimizer in self.optimizers():
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.layers[place].parameters(), lr=0.1) for place in (0, 3)]
+
+    callback = bank_callback()
+    trainer = fit(Two(), callback, epochs=1)
+    assert trainer.global_step == 6
+    assert callback.bank.num_steps == 3
+
+
+# What frozen layers, other data and other models say -----------------------------------------------------------------
+
+
+def test_frozen_batch_norm_is_left_alone():
+    class Frozen(Module):
+        def on_train_epoch_start(self) -> None:
+            self.layers[1].eval()
+
+    callback = bank_callback(recalibrate=True)
+    module = Frozen()
+    fit(module, callback)
+    assert torch.equal(module.layers[1].running_mean, torch.zeros(6))
+    weights = callback.bank.weights("slow", batchnorm="recomputed")
+    torch.testing.assert_close(weights["layers.1.running_mean"], torch.zeros(6))
+    assert not module.layers[1].training and module.layers[0].training
+
+
+def test_a_stream_of_batches_is_refused_when_training_begins():
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([tuple(tensor[:8] for tensor in data(8, seed=1).tensors)])
+
+    stream = DataLoader(Stream(), batch_size=None)
+    with pytest.raises(ValueError, match="its dataset is a stream.*Give recalibrate_on="):
+        fit(Module(), bank_callback(), loader=stream)
+    fit(Module(norm=False), bank_callback(), loader=stream)
+    fit(Module(), bank_callback(recalibrate_on=training_loader()), loader=stream)
+
+
+def test_a_module_without_forward_needs_one_for_its_batch_norm():
+    class Silent(Module):
+        forward = L.LightningModule.forward
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return cross_entropy(self.layers(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.training_step(batch, batch_idx))
+
+    criteria: Any = {"val_loss": "min"}
+    with pytest.raises(ValueError, match=r"Silent has batch norm and no forward\(\)"):
+        fit(Silent(), bank_callback(criteria=criteria))
+    callback = bank_callback(criteria=criteria, forward=lambda module, batch: module.layers(batch[0]))
+    fit(Silent(), callback)
+    assert callback.tracker.best("val_loss").average in ("live", *AVERAGES)
+
+
+def test_a_criterion_that_is_not_logged_is_told_with_those_that_are():
+    with pytest.raises(ValueError, match="'val_f1', and validation of 'live' gave 'val_accuracy', 'val_loss'"):
+        fit(Module(), bank_callback(criteria={"val_f1": "max"}))
+
+
+def test_a_misspelt_option_is_heard_of_at_once():
+    with pytest.raises(TypeError, match="evry"):
+        EMABankCallback([0.9], evry=2)
+
+
+# Other callbacks, and what is chosen ---------------------------------------------------------------------------------
+
+
+def test_others_may_watch_an_average(tmp_path: Path):
+    class Watched(EarlyStopping):
+        def __init__(self, **keywords: Any) -> None:
+            super().__init__(**keywords)
+            self.seen: list[float] = []
+
+        def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+            if not trainer.sanity_checking:
+                self.seen.append(trainer.callback_metrics["val_loss/slow"].item())
+
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val_loss/slow", mode="min")
+    early = EarlyStopping("val_accuracy/fast", mode="max", patience=1, check_on_train_epoch_end=False)
+    watched, callback, recorder = Watched(monitor="val_loss/slow"), bank_callback(), Recorder()
+    module = Module()
+    trainer = fit(module, watched, early, checkpoint, callback, recorder, epochs=30)
+    assert trainer.current_epoch < 30
+    values = [row.value for row in callback.tracker.history if (row.average, row.metric) == ("slow", "val_loss")]
+    assert watched.seen == values
+    assert checkpoint.best_model_score.item() == min(values) == callback.tracker.best("val_loss", "slow").value
+    assert_same(copies(module.layers), recorder.weights[-1])
+
+
+def test_the_best_is_tracked_and_can_be_shipped():
+    module, callback = Module(), bank_callback(snapshots="each")
+    fit(module, callback, epochs=4)
+    best = callback.tracker.best("val_loss")
+    shipped = Module()
+    shipped.load_state_dict(callback.best_weights())
+    assert accuracy_and_loss(shipped, VALIDATION.tensors)[1] == pytest.approx(best.value, rel=1e-4)
+    assert {row.epoch for row in callback.tracker.history} == {6, 12, 18, 24}  # and not the sanity check's 0
+
+
+@pytest.mark.parametrize("finish_with", ["best", "slow", None])
+def test_the_module_ends_with_what_was_asked_for(finish_with: str | None):
+    module, recorder = Module(), Recorder()
+    callback = bank_callback(finish_with=finish_with)
+    fit(module, callback, recorder, epochs=3)
+    ended = {key.removeprefix("layers."): value for key, value in copies(module).items()}
+    if finish_with is None:
+        assert_same(ended, recorder.weights[-1])
+    else:
+        wanted = callback.best_weights() if finish_with == "best" else callback.bank.weights("slow")
+        assert_same(ended, {key.removeprefix("layers."): value for key, value in wanted.items()})

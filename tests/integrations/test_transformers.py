@@ -1,0 +1,287 @@
+"""The callback for the Hugging Face Trainer with real ones: averages as computed plainly, a training undisturbed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from integrations.by_hand import assert_same, copies, ema
+from interpreter import run
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from emabank import EMA
+
+transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
+pytest.importorskip("accelerate", reason="the extra transformers is not installed")
+
+from transformers import (  # noqa: E402
+    EarlyStoppingCallback,
+    ResNetConfig,
+    ResNetForImageClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from emabank.integrations.transformers import FILE, EMABankCallback  # noqa: E402
+
+AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
+STATISTICS = "resnet.embedder.embedder.normalization.running_mean"
+WEIGHT = "resnet.embedder.embedder.convolution.weight"
+
+
+def images(count: int, seed: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randn(count, 1, 8, 8, generator=generator)
+    labels = (pixels.mean((1, 2, 3)) > 0).long()
+    return [{"pixel_values": image, "labels": label} for image, label in zip(pixels, labels, strict=True)]
+
+
+TRAINING, VALIDATION = images(48, seed=1), images(20, seed=2)
+
+
+def network() -> ResNetForImageClassification:
+    torch.manual_seed(5)
+    config = ResNetConfig(
+        num_channels=1, embedding_size=4, hidden_sizes=[4], depths=[1], layer_type="basic", num_labels=2
+    )
+    return ResNetForImageClassification(config)
+
+
+class Recorder(TrainerCallback):
+    """What the weights are after each step, and what was logged."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[str, Tensor]] = []
+        self.random: list[Tensor] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        self.weights.append(copies(keywords["model"]))
+        self.random.append(torch.get_rng_state())
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
+
+
+def made(
+    folder: Path, *callbacks: Any, evaluated: Any = VALIDATION, kind: type[Trainer] = Trainer, **keywords: Any
+) -> Trainer:
+    arguments = TrainingArguments(
+        **{
+            "output_dir": str(folder),
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "per_device_train_batch_size": 8,
+            "per_device_eval_batch_size": 8,
+            "learning_rate": 0.05,
+            "optim": "sgd",
+            "max_steps": 12,
+            "eval_strategy": "steps",
+            "eval_steps": 4,
+            "save_strategy": "no",
+            "logging_steps": 4,
+            "dataloader_pin_memory": False,
+            "seed": 3,
+            **keywords,
+        }
+    )
+    return kind(
+        network(),
+        arguments,
+        train_dataset=TRAINING,
+        eval_dataset=evaluated,
+        compute_metrics=accuracy,
+        callbacks=list(callbacks),
+    )
+
+
+def added(trainer: Trainer, **keywords: Any) -> EMABankCallback:
+    criteria: Any = {"eval_loss": "min", "eval_accuracy": "max"}
+    callback = EMABankCallback(trainer, AVERAGES, **{"every": 1, "criteria": criteria, **keywords})
+    trainer.add_callback(callback)
+    return callback
+
+
+def loss_of(model: nn.Module, samples: list[dict[str, Tensor]]) -> float:
+    with torch.no_grad():
+        logits = model.eval()(torch.stack([each["pixel_values"] for each in samples])).logits
+    return cross_entropy(logits, torch.stack([each["labels"] for each in samples])).item()
+
+
+def logged(trainer: Trainer, key: str) -> list[float]:
+    return [row[key] for row in trainer.state.log_history if key in row]
+
+
+# What the averages are -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_averages_and_their_metrics_are_those_computed_plainly(tmp_path: Path, accumulate: int):
+    recorder = Recorder()
+    trainer = made(tmp_path, recorder, gradient_accumulation_steps=accumulate)
+    callback = added(trainer, recalibrate=True)
+    first = copies(trainer.model)
+    trainer.train()
+    assert callback.bank.num_steps == len(recorder.weights) == 12
+    for name, rule in AVERAGES.items():
+        weights = callback.bank.weights(name)
+        for key in (WEIGHT, STATISTICS, "classifier.1.bias"):
+            expected = ema(first[key], [each[key] for each in recorder.weights], rule.decay)
+            torch.testing.assert_close(weights[key].double(), expected, rtol=1e-5, atol=1e-6)
+        averaged = callback.bank.module(name, batchnorm="recomputed")
+        with torch.no_grad():
+            seen = averaged.resnet.embedder.embedder.convolution(
+                torch.stack([each["pixel_values"] for each in TRAINING])
+            )
+        torch.testing.assert_close(averaged.state_dict()[STATISTICS], seen.mean((0, 2, 3)))
+        assert logged(trainer, f"eval_loss/{name}")[-1] == pytest.approx(loss_of(averaged, VALIDATION), rel=1e-4)
+    assert logged(trainer, "eval_loss")[-1] == pytest.approx(loss_of(trainer.model, VALIDATION), rel=1e-4)
+    assert {row.epoch for row in callback.tracker.history} == {4, 8, 12}
+    assert {row.metric for row in callback.tracker.history} == {"eval_loss", "eval_accuracy"}
+
+
+def test_training_and_what_is_logged_of_it_are_as_without_the_callback(tmp_path: Path):
+    found = []
+    for with_averages in (False, True):
+        recorder = Recorder()
+        trainer = made(tmp_path / str(with_averages), recorder)
+        if with_averages:
+            added(trainer)
+        trainer.train()
+        found.append((recorder, trainer))
+    (plain, without), (beside, averaged) = found
+    for one, other in zip(plain.weights, beside.weights, strict=True):
+        assert_same(one, other)
+    assert all(torch.equal(one, other) for one, other in zip(plain.random, beside.random, strict=True))
+    for key in ("loss", "eval_loss", "eval_accuracy"):
+        assert logged(averaged, key) == logged(without, key)
+
+
+def test_several_evaluation_sets_each_have_their_metrics(tmp_path: Path):
+    trainer = made(tmp_path, evaluated={"one": VALIDATION[:8], "two": VALIDATION[8:]})
+    callback = added(trainer, criteria={"eval_two_loss": "min"})
+    trainer.train()
+    assert len(logged(trainer, "eval_one_loss/slow")) == len(logged(trainer, "eval_two_loss/slow")) == 3
+    assert callback.tracker.best("eval_two_loss", "slow").value == min(logged(trainer, "eval_two_loss/slow"))
+
+
+def test_a_criterion_that_is_not_there_is_told_with_those_that_are(tmp_path: Path):
+    trainer = made(tmp_path)
+    added(trainer, criteria={"eval_f1": "max"})
+    with pytest.raises(ValueError, match="'eval_f1', and validation of 'live' gave 'eval_accuracy', 'eval_loss'"):
+        trainer.train()
+
+
+# Other callbacks, and what is chosen ---------------------------------------------------------------------------------
+
+
+def test_the_trainer_and_others_may_watch_an_average(tmp_path: Path):
+    early = EarlyStoppingCallback(early_stopping_patience=1)
+    watching = {
+        "metric_for_best_model": "eval_accuracy/slow",
+        "greater_is_better": True,
+        "load_best_model_at_end": True,
+    }
+    trainer = made(tmp_path, early, **watching, max_steps=200, save_strategy="steps", save_steps=4, save_total_limit=2)
+    callback = added(trainer)
+    trainer.train()
+    assert trainer.state.global_step < 200
+    values = logged(trainer, "eval_accuracy/slow")
+    assert trainer.state.best_metric == max(values) == callback.tracker.best("eval_accuracy", "slow").value
+
+
+@pytest.mark.parametrize("finish_with", ["best", "slow", None])
+def test_the_model_ends_with_what_was_asked_for(tmp_path: Path, finish_with: str | None):
+    recorder = Recorder()
+    trainer = made(tmp_path, recorder)
+    callback = added(trainer, finish_with=finish_with)
+    trainer.train()
+    if finish_with is None:
+        assert_same(copies(trainer.model), recorder.weights[-1])
+    else:
+        wanted = callback.best_weights() if finish_with == "best" else callback.bank.weights("slow")
+        assert_same(copies(trainer.model), wanted)
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_split_goes_on_as_if_it_were_one(tmp_path: Path):
+    whole, parts = made(tmp_path / "whole"), made(tmp_path / "parts", save_strategy="steps", save_steps=4)
+    one = added(whole)
+    whole.train()
+    added(parts)
+    parts.train()
+    assert (tmp_path / "parts" / "checkpoint-8" / FILE).is_file()
+    resumed = made(tmp_path / "parts")
+    other = added(resumed)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-8"))
+    assert_same(copies(resumed.model), copies(whole.model))
+    assert other.bank.num_steps == one.bank.num_steps == 12
+    for name in AVERAGES:
+        assert_same(other.bank.weights(name), one.bank.weights(name))
+    assert other.tracker.history == one.tracker.history
+    assert_same(other.best_weights(), one.best_weights())
+
+
+def test_a_checkpoint_without_averages_is_refused_unless_they_may_begin_afresh(tmp_path: Path):
+    plain = made(tmp_path, save_strategy="steps", save_steps=8)
+    plain.train()
+    resumed = made(tmp_path)
+    added(resumed)
+    with pytest.raises(FileNotFoundError, match=r"no emabank.pt in .*checkpoint-8, to go on from at step 8"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    afresh = made(tmp_path)
+    callback = added(afresh, resume_from=False)
+    afresh.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert callback.bank.num_steps == 4
+
+
+# Every way out -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_an_error_while_an_average_is_evaluated_leaves_everything_as_it_was(tmp_path: Path, error: type[BaseException]):
+    class Failing(Trainer):
+        calls = 0
+
+        def prediction_step(self, model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
+            self.calls += 1
+            if self.calls == 3 + 3 + 2:  # the live weights, the first average, and in the second
+                self.held = copies(model)
+                raise error("now")
+            return super().prediction_step(model, *arguments, **keywords)
+
+    recorder = Recorder()
+    trainer = made(tmp_path, recorder, kind=Failing)
+    callback = added(trainer)
+    with pytest.raises(error):
+        trainer.train()
+    assert not torch.equal(trainer.held[WEIGHT], recorder.weights[-1][WEIGHT]), "no average was in the model"
+    assert_same(copies(trainer.model), recorder.weights[-1])
+    assert callback in trainer.callback_handler.callbacks and recorder in trainer.callback_handler.callbacks
+    callback.bank.state_dict()  # would raise if an average were applied
+
+
+def test_outside_of_training_nothing_happens(tmp_path: Path):
+    trainer = made(tmp_path, eval_on_start=True)
+    callback = added(trainer)
+    trainer.train()
+    assert {row.epoch for row in callback.tracker.history} == {4, 8, 12}  # and not the evaluation before the first step
+    before, rows = copies(trainer.model), len(trainer.state.log_history)
+    metrics = trainer.evaluate()
+    trainer.predict(VALIDATION)
+    assert not any("/" in key for key in metrics)
+    assert len(trainer.state.log_history) == rows + 1
+    assert_same(copies(trainer.model), before)
+
+
+def test_without_transformers_one_sentence_says_what_to_install():
+    finished = run("import emabank.integrations.transformers", blocked=("transformers",))
+    assert finished.stderr.strip().splitlines()[-1] == (
+        "ImportError: emabank.integrations.transformers needs transformers: "
+        "python -m pip install 'emabank[transformers]'."
+    )

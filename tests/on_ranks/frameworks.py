@@ -1,0 +1,164 @@
+"""What each process does in the tests of the integrations under their frameworks' own DDP; torchrun starts it.
+
+`frameworks.py FRAMEWORK FOLDER` leaves in the folder a file of each rank: its averages, metrics and live weights.
+"""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from integrations.by_hand import accuracy_and_loss, copies, data, network
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from emabank import EMA, BestTracker, EMABank
+
+AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
+CRITERIA: Any = {"val_loss": "min"}
+TRAINING, VALIDATION = data(48, seed=1), data(16, seed=2)
+
+
+def with_lightning(folder: Path) -> dict[str, Any]:
+    import lightning.pytorch as pl
+
+    from emabank.integrations.lightning import EMABankCallback
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layers(inputs)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return cross_entropy(self(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.training_step(batch, batch_idx), sync_dist=True)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.3)
+
+    module, callback = Module(), EMABankCallback(AVERAGES, every=1, criteria=CRITERIA, recalibrate=True)
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        callbacks=[callback, pl.callbacks.ModelCheckpoint(folder / "checkpoints", save_last=True)],
+        **quiet,
+    )
+    trainer.fit(module, DataLoader(TRAINING, batch_size=4, shuffle=True), DataLoader(VALIDATION, batch_size=4))
+    saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["callbacks"]["EMABankCallback"]["bank"]["num_steps"] == 12
+    return seen(callback.bank, callback.tracker, module)
+
+
+def with_transformers(folder: Path) -> dict[str, Any]:
+    from transformers import Trainer, TrainingArguments
+
+    from emabank.integrations.transformers import FILE, EMABankCallback
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = network()
+
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.layers(inputs)
+            return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+    def samples(of: Any) -> list[dict[str, Tensor]]:
+        return [{"inputs": inputs, "labels": label} for inputs, label in zip(*of.tensors, strict=True)]
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        learning_rate=0.3,
+        optim="sgd",
+        max_steps=12,
+        eval_strategy="steps",
+        eval_steps=6,
+        save_strategy="steps",
+        save_steps=12,
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(Model(), arguments, train_dataset=samples(TRAINING), eval_dataset=samples(VALIDATION))
+    criteria: Any = {"eval_loss": "min"}
+    callback = EMABankCallback(trainer, AVERAGES, every=1, criteria=criteria, recalibrate=True)
+    trainer.add_callback(callback)
+    trainer.train()
+    torch.distributed.barrier()
+    assert (folder / "checkpoint-12" / FILE).is_file()
+    return seen(callback.bank, callback.tracker, trainer.model)
+
+
+def with_accelerate(folder: Path) -> dict[str, Any]:
+    from accelerate import Accelerator
+
+    from emabank.integrations.accelerate import AcceleratedBank
+
+    accelerator = Accelerator(cpu=True)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    loaders = DataLoader(TRAINING, batch_size=4, shuffle=True), DataLoader(VALIDATION, batch_size=4)
+    wrapped, optimizer, loader, validation = accelerator.prepare(model, optimizer, *loaders)
+    averages = AcceleratedBank(
+        accelerator, wrapped, AVERAGES, every=1, criteria=CRITERIA, recalibrate=True, recalibrate_on=loader
+    )
+
+    def evaluate(network: nn.Module) -> dict[str, float]:
+        losses = [cross_entropy(network(inputs), targets, reduction="none") for inputs, targets in validation]
+        return {"val_loss": accelerator.gather_for_metrics(torch.cat(losses)).mean().item()}
+
+    for epoch in (1, 2):
+        wrapped.train()
+        for inputs, targets in loader:
+            accelerator.backward(cross_entropy(wrapped(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+            averages.update()
+        averages.evaluate(evaluate, at=epoch)
+    accelerator.save_state(str(folder / "state"))
+    accelerator.wait_for_everyone()
+    accelerator.load_state(str(folder / "state"))
+    return seen(averages.bank, averages.tracker, model)
+
+
+def seen(bank: EMABank, tracker: BestTracker, model: nn.Module) -> dict[str, Any]:
+    """What a rank has at the end; the losses are computed here, of all validation data at once."""
+    criterion = next(iter(tracker.criteria))
+    last = max(row.epoch for row in tracker.history)
+    plain = {}
+    for name in ("live", *bank.names):
+        module = bank.module(name, batchnorm="averaged" if name == "live" else "recomputed")
+        layers = module.layers if hasattr(module, "layers") else module
+        plain[name] = accuracy_and_loss(layers, VALIDATION.tensors)[1]
+    return {
+        "steps": bank.num_steps,
+        "averages": {name: bank.weights(name, batchnorm="recomputed") for name in bank.names},
+        "live": copies(model),
+        "tracked": {row.average: row.value for row in tracker.history if (row.epoch, row.metric) == (last, criterion)},
+        "plain": plain,
+        "best": tracker.weights(criterion),
+    }
+
+
+if __name__ == "__main__":
+    framework, where = sys.argv[1:]
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found = {"lightning": with_lightning, "transformers": with_transformers, "accelerate": with_accelerate}
+    told = found[framework](Path(where))
+    torch.save(told, Path(where) / f"rank-{os.environ['RANK']}.pt")

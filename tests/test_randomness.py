@@ -1,0 +1,37 @@
+"""Random streams after the block are what they would have been without it."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+from emabank.randomness import same_randomness
+
+
+def drawn(generator: torch.Generator) -> list[float]:
+    return [random.random(), float(np.random.rand()), torch.rand(1).item(), torch.rand(1, generator=generator).item()]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_stream_goes_on_as_if_nothing_had_happened(fails: bool):
+    generator = torch.Generator()
+    loader = DataLoader(torch.arange(4), sampler=RandomSampler(range(4), generator=generator))
+
+    def begin() -> None:
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        generator.manual_seed(1)
+
+    begin()
+    expected = drawn(generator)
+    begin()
+    try:
+        with same_randomness(loader, None):
+            assert drawn(generator) == expected
+            assert fails is False
+    except AssertionError:
+        assert fails
+    assert drawn(generator) == expected
