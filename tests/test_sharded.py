@@ -78,6 +78,24 @@ def test_saved_on_two_ranks_and_loaded_without_any(tmp_path: Path) -> None:
                 assert torch.equal(weights[key], value), (name, key)
 
 
+def test_killed_while_the_others_save_no_half_checkpoint_is_taken_for_one_and_the_restart_goes_on(
+    tmp_path: Path,
+) -> None:
+    for name in ("stores", "killed", "whole"):
+        (tmp_path / name).mkdir()
+    stores = [tmp_path / "stores" / str(number) for number in range(3)]
+    for store in stores:
+        store.mkdir()
+    expected = together(sharded.going_on, tmp_path / "whole", False, folder=stores[0])[0]
+    with pytest.raises(AssertionError, match="rank 1 has died with exit code -9|on rank 0:(?s:.)*Connection"):
+        together(sharded.going_on, tmp_path / "killed", True, folder=stores[1])
+    assert sorted(path.parent.name for path in (tmp_path / "killed").glob("*/.metadata")) == ["2", "4"]
+    for found in together(sharded.going_on, tmp_path / "killed", False, folder=stores[2]):
+        for name, weights in expected.items():
+            for key, value in weights.items():
+                assert torch.equal(found[name][key], value), (name, key)
+
+
 def test_a_whole_state_goes_into_a_sharded_bank_and_back(tmp_path: Path) -> None:
     together(sharded.loading_whole_state, folder=tmp_path)
 

@@ -1,5 +1,7 @@
 """What each process does in the tests of sharded models (FSDP2)."""
 
+import os
+import signal
 import warnings
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,23 @@ def loading(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]
     dcp.load({"bank": bank}, checkpoint_id=folder)
     assert bank.num_steps == steps
     return bank.num_updates, {name: bank.weights(name, full=True) for name in AVERAGES}
+
+
+def going_on(folder: Path, dies: bool) -> dict[str, dict[str, Tensor]]:
+    """Eight steps with a checkpoint after every second; goes on from the last whole one. The second rank may die."""
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=2)
+    start = max((int(path.parent.name) for path in folder.glob("*/.metadata")), default=0)
+    if start:
+        dcp.load({"bank": bank, "model": model.state_dict()}, checkpoint_id=folder / str(start))
+    for step, batch in enumerate(batches(8), start=1):
+        if step > start:
+            train(model, bank, [batch])
+            if dies and step == 6 and dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step % 2 == 0:
+                dcp.save({"bank": bank, "model": model.state_dict()}, checkpoint_id=folder / str(step))
+    return {name: bank.weights(name, full=True) for name in AVERAGES}
 
 
 def loading_whole_state() -> None:
