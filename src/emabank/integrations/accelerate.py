@@ -10,9 +10,9 @@ from typing import Any, Literal, SupportsFloat
 import torch
 from torch import nn
 
-from emabank import BestTracker, EMABank
 from emabank.integrations.companion import (
     LIVE,
+    Accompanied,
     Averages,
     Companion,
     Criteria,
@@ -31,7 +31,7 @@ except ImportError:
     ) from None
 
 
-class AcceleratedBank:
+class AcceleratedBank(Accompanied):
     """Averages of a model that an accelerator has prepared.
 
     `averages`, `every` and `options` are those of `EMABank`. Call `update()` after each `optimizer.step()`, and
@@ -78,20 +78,6 @@ class AcceleratedBank:
         if self._companion.needs_batches:
             self._companion.check(recalibrate_on)
         accelerator.register_for_checkpointing(self)
-
-    @property
-    def bank(self) -> EMABank:
-        """The averages."""
-        return self._companion.bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        """What evaluations have found."""
-        return self._companion.tracker
-
-    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
-        """The weights that were best by a criterion (the first one), as a state dict of the model."""
-        return self.tracker.weights(criterion or self._companion.criteria[0])
 
     def update(self) -> bool:
         """Count an optimizer step, if one was made: not while gradients accumulate, nor where a scaler left it out.

@@ -199,6 +199,26 @@ class Companion:
 # Data and modes ------------------------------------------------------------------------------------------------------
 
 
+class Accompanied:
+    """What every integration shows of its companion."""
+
+    _companion: Companion
+
+    @property
+    def bank(self) -> EMABank:
+        """The averages; with a trainer, from the beginning of training on."""
+        return self._companion.bank
+
+    @property
+    def tracker(self) -> BestTracker:
+        """What validations have found."""
+        return self._companion.tracker
+
+    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
+        """The weights that were best by a criterion (the first one), as a state dict of the model."""
+        return self.tracker.weights(criterion or self._companion.criteria[0])
+
+
 def batches_of(loader: Any) -> Iterator[Any]:
     """An epoch of a loader's batches, while training may be in the middle of another of the same loader.
 

@@ -14,8 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from emabank import BestTracker, EMABank
-from emabank.integrations.companion import LIVE, Averages, Companion, Criteria, Settings, same_modes, under_their_names
+from emabank.integrations.companion import (
+    LIVE,
+    Accompanied,
+    Averages,
+    Companion,
+    Criteria,
+    Settings,
+    same_modes,
+    under_their_names,
+)
 from emabank.randomness import same_randomness
 
 if TYPE_CHECKING:
@@ -35,7 +43,7 @@ else:
             ) from None
 
 
-class EMABankCallback(pl.Callback):
+class EMABankCallback(Accompanied, pl.Callback):
     """Averages of a LightningModule's weights, beside its training.
 
     `averages`, `every` and `options` are those of `EMABank`. At each validation every average goes through the
@@ -74,20 +82,6 @@ class EMABankCallback(pl.Callback):
         self._steps = 0
         self._validated: dict[str, list[str]] = {}
         self._pending: dict[str, dict[str, Tensor]] = {}
-
-    @property
-    def bank(self) -> EMABank:
-        """The averages; from the beginning of training on."""
-        return self._companion.bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        """What validations have found."""
-        return self._companion.tracker
-
-    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
-        """The weights that were best by a criterion (the first one), as a state dict of the module."""
-        return self.tracker.weights(criterion or self._companion.criteria[0])
 
     # Training --------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from emabank import BestTracker, EMABank
 from emabank.checkpoint import read_state, write_state
 from emabank.integrations.companion import (
     LIVE,
+    Accompanied,
     Averages,
     Companion,
     Criteria,
@@ -38,7 +38,7 @@ _KIND = "averages of a Trainer"
 _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 
 
-class EMABankCallback(TrainerCallback):
+class EMABankCallback(Accompanied, TrainerCallback):
     """Averages of the weights that a Trainer trains; `trainer.add_callback(EMABankCallback(trainer, ...))`.
 
     `averages`, `every` and `options` are those of `EMABank`. Whenever the Trainer evaluates during training, every
@@ -78,20 +78,6 @@ class EMABankCallback(TrainerCallback):
         self._trainer = trainer
         self._resume_from: str | Path | Literal[False] | None = resume_from
         self._is_training = False
-
-    @property
-    def bank(self) -> EMABank:
-        """The averages; from the beginning of training on."""
-        return self._companion.bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        """What evaluations have found."""
-        return self._companion.tracker
-
-    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
-        """The weights that were best by a criterion (the first one), as a state dict of the model."""
-        return self.tracker.weights(criterion or self._companion.criteria[0])
 
     # Training --------------------------------------------------------------------------------------------------------
 
