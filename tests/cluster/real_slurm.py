@@ -114,6 +114,8 @@ def cluster(folder: Path, *, cpus: int = 2) -> Generator[dict[str, str]]:
         _wait_until_idle(variables, folder)
         yield variables
     finally:
+        if running:
+            _cancel_all(variables)
         for process in reversed(running):
             process.send_signal(signal.SIGTERM)
         for process in running:
@@ -135,4 +137,19 @@ def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
         if time.monotonic() > until:
             logs = "\n".join((folder / f"{name}.log").read_text()[-1500:] for name in ("controller", "daemon"))
             raise CannotBeHadError(f"Slurm did not start within a minute: {told.stdout}{told.stderr}\n{logs}")
+        time.sleep(0.2)
+
+
+def _cancel_all(variables: dict[str, str]) -> None:
+    """Nothing of a job outlives its Slurm: what runs is cancelled and waited for while both daemons can still end it."""
+    environment = {**os.environ, **variables}
+    subprocess.run(["scancel", "--state=PENDING"], env=environment, capture_output=True, check=False, timeout=30)
+    subprocess.run(["scancel", "--state=RUNNING"], env=environment, capture_output=True, check=False, timeout=30)
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        left = subprocess.run(
+            ["squeue", "--noheader"], env=environment, capture_output=True, text=True, check=False, timeout=30
+        )
+        if not left.stdout.strip():
+            return
         time.sleep(0.2)

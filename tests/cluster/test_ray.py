@@ -77,7 +77,7 @@ def test_a_run_that_fails_is_told_with_its_last_lines_and_the_others_go_on(tmp_p
 
 def test_ctrl_c_lets_runs_write_their_checkpoints_and_the_same_command_goes_on(tmp_path: Path):
     runs = tmp_path / "runs"
-    settings = ["epochs=40", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
+    settings = ["epochs=400", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
     words = ["run", "lr-search", "--seeds", "1", "--executor", "ray", "--jobs", "2", "--runs", str(runs), "--set"]
     command = [sys.executable, "-m", "emabank", *words, *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

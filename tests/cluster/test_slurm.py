@@ -106,7 +106,7 @@ def test_a_job_that_fails_is_told_with_its_reason(tmp_path: Path):
 
 def test_interrupted_its_jobs_write_checkpoints_and_leave_the_queue(tmp_path: Path):
     runs = tmp_path / "runs"
-    settings = ["epochs=60", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
+    settings = ["epochs=400", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
     words = ["run", "lr-search", "--seeds", "1", "--executor", "slurm", "--slurm", "time=5", "--runs", str(runs)]
     command = [sys.executable, "-m", "emabank", *words, "--set", *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
