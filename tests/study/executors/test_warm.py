@@ -58,7 +58,6 @@ class Executing:
 import json, os, signal, sys
 from pathlib import Path
 from emabank.study.executors import Task
-signal.signal(signal.SIGINT, signal.default_int_handler)  # these tests may run in the background, where it is ignored
 from emabank.study.executors.local import LocalExecutor
 root = Path({str(root)!r})
 tasks = [

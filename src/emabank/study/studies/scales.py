@@ -115,17 +115,17 @@ _PAPER = {
 # For a CPU: capacity decides what is seen there (docs/log.md) --------------------------------------------------------
 
 _CIFAR = ProtocolConfig(
-    data=DataConfig(dataset="cifar10", subset=10_000, test_subset=2_500),
-    training=TrainingConfig(network="resnet8", width=16, epochs=20),
+    data=DataConfig(dataset="cifar10", subset=3_000, test_subset=2_000, crop=0),
+    training=TrainingConfig(network="resnet8", width=16, epochs=30),
     measuring=_EACH_EPOCH,
     rates=(0.2, 0.4, 0.8),
     transfer=("cifar100",),
 )
 _CIFAR_N = ProtocolConfig(
-    data=DataConfig(dataset="cifar10n", subset=4_000, test_subset=2_500, crop=0),
-    training=TrainingConfig(network="resnet8", width=24, epochs=60),
+    data=DataConfig(dataset="cifar10n", subset=2_500, test_subset=2_000, crop=0),
+    training=TrainingConfig(network="resnet8", width=16, epochs=40),
     measuring=_MEMORISATION,
-    rates=(0.4, 0.8),
+    rates=(0.2, 0.4),
 )
 _SMALL = {
     MAIN: _CIFAR,
