@@ -141,7 +141,7 @@ def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
 
 
 def _cancel_all(variables: dict[str, str]) -> None:
-    """Nothing of a job outlives its Slurm: what runs is cancelled and waited for while both daemons can still end it."""
+    """Nothing of a job outlives its Slurm: what runs is cancelled, and waited for while the daemons can end it."""
     environment = {**os.environ, **variables}
     subprocess.run(["scancel", "--state=PENDING"], env=environment, capture_output=True, check=False, timeout=30)
     subprocess.run(["scancel", "--state=RUNNING"], env=environment, capture_output=True, check=False, timeout=30)
