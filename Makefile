@@ -2,10 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+LOWEST := .venv-lowest
+# What needs torch alone: the library's own tests, without those of commands, docs and the study.
+LIBRARY_TESTS := tests/averaging tests/bank tests/files $(addprefix tests/test_,$(addsuffix .py,advice batchnorm \
+	batchnorm_layers checkpoint copies forms hugepages kept ledger migration modules observed offload posthoc posthoc_files \
+	processes profiles randomness rules selection sharded storage tracked traps))
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster lint format bench gate clean
+.PHONY: help demo test test-cluster test-lowest torture lint format bench gate clean
 
 help: ## say what each target does
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 19
@@ -18,6 +23,12 @@ test: lint ## everything that has to pass before a change goes in: lint, types, 
 
 test-cluster: $(VENV)/cluster.stamp ## runs on a real Ray and a real Slurm, which the tests start (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/cluster
+
+test-lowest: $(LOWEST)/lowest.stamp ## the library's tests with the lowest versions that it supports (its own environment)
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests $(LOWEST)/bin/python -m pytest $(LIBRARY_TESTS)
+
+torture: $(VENV)/dev.stamp ## faults by the hundred, hostile files, fuzzing and long runs (an hour; figures in torture/)
+	OMP_NUM_THREADS=1 TORTURE_RESULTS=torture $(BIN)/python -m pytest -m torture tests/torture
 
 lint: $(VENV)/dev.stamp ## style, types and import rules
 	$(BIN)/ruff check .
@@ -36,12 +47,19 @@ gate: $(VENV)/bench.stamp ## say what became slower than it was by more than 10 
 	$(BIN)/python benchmarks/gate.py --measure
 
 clean: ## remove the environment, the caches and what the demo wrote
-	rm -rf $(VENV) emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LOWEST) torture emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of packages, so that a second `make` installs only what pyproject or the pins changed.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
+
+# Each lower bound of pyproject.toml, exactly; hypothesis and xdist are not what is tested here.
+$(LOWEST)/lowest.stamp: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet \
+		torch==2.6.0 safetensors==0.7.0 numpy==1.26.4 pytest==8.2.0 hypothesis pytest-xdist
+	@touch $@
 
 $(VENV)/study.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) ".[study]"

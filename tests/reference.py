@@ -50,6 +50,10 @@ class Oracle:
         elif not self.samples or self.samples[-1][0] != self.step:
             self.samples.append((self.step, live))
 
+    def reset(self, live: Weights) -> None:
+        self.initial, self.initial_step, self.samples = live, self.step, []
+        self.start = max(self.step, self.start)
+
     def coefficients(self) -> list[float]:
         """The weight of the initial weights and of each sample in the average now."""
         raise NotImplementedError
@@ -99,7 +103,7 @@ class PowerOracle(Oracle):
     def coefficients(self) -> list[float]:
         if not self.samples:
             return [1.0]
-        steps = [0, *(step for step, _ in self.samples)]
+        steps = [0, *(step - self.start for step, _ in self.samples)]
         shares = [(step / steps[-1]) ** (self.gamma + 1) for step in steps]
         return [0.0, *(after - before for before, after in itertools.pairwise(shares))]
 

@@ -173,7 +173,7 @@ def test_missing_data_fails_the_study_with_how_to_get_it(tmp_path: Path, capsys:
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("label-noise could not be finished: cifar10n-resnet34: ")
     assert "run `emabank data fetch cifar10 " in said and "next:" not in said
-    (manifest,) = (tmp_path / "runs").iterdir()
+    (manifest,) = (tmp_path / "runs").glob("*.json")
     assert json.loads(manifest.read_text())["state"] == "failed"
     assert main(["status", str(tmp_path / "runs")]) == 0
     assert "failed: cifar10n-resnet34: " in " ".join(capsys.readouterr().out.split())

@@ -10,7 +10,7 @@ import torch
 from on_ranks import sharded
 from snapshotting import LIVE, WIDTHS, Training
 from snapshotting import trained as trained
-from together import together
+from together import FSDP, together
 from torch import nn
 
 from emabank import EMA, EMABank, PowerEMA, posthoc
@@ -121,6 +121,7 @@ def test_one_snapshot_is_in_memory_beside_the_last(trained: Training, monkeypatc
 # Several processes ---------------------------------------------------------------------------------------------------
 
 
+@FSDP
 def test_snapshots_of_a_sharded_model_are_whole_and_written_once(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots"
     (tmp_path / "store").mkdir()

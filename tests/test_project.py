@@ -40,6 +40,47 @@ def test_the_library_depends_on_torch_alone():
     assert [normal(r.split(">")[0]) for r in REQUIREMENTS if "extra ==" not in r] == ["torch"]
 
 
+def test_the_bill_of_dependencies_is_that_of_the_project():
+    bill = bill_of(read_bill())
+    assert set(bill) == direct()
+    for name, (extras, lowest, pinned, reason) in bill.items():
+        assert pinned == pins()[name], name
+        assert (extras, lowest) == required()[name], name
+        assert len(reason) > 3, name
+
+
+def read_bill() -> str:
+    return (ROOT / "docs/dependencies.md").read_text()
+
+
+def bill_of(text: str) -> dict[str, tuple[set[str], str, str, str]]:
+    """Extras, lowest version, pinned version and reason by package, as the table has them."""
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return {
+        normal(name): (set(extras.split(", ")) - {"(always)"}, lowest, pinned, reason)
+        for name, extras, lowest, pinned, reason in cells[2:]
+    }
+
+
+def required() -> dict[str, tuple[set[str], str]]:
+    """Extras and lowest version by package, as pyproject.toml has them."""
+    found: dict[str, tuple[set[str], str]] = {}
+    for requirement in REQUIREMENTS:
+        name, lowest = re.match(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)", requirement.replace(" ", "")).groups()  # pyright: ignore
+        extras, known = found.setdefault(normal(name), (set(), lowest))
+        assert known == lowest, f"{name} has two lower bounds"
+        extras.update(re.findall(r"extra == ['\"]([\w-]+)['\"]", requirement))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("| 3.1.6 |", "| 3.1.5 |"), ("| rich | study", "| rich | dev"), ("| scipy |", "| scypi |")]
+)
+def test_control_a_bill_that_differs_is_seen(before: str, after: str):
+    right, wrong = bill_of(read_bill()), bill_of(read_bill().replace(before, after))
+    assert right != wrong and read_bill().count(before) == 1
+
+
 def test_the_version_stands_in_one_place_and_is_cited():
     assert metadata.version("emabank") == emabank.__version__
     assert f"\nversion: {emabank.__version__}\n" in (ROOT / "CITATION.cff").read_text()

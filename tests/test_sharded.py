@@ -6,17 +6,19 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from on_ranks import sharded
-from together import together
+from together import FSDP, together
 
 from emabank import EMABank
 from emabank.sharded import is_sharded, like, local, part_of, whole
 
 
+@FSDP
 @pytest.mark.parametrize("world", [2, 3])
 def test_trap47_averages_of_shards_equal_the_unsharded_ones(tmp_path: Path, world: int) -> None:
     together(sharded.averages_of_shards, folder=tmp_path, world=world)
 
 
+@FSDP
 def test_an_update_says_nothing_to_other_processes(tmp_path: Path) -> None:
     assert together(sharded.update_is_silent, folder=tmp_path) == [{}, {}]
 
@@ -25,32 +27,39 @@ def test_processes_agree_to_skip(tmp_path: Path) -> None:
     assert together(sharded.skipping_agrees, folder=tmp_path) == [(0, False), (0, False)]
 
 
+@FSDP
 def test_trap55_applied_is_not_left_gathered(tmp_path: Path) -> None:
     together(sharded.applying, folder=tmp_path)
 
 
+@FSDP
 def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(tmp_path: Path) -> None:
     assert together(sharded.loading_after_building, folder=tmp_path) == [True, True]
 
 
+@FSDP
 def test_an_exception_in_a_forward_pass_leaves_no_average_behind(tmp_path: Path) -> None:
     together(sharded.applying_survives_an_exception, folder=tmp_path)
 
 
+@FSDP
 def test_recalibration_is_shared(tmp_path: Path) -> None:
     together(sharded.recalibrating, folder=tmp_path)
 
 
+@FSDP
 def test_what_cannot_be_done_names_what_can(tmp_path: Path) -> None:
     for module, functional in together(sharded.refused, folder=tmp_path):
         assert all(word in module for word in ("weights", "copy_to", "applied"))
         assert all(word in functional for word in ("call", "applied"))
 
 
+@FSDP
 def test_copy_to_plain_and_sharded_models(tmp_path: Path) -> None:
     together(sharded.copying, folder=tmp_path)
 
 
+@FSDP
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_saved_on_two_ranks_and_loaded_on_others(tmp_path: Path, world: int) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
@@ -64,6 +73,7 @@ def test_saved_on_two_ranks_and_loaded_on_others(tmp_path: Path, world: int) -> 
                     assert torch.equal(loaded[name][key], value), (name, key)
 
 
+@FSDP
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_saved_on_two_ranks_and_loaded_without_any(tmp_path: Path) -> None:
     ranks = tmp_path / "ranks"
@@ -78,6 +88,7 @@ def test_saved_on_two_ranks_and_loaded_without_any(tmp_path: Path) -> None:
                 assert torch.equal(weights[key], value), (name, key)
 
 
+@FSDP
 def test_killed_while_the_others_save_no_half_checkpoint_is_taken_for_one_and_the_restart_goes_on(
     tmp_path: Path,
 ) -> None:

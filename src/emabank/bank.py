@@ -299,7 +299,7 @@ class EMABank(Readable):
     def _warn_if_loaded_since(self) -> None:
         self._verify()
         share = self._tracked.share_replaced()
-        if share > 0.5:
+        if 0.5 < share < float("inf"):  # of what is not finite the next sample tells
             warnings.warn(
                 f"At the first step the weights are {share:.0%} away from those the bank was built with, more than one "
                 "step explains: if a checkpoint was loaded since, call bank.reset() after loading, or the averages "

@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import struct
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,16 +23,19 @@ from torch import Tensor
 
 FORMAT = "emabank"
 VERSION = 1
+_ALWAYS_ROOM_FOR = 1 << 26  # bytes that tensors of a small file may claim
 
 # States: nested dicts, lists, numbers, strings, None and tensors -----------------------------------------------------
 
 
-def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], *, kind: str) -> None:
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], *, kind: str) -> int:
     """Write a nested state atomically, with a format version, its kind and a checksum over every value.
+
+    Returns the checksum.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_state(f"{folder}/file.pt", {"steps": 3, "averages": [torch.ones(2)]}, kind="example")
+    ...     _ = write_state(f"{folder}/file.pt", {"steps": 3, "averages": [torch.ones(2)]}, kind="example")
     ...     read_state(f"{folder}/file.pt", kind="example")
     {'steps': 3, 'averages': [tensor([1., 1.])]}
     """
@@ -45,14 +49,17 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], *, kind:
         # Put together again from the text, so that subclasses (numpy's floats, say) become types that load safely.
         plain = {**head, "state": _put_together(json.loads(text), tensors)}
         write_atomically(path, lambda temporary: write_torch(temporary, plain))
+    return cast("int", head["checksum"])
 
 
-def read_state(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
+def read_state(path: str | os.PathLike[str], *, kind: str, checksum: int | None = None) -> dict[str, Any]:
     """Read what `write_state` wrote, onto the CPU; `ValueError` when the file is not whole or of another kind.
+
+    With a `checksum` it must be the very state that `write_state` returned it for.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_state(f"{folder}/file.pt", {"steps": 3}, kind="example")
+    ...     _ = write_state(f"{folder}/file.pt", {"steps": 3}, kind="example")
     ...     read_state(f"{folder}/file.pt", kind="bank")  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
     ValueError: file.pt holds an emabank example, not a bank.
@@ -67,7 +74,10 @@ def read_state(path: str | os.PathLike[str], *, kind: str) -> dict[str, Any]:
         raise ValueError(
             f"{path} is damaged, cut short or not a file of emabank.checkpoint; use another copy of it."
         ) from error
-    return _checked(path, content, kind)
+    state = _checked(path, content, kind)
+    if checksum is not None and content["checksum"] != checksum:
+        raise ValueError(f"{path} is whole, but someone else has written over it; give each writer a place of its own.")
+    return state
 
 
 def _checked(path: Path, content: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -84,12 +94,34 @@ def _checked(path: Path, content: Mapping[str, Any], kind: str) -> dict[str, Any
         raise ValueError(f"{path} holds an emabank {content.get('kind')}, not a {kind}.")
     state = cast("dict[str, Any]", content.get("state"))
     try:
-        intact = type(state) is dict and _checksum(*_take_apart(state)) == content["checksum"]
+        intact = type(state) is dict and _claimed(state) <= room_for(path)
+        intact = intact and _checksum(*_take_apart(state)) == content["checksum"]
     except Exception:  # values that write_state would not have written
         intact = False
     if not intact:
         raise ValueError(f"{path} is damaged: its content does not match its checksum; use another copy of it.")
     return state
+
+
+def room_for(path: Path) -> int:
+    """The most bytes that a file may stand for; a view of one number, and what is packed, can claim any size.
+
+    >>> room_for(Path(__file__)) >= 2**26
+    True
+    """
+    return max(16 * path.stat().st_size, _ALWAYS_ROOM_FOR)
+
+
+def _claimed(value: Any) -> int:
+    """The bytes that all tensors of a state take when each is by itself.
+
+    A file need not hold as many: a view of one number can be as large as it likes, and so can many views of a few.
+    """
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_claimed, cast("dict[str, Any]", value).values()))
+    return sum(map(_claimed, cast("list[Any]", value))) if isinstance(value, list | tuple) else 0
 
 
 def _take_apart(state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
@@ -149,6 +181,8 @@ def plain_tensor(tensor: Tensor, place: str) -> Tensor:
             f"so gather or convert it first."
         )
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.untyped_storage().nbytes() < tensor.nbytes:
+        return tensor.contiguous()  # expanded: a file that claims more than it has is refused
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
@@ -204,6 +238,12 @@ def write_torch(path: Path, content: Mapping[str, Any]) -> None:
 def _read_torch(path: Path, start: bytes) -> Mapping[str, Any]:
     if start != b"PK\x03\x04":
         raise ValueError("Not a zip archive")  # the older format of torch.save is a bare pickle: never ours
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    # torch.save compresses nothing, so that what a file holds is no larger than the file, if it tells the truth.
+    if any(each.compress_type != zipfile.ZIP_STORED for each in members) or sum(m.file_size for m in members) > size:
+        raise ValueError("Holds more than it has bytes")
     content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
     if not isinstance(content, dict):
         raise ValueError("Not a dict")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
 
@@ -26,7 +26,7 @@ class Kept:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._kept: dict[Place, dict[str, Any] | Path] = {}
+        self._kept: dict[Place, dict[str, Any] | _Written] = {}
 
     @property
     def places(self) -> set[Place]:
@@ -34,7 +34,7 @@ class Kept:
 
     def keep(self, fresh: Mapping[Place, dict[str, Any]], wanted: set[Place]) -> None:
         """Store the fresh ones, then let go of what is not wanted any more; a failed write changes nothing."""
-        stored: dict[Place, dict[str, Any] | Path] = {}
+        stored: dict[Place, dict[str, Any] | _Written] = {}
         try:
             for place, weights in fresh.items():
                 stored[place] = weights if self._folder is None else _written(self._folder, place, weights)
@@ -47,26 +47,31 @@ class Kept:
 
     def copy(self, place: Place) -> dict[str, Any]:
         kept = self._kept[place]
-        if not isinstance(kept, Path):
+        if not isinstance(kept, _Written):
             return deepcopy(kept)
         try:
-            return read_state(kept, kind="snapshot")
+            # Another tracker in the same folder has files of the same names.
+            return read_state(kept.path, kind="snapshot", checksum=kept.checksum)
         except FileNotFoundError as error:
             reason = f"The snapshot of {place[0]!r} at epoch {place[1]} is gone from the tracker's folder"
-            raise FileNotFoundError(error.errno, reason, str(kept)) from error
+            raise FileNotFoundError(error.errno, reason, str(kept.path)) from error
 
 
-def _written(folder: Path, place: Place, weights: dict[str, Any]) -> Path:
+class _Written(NamedTuple):
+    path: Path
+    checksum: int
+
+
+def _written(folder: Path, place: Place, weights: dict[str, Any]) -> _Written:
     average, epoch = place
     name = quote(average, safe=" ")[:100]
     if name != average.lower():  # cut, quoted, or told apart by case alone, which not every file system does
         name += f"-{crc32(average.encode()):08x}"
     path = folder / f"{name}-epoch-{epoch}.pt"
-    write_state(path, weights, kind="snapshot")
-    return path
+    return _Written(path, write_state(path, weights, kind="snapshot"))
 
 
-def _remove(stored: Iterable[dict[str, Any] | Path]) -> None:
+def _remove(stored: Iterable[dict[str, Any] | _Written]) -> None:
     for one in stored:
-        if isinstance(one, Path):
-            one.unlink(missing_ok=True)
+        if isinstance(one, _Written):
+            one.path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ and as long as nobody has imported theirs (a slow import) there can be none. Imp
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import torch
@@ -63,8 +64,11 @@ def part_of(value: Tensor, live: Tensor) -> Tensor:
         if is_sharded(value) and (value.device_mesh, value.placements) == (mesh, placements):  # type: ignore[attr-defined]
             return local(value)
         tensors: Any = sys.modules["torch.distributed.tensor"]
-        # A data rank of None: every process has the whole tensor, and takes its own part of it.
-        return local(tensors.distribute_tensor(whole(value).detach(), mesh, placements, src_data_rank=None))
+        # A data rank of None: every process has the whole tensor, and takes its own part of it. torch 2.6 cannot be
+        # told so, and has the first process send the others what they hold already.
+        known = "src_data_rank" in signature(tensors.distribute_tensor).parameters
+        options: dict[str, Any] = {"src_data_rank": None} if known else {}
+        return local(tensors.distribute_tensor(whole(value).detach(), mesh, placements, **options))
     return whole(value)
 
 

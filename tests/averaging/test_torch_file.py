@@ -56,6 +56,31 @@ def test_what_is_tied_in_one_checkpoint_only_is_not_tied(tmp_path: Path):
         assert_same(read(tmp_path / f"{name}.pt"), mean(order, [0.5, 0.5]))
 
 
+def test_a_bit_that_has_flipped_in_a_value_is_found_and_the_file_named(tmp_path: Path):
+    paths = [saved(tmp_path / f"{seed}.pt", {"weight": torch.full((50,), 1.5 + seed)}) for seed in (1, 2)]
+    whole = paths[0].read_bytes()
+    at = whole.index(torch.full((50,), 2.5).numpy().tobytes()) + 81
+    paths[0].write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert torch.load(paths[0], weights_only=True)["weight"].isfinite().all(), "torch itself does not notice"
+    with pytest.raises(ValueError, match=r"1\.pt is damaged: its content does not match its checksum"):
+        average_checkpoints(paths, tmp_path / "average.pt")
+    assert not (tmp_path / "average.pt").exists()
+    fit_together(paths)  # no values are read for that
+
+
+def test_a_file_that_was_written_without_checksums_is_averaged(tmp_path: Path):
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        paths = [saved(tmp_path / f"{seed}.pt", state(seed)) for seed in (1, 2)]
+    finally:
+        torch.serialization.set_crc32_options(before)
+    with zipfile.ZipFile(paths[0]) as archive:
+        assert archive.testzip() is not None
+    average_checkpoints(paths, tmp_path / "average.pt")
+    assert_same(read(tmp_path / "average.pt"), mean([state(1), state(2)], [0.5, 0.5]))
+
+
 def test_module_versions_non_tensors_and_parameters_stay(tmp_path: Path):
     paths = []
     for seed in (1, 2):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,8 @@ def test_transfer_rows_are_the_linear_evaluation_of_what_the_refits_keep(tmp_pat
 
 def test_the_tables_have_the_columns_of_the_method(finished: tuple[Protocol, Here]):
     summary = json.loads((finished[0].folder / "summary.json").read_text())
+    assert summary.pop("checksum").startswith("crc32:")
+    assert summary.pop("rows_checksum") == zlib.crc32((finished[0].folder / "rows.jsonl").read_bytes())
     assert summary == json.loads(json.dumps(finished[0].summary))
     titles: dict[tuple[str, str], list[str]] = {}
     for table in summary["tables"]:

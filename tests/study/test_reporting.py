@@ -233,7 +233,6 @@ def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(path: object) -> None:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr("emabank.study.report.read_run.read_rows", refuse)
     monkeypatch.setattr("emabank.study.runs.folder.read_rows", refuse)
     assert printed(show_status, finished)[-1].startswith("22 runs: 22 done")
     with pytest.raises(AssertionError, match="was read"):

@@ -112,6 +112,8 @@ def average_checkpoints(
     fit = _fit(used)
     last = used[-1][0]
     refuse_target(Path(out), last, [Path(each) for each in checkpoints], replace=replace_out)
+    for checkpoint, _ in used:
+        checkpoint.verify()
     specs, averaged = last.specs, frozenset(fit.averaged)
     same_as = _same_as(used, specs)
     total = sum(specs[name].nbytes for name in specs if name not in same_as)

@@ -40,6 +40,8 @@ class File(Protocol):
     key: str | None
     in_pieces: bool
 
+    def verify(self) -> None: ...
+
     def read(self, name: str, piece: Piece) -> Tensor: ...
 
     def identity(self, name: str) -> object: ...
@@ -72,6 +74,11 @@ class Checkpoint:
     def specs(self) -> dict[str, Spec]:
         """Every tensor of the checkpoint."""
         return {tensor: spec for file in self.files.values() for tensor, spec in file.specs.items()}
+
+    def verify(self) -> None:
+        """Hold every value against the checksums that the files carry; `ValueError` names the one that is damaged."""
+        for file in self.files.values():
+            file.verify()
 
     def read(self, tensor: str, piece: Piece) -> Tensor:
         """Some elements of a tensor, in one dimension, on the CPU; not to be written to."""

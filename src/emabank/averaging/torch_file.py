@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 import zipfile
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,11 +20,12 @@ import torch
 from torch import Tensor
 
 from emabank.averaging.tensors import Piece, Spec, raw
-from emabank.files import FORMAT, write_torch
+from emabank.files import FORMAT, room_for, write_torch
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where Lightning and others put a state dict
 _ALIGNED = 64  # bytes, as torch aligns its own memory
+_AT_ONCE = 2**20  # bytes read to verify a checksum
 
 
 class TorchFile:
@@ -37,9 +39,9 @@ class TorchFile:
     def __init__(self, path: Path, key: str | None = None) -> None:
         self.path = path
         with open(path, "rb") as file:  # what is missing or not readable says so itself
-            zipped = file.read(4) == b"PK\x03\x04"
+            self._zipped = file.read(4) == b"PK\x03\x04"
         try:
-            self.in_pieces = zipped and _is_stored(path)
+            self.in_pieces = self._zipped and _is_stored(path)
             content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=self.in_pieces)
         except Exception as error:  # torch raises many kinds on bytes that are not its own
             raise ValueError(_why(path, error)) from error
@@ -49,6 +51,16 @@ class TorchFile:
             if isinstance(value, Tensor):
                 self._tensors[str(name)] = _plain(path, name, value)
         self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
+        if sum(spec.nbytes for spec in self.specs.values()) > room_for(path):
+            raise ValueError(f"{path} claims tensors of many times its size; a file that is a bomb looks like that.")
+
+    def verify(self) -> None:
+        """Hold all that is in the file against its checksums; `ValueError` where something has changed.
+
+        torch writes them and never looks at them. A file in its older format has none.
+        """
+        if self._zipped:
+            _refuse_changed(self.path)
 
     def identity(self, name: str) -> object:
         """Equal for two names of one and the same tensor."""
@@ -108,7 +120,27 @@ class TorchFile:
 def _is_stored(path: Path) -> bool:
     """Whether what is in a zip archive lies there as it is: what somebody packed cannot be mapped."""
     with zipfile.ZipFile(path) as archive:
-        return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+        entries = archive.infolist()
+    if sum(entry.file_size for entry in entries) > room_for(path):
+        raise ValueError("it would unpack to many times its size")
+    return all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+
+
+def _refuse_changed(path: Path) -> None:
+    """Raise where a record of a zip archive does not match its CRC-32; torch.save can be told to write 0 there."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if not entry.CRC:
+                continue
+            try:
+                with archive.open(entry) as record:
+                    while record.read(_AT_ONCE):
+                        pass
+            except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+                raise ValueError(
+                    f"{path} is damaged: its content does not match its checksum ({entry.filename}); use another copy "
+                    "of it."
+                ) from error
 
 
 def _state_dict(path: Path, content: Any, key: str | None) -> tuple[str | None, Mapping[str, Any], Mapping[str, Any]]:

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ from emabank.study.plain import from_plain, to_plain
 from emabank.study.ranks import ALONE, Ranks, joined, without_them
 from emabank.study.runs import checkpoints
 from emabank.study.runs.environment import now
-from emabank.study.runs.folder import POSTHOC, Progress
+from emabank.study.runs.folder import FORKS, POSTHOC, Progress
 from emabank.study.runs.opened import OpenRun, RunFolder, open_run
 from emabank.study.train import Interrupted, Training
 from emabank.study.watchers import watchers
@@ -148,7 +149,7 @@ def _carry_out(
     targets = _targets(config, place)
     state = ranks.from_first(None if run is None else _state_to_go_on_from(job, run))
     if state is not None:
-        training.load_state_dict(state)
+        _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
     snapshots = folder_of(config, place).path / POSTHOC
     training.afterwards.keep_in(snapshots)
 
@@ -195,10 +196,39 @@ def _carry_out(
 
 
 def _state_to_go_on_from(job: Job, run: OpenRun) -> dict[str, Any] | None:
+    _forget_damaged_forks(run)
     state = run.load_checkpoint()
     if state is None and job.fork is not None and job.fork.exists():
-        state = checkpoints.read(job.fork)
+        try:
+            return checkpoints.read(job.fork)
+        except ValueError as error:
+            sentence = f"{error} ({job.config.recipe.training.epochs} epochs are trained from the beginning instead)"
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
     return state
+
+
+def _forget_damaged_forks(run: OpenRun) -> None:
+    """Remove what this run has kept for others before it was interrupted, where it is not whole any more."""
+    for path in sorted((run.path / FORKS).glob("[!.]*")):
+        try:
+            checkpoints.read(path)
+        except ValueError as error:
+            path.unlink()
+            sentence = f"{error} (removed: runs that would start from it train from the beginning)"
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+
+
+def _load(training: Training, state: dict[str, Any], what: str) -> None:
+    try:
+        training.load_state_dict(state)
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        # It is whole, so it is no accident; training over it would lose what someone may still want.
+        raise ValueError(
+            f"{what} is not one of this training ({type(error).__name__}: {error}); restore the right one, or remove "
+            "it to train the run again"
+        ) from error
 
 
 def _targets(config: RunConfig, place: Place) -> list[Dataset]:

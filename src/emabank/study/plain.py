@@ -86,7 +86,10 @@ def _read(text: str) -> dict[str, Any]:
         import tomli as tomllib  # pyright: ignore
     else:
         import tomllib
-    return tomllib.loads(text)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def changed(config: T, settings: Sequence[str]) -> T:

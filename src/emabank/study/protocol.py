@@ -22,8 +22,11 @@ from emabank.study.place import Place
 from emabank.study.plain import to_plain
 from emabank.study.predict import features_of
 from emabank.study.recipe import MeasuringConfig
+from emabank.study.runs.folder import file_checksum
 from emabank.study.runs.identity import run_id
 from emabank.study.runs.opened import RunFolder, write_json, write_rows
+from emabank.study.runs.results import ROWS_CHECKSUM
+from emabank.study.runs.sealed import sealed
 from emabank.study.train import LIVE, SWA
 
 CRITERIA = {"accuracy": "acc.", "loss": "loss"}
@@ -279,7 +282,8 @@ def carry_out_protocol(
     folder = place.runs / f"protocol-{run_id(plain)}"
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "rows.jsonl", rows)
-    write_json(folder / "summary.json", summary)
+    checksum = {ROWS_CHECKSUM: file_checksum(folder / "rows.jsonl")}
+    write_json(folder / "summary.json", sealed({**summary, **checksum}))
     return Protocol(
         config=config,
         folder=folder,

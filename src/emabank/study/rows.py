@@ -76,7 +76,7 @@ def from_json_line(line: str, *, place: str = "the line") -> Row:
     """
     try:
         values: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is damaged: it is not a line of JSON; measure that run again") from error
     if not isinstance(values, dict):
         raise ValueError(f"{place} is not a row: it holds no JSON object; measure that run again")

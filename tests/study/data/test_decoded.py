@@ -131,6 +131,20 @@ def test_a_damaged_cache_is_made_again(root: Path, file: str, damage: str):
     assert len(caches(root)) == 1 and load(root)[1] == []
 
 
+@pytest.mark.parametrize("file", ["images.npy", "labels.npy"])
+def test_a_bit_that_has_flipped_in_a_cache_is_found_and_it_is_made_again(root: Path, file: str):
+    load(root)
+    path = root.parent / "cache" / caches(root)[0] / file
+    whole = bytearray(path.read_bytes())
+    for at in (-1, -len(whole) // 3):
+        whole[at] ^= 4
+        path.write_bytes(whole)
+        found, told = load(root)
+        assert told and np.array_equal(found.images, expected())
+        assert found.labels.tolist() == [label for _, label in FILES]
+        assert load(root)[1] == []
+
+
 def test_a_damaged_image_is_named_and_nothing_is_left(root: Path):
     (root / "7.png").write_bytes(b"garbage")
     with pytest.raises(ValueError, match=r"7.png cannot be read as an image"):

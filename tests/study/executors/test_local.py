@@ -16,15 +16,19 @@ from rich.console import Console
 
 from emabank.study.executors import Task
 from emabank.study.executors.local import LocalExecutor
+from emabank.study.executors.worker import LOCKED
+from emabank.study.locks import locked
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.opened import open_run
 
 DONE = "tell(2, 2); done()"
 
 
-def carried_out(tasks: list[Task], *, jobs: int = 2, terminal: bool = False) -> tuple[dict[str, Any], str]:
+def carried_out(
+    tasks: list[Task], *, jobs: int = 2, terminal: bool = False, patience: float = 30
+) -> tuple[dict[str, Any], str]:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=200, color_system=None)
-    outcomes = LocalExecutor(jobs=jobs, poll=0.02).run_all(tasks, console=console)
+    outcomes = LocalExecutor(jobs=jobs, poll=0.02, patience=patience).run_all(tasks, console=console)
     assert [outcome.task for outcome in outcomes] == tasks
     return {outcome.task.id: outcome for outcome in outcomes}, console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -130,6 +134,42 @@ def test_a_run_in_use_elsewhere_fails_here_and_is_left_alone(tmp_path: Path):
         assert f"in use by process {os.getpid()}" in outcomes[run.id].log[-1]
         assert run.state() == "running"
     assert run.failure() is None
+
+
+TAKES = f"""
+from emabank.study.locks import LockedError, locked
+try:
+    with locked(folder / "lock", what="run x"):
+        done()
+except LockedError:
+    (folder / "tried").touch()
+    sys.exit({LOCKED})
+"""
+
+
+def test_a_run_that_is_let_go_of_in_time_is_carried_out(tmp_path: Path):
+    """The workers of a study that was killed a moment ago still write their checkpoints."""
+    (tmp_path / "a").mkdir()
+    held = threading.Event()
+
+    def hold() -> None:
+        with locked(tmp_path / "a" / "lock", what="run a"):
+            held.set()
+            wait_until((tmp_path / "a" / "tried").exists)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    outcomes, _ = carried_out([task(tmp_path, "a", TAKES)])
+    holder.join()
+    assert outcomes["a"].state == "done"
+
+
+def test_a_run_that_is_not_let_go_of_fails_and_it_is_said_why(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    with locked(tmp_path / "a" / "lock", what="run a"):
+        outcomes, _ = carried_out([task(tmp_path, "a", TAKES)], patience=0)
+    assert (outcomes["a"].state, outcomes["a"].reason) == ("failed", "exit code 75, another process is at work on it")
 
 
 class Noticing(io.StringIO):

@@ -62,7 +62,8 @@ def test_conditions_are_those_of_the_last_session(folder: RunFolder):
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-    """Write a file of rows again, each as it is changed, without those that are None."""
+    """Write a file of rows again, each as it is changed, without those that are None, and let the run forget theirs."""
+    forget_sizes(path.parent, path.name)
     rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
 
@@ -102,6 +103,12 @@ def test_a_run_that_diverged_has_as_many_epochs_as_it_came_to(folder: RunFolder)
     assert found.epochs == 1 and all(len(curve) == 1 for curve in found.curves.values())
 
 
+def rows(folder: Path, name: str = "rows.jsonl") -> Path:
+    """A file of rows that the run has no checksum of, as those of an earlier emabank."""
+    forget_sizes(folder, name)
+    return folder / name
+
+
 # Why it cannot be used -----------------------------------------------------------------------------------------------
 
 
@@ -112,10 +119,11 @@ def test_a_run_that_diverged_has_as_many_epochs_as_it_came_to(folder: RunFolder)
         (lambda path: (path / "done.json").unlink(), "interrupted before its end; the same command goes on"),
         (lambda path: (path / "done.json").write_text("{"), "damaged: done.json is not what this emabank writes"),
         (lambda path: (path / "rows.jsonl").unlink(), "damaged: rows.jsonl is missing"),
-        (lambda path: (path / "rows.jsonl").write_text(""), "rows.jsonl is empty; measure that run again"),
-        (lambda path: (path / "test_curves.jsonl").write_text(""), "test_curves.jsonl is empty; measure that run "),
-        (lambda path: (path / "rows.jsonl").write_text('{"run": "a"}\n'), "rows.jsonl, line 1 lacks dataset, "),
-        (lambda path: (path / "rows.jsonl").write_bytes(b"\xff"), "rows.jsonl is damaged: it is not UTF-8 text; "),
+        (lambda path: (path / "rows.jsonl").write_text(""), "damaged: rows.jsonl has 0 bytes instead of "),
+        (lambda path: rows(path).write_text(""), "rows.jsonl is empty; measure that run again"),
+        (lambda path: rows(path, "test_curves.jsonl").write_text(""), "test_curves.jsonl is empty; measure that run "),
+        (lambda path: rows(path).write_text('{"run": "a"}\n'), "rows.jsonl, line 1 lacks dataset, "),
+        (lambda path: rows(path).write_bytes(b"\xff"), "rows.jsonl is damaged: it is not UTF-8 text; "),
         (
             lambda path: (path / "predictions" / "live-last.npz").write_bytes(b"short"),
             "damaged: predictions/live-last.npz has 5 bytes instead of ",

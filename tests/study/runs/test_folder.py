@@ -1,5 +1,7 @@
 """How a run stands, and what it left, read from its folder without a lock."""
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +10,21 @@ import pytest
 import torch
 from interpreter import run as fresh_python
 
+from emabank.study.rows import Row
 from emabank.study.runs.folder import RunFolder, checked_name
 from emabank.study.runs.opened import open_run
 
-CONFIG = {"network": "resnet8", "epochs": 2}
+CONFIG = {"network": "resnet8", "epochs": 2, "note": 2}
+ROW: dict[str, Any] = {
+    "dataset": "digits", "network": "resnet8", "trained_on": "80%", "seed": 0, "weights": "live", "batchnorm": "own",
+    "selected_by": None, "split": "val", "metric": "loss", "other": None,
+}  # fmt: skip
 
 
 @pytest.fixture
 def done(tmp_path: Path) -> RunFolder:
     with open_run(tmp_path, CONFIG, threads=1) as run:
-        run.save_history({"loss": [1.0, float("nan")]})
+        run.save_history({"loss": [2.0, float("nan")]})
         run.save_snapshot("ema-0.998", {"weight": torch.ones(3)}, metadata={"epoch": 2})
         run.save_predictions("ema-0.998", {"val": (np.full((4, 2), 1.5), np.array([0, 1, 0, 1]))})
         run.save_fork(1, {"epoch": 1})
@@ -31,7 +38,7 @@ def test_everything_it_left_can_be_read(done: RunFolder):
     assert done.is_done(contents=True)
     assert done.config() == CONFIG
     assert done.summary() == {"accuracy": 0.5}
-    assert done.history() == {"loss": [1.0, None]}
+    assert done.history() == {"loss": [2.0, None]}
     assert done.rows() == []
     assert done.snapshots() == done.predictions() == ["ema-0.998"]
     tensors, notes = done.load_snapshot("ema-0.998")
@@ -99,8 +106,70 @@ def test_progress_and_failure_that_cannot_be_read_are_none(tmp_path: Path, conte
 
 def test_damaged_json_is_named(done: RunFolder):
     (done.path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is damaged: its content does not match its checksum; remove"):
+        done.config()
+    (done.path / "done.json").unlink()
     with pytest.raises(ValueError, match=r"config.json is damaged: it is not JSON; remove the folder"):
         done.config()
+    for content in ("[]", "{}", '{"config": 3}', "[" * 100_000):
+        (done.path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match=r"config.json is damaged: .*; remove the folder"):
+            done.config()
+
+
+@pytest.mark.parametrize("name", ["config.json", "history.json", "environment.json", "rows.jsonl", "test_curves.jsonl"])
+def test_a_change_that_can_still_be_read_is_noticed(done: RunFolder, name: str):
+    with open_run(done.path.parent, CONFIG, threads=1) as run:  # rows may be written again when it is done
+        for write in (run.write_rows, run.write_test_curves):
+            write([Row(run=run.id, epoch=1, value=0.25, **ROW)])
+    assert done.is_done(contents=True)
+    path = done.path / name
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"2", b"3", 1))
+    assert path.read_bytes() != whole
+    readers = {"rows.jsonl": done.rows, "test_curves.jsonl": done.test_curves, "history.json": done.history}
+    read = readers.get(name) or getattr(done, name.removesuffix(".json"))
+    with pytest.raises(ValueError, match=rf"{name} is damaged: its content does not match its checksum"):
+        read()
+    assert not done.is_done(contents=True)
+
+
+def test_a_flipped_bit_in_the_done_mark_takes_it_away(done: RunFolder):
+    path = done.path / "done.json"
+    whole, before = path.read_bytes(), (done.summary(), done._left())
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+        if done.is_done():
+            assert (done.summary(), done._left()) == before, f"byte {at}: {path.read_bytes()[at - 9 : at + 9]}"
+
+
+def test_a_done_mark_of_an_earlier_emabank_is_one(done: RunFolder):
+    path = done.path / "done.json"
+    mark = json.loads(path.read_text())
+    assert mark.pop("checksum").startswith("crc32:")
+    mark["files"]["rows.jsonl"] = [None, None]
+    path.write_text(json.dumps(mark))
+    assert done.is_done(contents=True)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/dev/zero", "snapshots/../../outside"])
+def test_a_done_mark_that_leads_elsewhere_is_none(done: RunFolder, name: str):
+    path = done.path / "done.json"
+    mark = json.loads(path.read_text())
+    mark.pop("checksum")
+    mark["files"][name] = [0, 0]
+    path.write_text(json.dumps(mark))
+    assert not done.is_done(contents=True)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "config.json", "done.json"])
+def test_a_pipe_in_place_of_a_file_stops_nobody(done: RunFolder, name: str):
+    (done.path / name).unlink()
+    os.mkfifo(done.path / name)
+    assert not done.is_done(contents=True)
+    if name == "config.json":
+        with pytest.raises(ValueError, match="is no regular file"):
+            done.config()
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "../up", "a/b", "a b", "-x", "a" * 101, "a\n"])

@@ -2,6 +2,7 @@
 
 A cache is a folder with `images.npy`, `labels.npy` and `manifest.json`. It is made under another name and renamed when
 it is whole, and its name holds a digest of what it was made from: what is there under that name is whole and current.
+The manifest has checksums of both arrays; a cache that has changed since it was made is made again.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import zlib
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -23,7 +25,7 @@ from emabank.study.locks import LockedError, locked
 
 CACHE = ".emabank-cache"
 """The name of the default cache, in the data folder."""
-_VERSION = 1
+_VERSION = 2
 
 
 class Decoded(NamedTuple):
@@ -87,11 +89,14 @@ def _opened(place: Path) -> Decoded | None:
     """The cache at this place; None when there is none, or it was damaged after it was made."""
     try:
         manifest = json.loads((place / "manifest.json").read_bytes())
-        images = np.load(place / "images.npy", mmap_mode="c", allow_pickle=False)
-        labels = np.load(place / "labels.npy", allow_pickle=False)
+        # Not np.load: it would open archives as well.
+        images = np.lib.format.open_memmap(place / "images.npy", mode="c")
+        with open(place / "labels.npy", "rb") as file:
+            labels = np.lib.format.read_array(file, allow_pickle=False)
         whole = list(images.shape) == manifest["shape"] and images.dtype == np.uint8
         whole = whole and labels.shape == images.shape[:1] and labels.dtype == np.int64
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        whole = whole and [zlib.crc32(images.data), zlib.crc32(labels.data)] == manifest["checksums"]
+    except (OSError, ValueError, LookupError, TypeError, EOFError, AttributeError, RecursionError, MemoryError):
         return None
     return Decoded(images, labels) if whole else None
 
@@ -134,7 +139,7 @@ def _decode_into(
     paths = [root / path for path, _ in files]
     size = height_and_width(paths[0], shape)
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), 3, *size)}
-    done = 0
+    done = checksum = 0
     tell(done, len(paths))
     # Written as a file and mapped later: on a full disk, writing to a mapped file would end the process.
     with open(folder / "images.npy", "wb") as file:
@@ -142,12 +147,20 @@ def _decode_into(
         with closing(decoded_blocks(paths, size, fit=shape.fit)) as blocks:
             for block in blocks:
                 file.write(block.data)
+                checksum = zlib.crc32(block.data, checksum)
                 done += len(block)
                 tell(done, len(paths))
         file.flush()
         os.fsync(file.fileno())
-    np.save(folder / "labels.npy", np.array([label for _, label in files], dtype=np.int64))
-    manifest = {"version": _VERSION, "name": name, "root": str(root.resolve()), "shape": header["shape"]}
+    labels = np.array([label for _, label in files], dtype=np.int64)
+    np.save(folder / "labels.npy", labels)
+    manifest = {
+        "version": _VERSION,
+        "name": name,
+        "root": str(root.resolve()),
+        "shape": header["shape"],
+        "checksums": [checksum, zlib.crc32(labels.data)],
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
@@ -157,7 +170,7 @@ def _remove(cache: Path, name: str, root: Path, *, leftovers: bool) -> None:
         for path in cache.glob(f".{name}.*.tmp"):
             shutil.rmtree(path, ignore_errors=True)
     for path in cache.glob(f"{name}.*"):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
             manifest = json.loads((path / "manifest.json").read_bytes())
             if (manifest["name"], manifest["root"]) == (name, str(root.resolve())):
                 shutil.rmtree(path)

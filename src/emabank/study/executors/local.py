@@ -19,7 +19,9 @@ from rich.console import Console
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.polling import Started, carry_out_all, reason_of
 from emabank.study.executors.warm import AVAILABLE, WarmProcess
-from emabank.study.executors.worker import PARENT
+from emabank.study.executors.worker import LOCKED, PARENT
+from emabank.study.locks import is_locked
+from emabank.study.runs.folder import LOCK
 
 _AFTER_SIGTERM = 5.0  # seconds until SIGKILL
 
@@ -36,6 +38,9 @@ class LocalExecutor:
     jobs: int = 1
     grace: float = 10.0
     """Seconds that interrupted workers have to write a checkpoint, before they are stopped less kindly."""
+    patience: float = 30.0
+    """Seconds to wait for a run that another process is at work on: the workers of a study that was killed a moment ago
+    still write their checkpoints."""
     poll: float = 0.1
     """Seconds between two looks at the workers."""
     warm: tuple[str, ...] = ()
@@ -48,7 +53,7 @@ class LocalExecutor:
 
     def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
         """Carry out every task that is not done (see `carry_out_all`)."""
-        start = partial(_Job, warm=self.warm)
+        start = partial(_Job, warm=self.warm, patience=self.patience)
         return carry_out_all(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
 
     def _stop(self, running: list["_Job"], interrupts: list[int]) -> None:
@@ -66,11 +71,13 @@ class LocalExecutor:
 class _Job(Started):
     """One worker process, and the folder of its run."""
 
-    def __init__(self, task: Task, *, warm: tuple[str, ...] = ()) -> None:
+    def __init__(self, task: Task, *, warm: tuple[str, ...] = (), patience: float = 0.0) -> None:
         super().__init__(task)
-        self.process = self._start(warm)
+        self._warm, self._patience = warm, patience
+        self.process = self._start()
 
-    def _start(self, warm: tuple[str, ...]) -> "subprocess.Popen[bytes] | WarmProcess":
+    def _start(self) -> "subprocess.Popen[bytes] | WarmProcess":
+        warm = self._warm
         environment = {"PYTHONUNBUFFERED": "1", **self.task.environment}
         if AVAILABLE and self.task.command[:3] == (sys.executable, "-m", *warm[:1]):
             with suppress(OSError):  # no room for its socket, say
@@ -87,7 +94,17 @@ class _Job(Started):
 
     def poll(self) -> Outcome | None:
         code = self.process.poll()
-        return None if code is None else self.outcome(code, reason_of(code))
+        if code is None or (code == LOCKED and self._waits()):
+            return None
+        return self.outcome(code, reason_of(code))
+
+    def _waits(self) -> bool:
+        """Whether it is worth while to wait for who has the run; starts it again when they have let go of it."""
+        if self.folder.is_done() or time.monotonic() - self.started > self._patience:
+            return False
+        if not is_locked(self.task.folder / LOCK):
+            self.process = self._start()
+        return True
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the worker and its children, unless it has ended."""

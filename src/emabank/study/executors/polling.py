@@ -18,6 +18,7 @@ from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, in_order
 from emabank.study.executors.display import Display, display, failures
+from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.environment import now
 from emabank.study.runs.folder import FAILED, LOG, Progress, RunFolder
 from emabank.study.runs.opened import mark_failed
@@ -166,7 +167,7 @@ def reason_of(code: int) -> str:
     if code == 0:
         return "ended without finishing the run"
     if code > 0:
-        return f"exit code {code}"
+        return f"exit code {code}" + (", another process is at work on it" if code == LOCKED else "")
     try:
         name = signal.Signals(-code).name
     except ValueError:  # a real-time signal has no name

@@ -21,7 +21,6 @@ COUNTED: dict[tuple[str, int | None, tuple[int, int, int], int], Counted] = {
     ("resnet8", 12, (1, 8, 8), 10): Counted(422_112, 42_430),
     ("vgg-small", 8, (1, 8, 8), 10): Counted(152_384, 18_370),
     ("resnet8", 16, (3, 32, 32), 10): Counted(12_239_488, 75_290),
-    ("resnet8", 24, (3, 32, 32), 10): Counted(27_206_592, 168_226),
     ("vgg-small", 16, (3, 32, 32), 10): Counted(9_880_192, 72_730),
     ("resnet18", None, (3, 32, 32), 10): Counted(555_422_720, 11_173_962),
     ("resnet18", None, (3, 32, 32), 100): Counted(555_468_800, 11_220_132),

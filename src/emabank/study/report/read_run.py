@@ -15,8 +15,8 @@ from emabank.study.config import RunConfig
 from emabank.study.plain import from_plain
 from emabank.study.report.evidence import Curve, Predictions, Run
 from emabank.study.report.summary import is_number, is_text
-from emabank.study.rows import Row, read_rows
-from emabank.study.runs.folder import DONE, ENVIRONMENT, HISTORY, POSTHOC_ROWS, ROWS, TEST_CURVES, RunFolder
+from emabank.study.rows import Row
+from emabank.study.runs.folder import DONE, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, RunFolder
 
 DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, RecursionError)
 """What files that hold something else than they should can raise."""
@@ -42,7 +42,7 @@ def read_run(folder: RunFolder) -> Run:
             rate=config.rate,
             rates=np.array(rates, dtype=float),
             curves=_curves(_rows(folder, config), len(rates)),
-            posthoc=_curves(read_rows(folder.path / POSTHOC_ROWS) if config.posthoc else (), len(rates)),
+            posthoc=_curves(folder.posthoc() if config.posthoc else (), len(rates)),
             conditions=conditions,
             predictions=lambda name: _predictions(folder, name),
         )
@@ -133,7 +133,7 @@ def _conditions(folder: RunFolder) -> dict[str, Any]:
 
 
 def _rows(folder: RunFolder, config: RunConfig) -> list[Row]:
-    rows, of_test = folder.rows(), read_rows(folder.path / TEST_CURVES)
+    rows, of_test = folder.rows(), folder.test_curves()
     asked = config.trained_on == "100%" and config.recipe.measuring.test_curves
     for name, missing in ((ROWS, not rows), (TEST_CURVES, asked and not of_test)):
         if missing and not folder.summary().get("diverged"):

@@ -11,7 +11,7 @@ from typing import Any
 from emabank.study.config import ProtocolConfig
 from emabank.study.plain import from_plain
 from emabank.study.report.evidence import LIVE
-from emabank.study.runs.folder import read_json
+from emabank.study.runs.sealed import read_sealed
 
 SUMMARY = "summary.json"
 
@@ -28,7 +28,7 @@ def read_summary(folder: Path) -> tuple[dict[str, Any], ProtocolConfig]:
     if not (folder / SUMMARY).is_file():
         raise ValueError(f"{where} is not there; run the study again")
     try:
-        summary = read_json(folder / SUMMARY)
+        summary = read_sealed(folder / SUMMARY)
         config = from_plain(ProtocolConfig, summary["config"], where="config")
         for name, fits in _PARTS.items():
             if not fits(summary[name], config):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import ZipFile
 
 if TYPE_CHECKING:
     from numpy import float32, int64
@@ -102,8 +103,13 @@ def read_predictions(path: Path) -> dict[str, Predictions]:
     import numpy as np
 
     try:
+        with ZipFile(path) as archive:  # nothing is compressed, so a file cannot hold more than it has bytes
+            if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+                raise ValueError("far too large")
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             parts = [key.removeprefix("logits_") for key in arrays.files if key.startswith("logits_")]
+            if not parts:
+                raise ValueError("another archive")
             return {part: Predictions(arrays[f"logits_{part}"], arrays[f"labels_{part}"]) for part in parts}
     except Exception as error:  # zipfile and numpy have errors of their own
         raise ValueError(f"{path} is damaged, cut short or holds no predictions; use another copy of it") from error

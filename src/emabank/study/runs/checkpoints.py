@@ -104,7 +104,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     from emabank.checkpoint import read_state
 
-    return _decoded(read_state(path, kind=_KIND)["state"])
+    try:
+        return _decoded(read_state(path, kind=_KIND)["state"])
+    except (TypeError, LookupError, RecursionError) as error:  # whole, but not what `write` would have written
+        raise ValueError(f"{path} is damaged, or no checkpoint of a run; use another copy of it") from error
 
 
 def _warn(damaged: list[str], consequence: str) -> None:

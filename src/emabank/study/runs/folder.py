@@ -3,19 +3,20 @@
 torch and numpy come with the functions that hand out their arrays.
 """
 
-import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
 
 from emabank.study.locks import is_locked
 from emabank.study.rows import Row, read_rows
 from emabank.study.runs import arrays, checkpoints
 from emabank.study.runs.identity import run_id
+from emabank.study.runs.sealed import read_any, read_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +40,20 @@ class Progress:
     seconds_left: float | None
     time: str
     """When this was said, in UTC."""
+
+    def is_sound(self) -> bool:
+        """Whether all of it is of the kind that it should be: it comes from a file.
+
+        >>> Progress(epoch=1, epochs=2, words="", seconds_left=None, time="").is_sound()
+        True
+        """
+        numbers = (self.epoch, self.epochs, 0 if self.seconds_left is None else self.seconds_left)
+        return (
+            type(self.epoch) is type(self.epochs) is int
+            and all(type(number) in (int, float) and 0 <= number < 2**53 for number in numbers)
+            and isinstance(self.words, str)
+            and isinstance(self.time, str)
+        )
 
 
 class RunFolder:
@@ -81,40 +96,50 @@ class RunFolder:
         for name, (size, checksum) in (self._left() or {}).items():
             path = self.path / name
             try:
-                found = path.stat().st_size
+                found = path.stat()
             except OSError:
                 return f"{path} is missing"
-            # Rows may be measured again after the training, so their size is not held against them.
-            if size is not None and found != size:
-                return f"{path} has {found} bytes instead of {size}"
+            if not stat.S_ISREG(found.st_mode):
+                return f"{path} is no regular file"
+            if size is not None and found.st_size != size:
+                return f"{path} has {found.st_size} bytes instead of {size}"
             if contents and checksum is not None and file_checksum(path) != checksum:
                 return f"{path} is damaged: its content does not match its checksum"
         return None
 
     def summary(self) -> dict[str, Any]:
         """What was said when the run ended; empty before."""
-        return read_json(self.path / DONE).get("summary", {})
+        found = read_json(self.path / DONE).get("summary")
+        return found if isinstance(found, dict) else {}
 
     def failure(self) -> str | None:
         """Why the run failed, in a sentence; None when it did not."""
-        return read_json(self.path / FAILED).get("message")
+        message = read_json(self.path / FAILED).get("message")
+        return None if message is None else str(message)
 
     def progress(self) -> Progress | None:
         """How far the run says that it is; None before it has said so."""
         try:
-            return Progress(**read_json(self.path / PROGRESS))
+            told = Progress(**read_json(self.path / PROGRESS))
         except TypeError:  # not there, or written by another emabank
             return None
+        return told if told.is_sound() else None
 
     # What it was told and what it left -------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
         """The complete configuration."""
-        return self._json(CONFIG)["config"]
+        found = self._json(CONFIG)
+        if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
+            raise ValueError(f"{self.path / CONFIG} is damaged: it holds no configuration; {self._again()}")
+        return found["config"]
 
     def environment(self) -> list[dict[str, Any]]:
         """The conditions of the training, once for each time that it was started or resumed."""
-        return self._json(ENVIRONMENT)["sessions"]
+        found = self._json(ENVIRONMENT)
+        if not isinstance(found, dict) or not isinstance(found.get("sessions"), list):
+            raise ValueError(f"{self.path / ENVIRONMENT} is damaged: it holds no sessions; {self._again()}")
+        return found["sessions"]
 
     def history(self) -> Any:
         """What the training kept of each epoch."""
@@ -122,7 +147,15 @@ class RunFolder:
 
     def rows(self) -> list[Row]:
         """The measurements; those of the test curves are not among them, so that no selection can see them."""
-        return read_rows(self.path / ROWS) if (self.path / ROWS).exists() else []
+        return self._rows(ROWS)
+
+    def test_curves(self) -> list[Row]:
+        """The test measurements of every epoch, which lie apart from all that a selection reads."""
+        return self._rows(TEST_CURVES)
+
+    def posthoc(self) -> list[Row]:
+        """What windows and stopping epochs that were tried after the training gave on validation images."""
+        return self._rows(POSTHOC_ROWS)
 
     def load_fork(self, epoch: int) -> dict[str, Any]:
         """The state after an epoch, kept for other runs to start from."""
@@ -147,47 +180,61 @@ class RunFolder:
     def _left(self) -> dict[str, tuple[int | None, int | None]] | None:
         """What the run left when it ended well: size and checksum by name; None: it has not, or the mark is damaged."""
         try:
-            files = read_json(self.path / DONE)["files"].items()
-            return {name: (size, checksum) for name, (size, checksum) in files}
+            done = read_json(self.path / DONE)
+            files = {name: (size, checksum) for name, (size, checksum) in done["files"].items()}
         except (TypeError, KeyError, ValueError, AttributeError):
             return None
+        return files if isinstance(done.get("summary", {}), dict) and all(map(_is_inside, files)) else None
 
     def _kept(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
             there = sorted(other.stem for other in path.parent.glob("[!.]*"))
             raise FileNotFoundError(f"{path} is not there; the run has {', '.join(there) or 'none'} in that folder")
+        return self._whole(name)
+
+    def _whole(self, name: str) -> Path:
+        """The path of a file of the run, once it has been seen to be as the run left it."""
+        path = self.path / name
+        if not stat.S_ISREG(path.stat().st_mode):  # what is missing or not readable says so itself
+            raise ValueError(f"{path} is no regular file; {self._again()}")
         checksum = (self._left() or {}).get(name, (None, None))[1]
         if checksum is not None and file_checksum(path) != checksum:
             raise ValueError(f"{path} is damaged: its content does not match its checksum; {self._again()}")
         return path
 
+    def _rows(self, name: str) -> list[Row]:
+        return read_rows(self._whole(name)) if (self.path / name).exists() else []
+
     def _names(self, folder: str, suffix: str) -> list[str]:
         return sorted(path.name.removesuffix(suffix) for path in (self.path / folder).glob(f"[!.]*{suffix}"))
 
     def _json(self, name: str) -> Any:
-        path = self.path / name
-        content = path.read_text(encoding="utf-8")  # what is missing or not readable says so itself
+        path = self._whole(name)
         try:
-            return json.loads(content)
+            return read_any(path)
         except ValueError as error:
-            raise ValueError(f"{path} is damaged: it is not JSON; {self._again()}") from error
+            raise ValueError(f"{path} is damaged: {error}; {self._again()}") from error
 
     def _again(self) -> str:
         return f"remove the folder {self.path} to train the run again"
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds; empty when there is none.
+    """The JSON object that a file holds; empty when there is none, or it does not match its checksum.
 
     >>> read_json(Path("no/such/file"))
     {}
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_sealed(path)
     except (OSError, ValueError):
         return {}
-    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name of a file leads to a place in the run's own folder: the list may come from elsewhere."""
+    return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
 def file_checksum(path: Path) -> int:

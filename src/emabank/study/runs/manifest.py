@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from emabank.study.runs.opened import write_json
+from emabank.study.runs.sealed import read_sealed, sealed
 
 FORMAT = 1
 PREFIX = "study-"
@@ -45,8 +46,17 @@ class Manifest:
 def write_manifest(manifest: Manifest, runs: Path) -> Path:
     """Write it into the folder of runs, in place of an earlier one of the same study and scale."""
     path = runs / f"{PREFIX}{manifest.scale}-{manifest.study}.json"
-    write_json(path, {"format": FORMAT, **asdict(manifest)})
+    write_json(path, sealed({"format": FORMAT, **asdict(manifest)}))
     return path
+
+
+def manifest_lock(study: str, scale: str, runs: Path) -> Path:
+    """The lock (`emabank.study.locks`) of whoever carries out a study at a scale: one process at a time writes of it.
+
+    >>> manifest_lock("dynamics", "demo", Path("runs")).as_posix()
+    'runs/.study-demo-dynamics.lock'
+    """
+    return runs / f".{PREFIX}{scale}-{study}.lock"
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -59,7 +69,7 @@ def read_manifest(path: Path) -> Manifest:
     True
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_sealed(path)
         json.dumps(found, ensure_ascii=False).encode()  # JSON can have half a character, which no report can print
         if found.pop("format") != FORMAT:
             raise ValueError("another format")

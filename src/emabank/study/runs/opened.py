@@ -41,6 +41,7 @@ from emabank.study.runs.folder import (
     read_json,
 )
 from emabank.study.runs.identity import FORMAT, first_difference, run_id
+from emabank.study.runs.sealed import sealed
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -152,15 +153,16 @@ class OpenRun(RunFolder):
 
     def mark_done(self, summary: Mapping[str, Any] | None = None, *, keep_checkpoint: bool = False) -> None:
         """End the run well: list what it left, with sizes and checksums, and remove its checkpoints."""
-        files: dict[str, tuple[int | None, int | None]] = {}
-        for name in (CONFIG, ENVIRONMENT, HISTORY):
-            if (self.path / name).exists():
-                files[name] = (self.path / name).stat().st_size, file_checksum(self.path / name)
+        names = [
+            name
+            for name in (CONFIG, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, POSTHOC_ROWS)
+            if (self.path / name).exists()
+        ]
         for folder in (SNAPSHOTS, PREDICTIONS, FORKS):
-            for path in sorted((self.path / folder).glob("[!.]*")):
-                files[f"{folder}/{path.name}"] = path.stat().st_size, file_checksum(path)
-        files |= {name: (None, None) for name in (ROWS, TEST_CURVES, POSTHOC_ROWS) if (self.path / name).exists()}
-        write_json(self.path / DONE, {"time": now(), "summary": _plain(dict(summary or {})), "files": files})
+            names += [f"{folder}/{path.name}" for path in sorted((self.path / folder).glob("[!.]*"))]
+        files = {name: self._as_it_is(name) for name in names}
+        done = {"time": now(), "summary": _plain(dict(summary or {})), "files": files}
+        write_json(self.path / DONE, sealed(done))
         if not keep_checkpoint:
             checkpoints.remove(self.path)
 
@@ -173,7 +175,20 @@ class OpenRun(RunFolder):
         for row in rows:
             if row.run != self.id:
                 raise ValueError(f"a row of run {row.run} was given to run {self.id}; write it to its own run")
+        # Of a run that is done the list of files follows. Killed in between, it holds nothing against the rows.
+        self._list_again(name, (None, None))
         write_rows(self.path / name, rows)
+        if self._left() is not None:
+            self._list_again(name, self._as_it_is(name))
+
+    def _list_again(self, name: str, now: tuple[int | None, int | None]) -> None:
+        files = self._left()
+        if files is not None and files.get(name) != now:
+            write_json(self.path / DONE, sealed({**read_json(self.path / DONE), "files": {**files, name: now}}))
+
+    def _as_it_is(self, name: str) -> tuple[int, int]:
+        """The size and the checksum of a file."""
+        return (self.path / name).stat().st_size, file_checksum(self.path / name)
 
     def _refuse_when_done(self) -> None:
         if (self.path / DONE).exists():
@@ -260,7 +275,8 @@ def _take_up(run: OpenRun, session: dict[str, Any]) -> None:
         wrong = run.what_is_wrong() or f"{run.path / DONE} is damaged"
         (run.path / DONE).unlink()
         warnings.warn(f"run {run.id} was done, but {wrong}; it is trained again", RuntimeWarning, stacklevel=4)
-    sessions: list[Any] = read_json(run.path / ENVIRONMENT).get("sessions", [])
+    sessions: Any = read_json(run.path / ENVIRONMENT).get("sessions")
+    sessions = sessions if isinstance(sessions, list) else []  # damaged: a courtesy, which stops no training
     write_json(run.path / ENVIRONMENT, {"sessions": [*sessions, session]})
 
 

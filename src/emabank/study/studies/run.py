@@ -5,6 +5,7 @@ reason, and the others go on. May import everything of the study but the command
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +14,11 @@ from emabank.study.config import ProtocolConfig
 from emabank.study.data.images import Dataset
 from emabank.study.datasets import load_parts
 from emabank.study.executors import Outcome
+from emabank.study.locks import locked
 from emabank.study.place import Place
 from emabank.study.protocol import Chosen, Planned, carry_out_protocol, choose_all, plan_protocol, resolved
 from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.manifest import Manifest, Ran, write_manifest
+from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, write_manifest
 from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.catalogue import Study, wanted
 from emabank.study.studies.kinds import needs_refits
@@ -73,8 +75,20 @@ class Runner:
         carry_out: Round,
         say: Callable[[str], None] = lambda sentence: None,
     ) -> list[Manifest]:
-        """Carry out everything; what each study came to, failed ones included."""
+        """Carry out everything; what each study came to, failed ones included.
+
+        `LockedError` where another process is at one of the studies.
+        """
         self.place.runs.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            for study in self.studies:
+                lock = manifest_lock(study.name, self.scale, self.place.runs)
+                stack.enter_context(locked(lock, what=f"the study {study.name} at scale {self.scale}"))
+            return self._run(load, carry_out, say)
+
+    def _run(
+        self, load: Callable[[ProtocolConfig], Dataset], carry_out: Round, say: Callable[[str], None]
+    ) -> list[Manifest]:
         self.note("running")
         for pair in self.pairs:
             self._try(pair, lambda pair: self._plan(pair, load(pair.config)))

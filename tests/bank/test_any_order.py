@@ -1,0 +1,199 @@
+"""The bank as a state machine: whatever happens to it in whatever order, its averages are the oracle's.
+
+Steps, flushes, resets, applied averages with and without an exception, weights gone bad, saving and loading, copies.
+A few orders here; tests/torture/test_any_order.py tries many.
+"""
+
+import copy
+import io
+import pickle
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from reference import AVERAGES, Oracle, assert_close, live_weights, oracles, states_equal
+from torch import nn
+
+from emabank import EMABank, checkpoint
+
+# A first step that is as large as the weights looks like a checkpoint that was loaded.
+pytestmark = pytest.mark.filterwarnings("ignore:At the first step the weights are")
+
+NAMES = sorted(AVERAGES)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+class Net(nn.Module):
+    """Tensors of every size that is laid out in its own way, statistics, a counter, tied and frozen weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 7)
+        self.norm = nn.BatchNorm1d(7)
+        self.large = nn.Parameter(torch.randn(40, 1100) / 30)  # in blocks, and an end
+        self.tied = self.first
+        self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
+        self.scalar = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.first(inputs)) * self.scalar + self.large.sum()
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """A bank, and beside it the oracles, which are told the same."""
+
+    @initialize(
+        every=st.sampled_from([1, 2, 3]),
+        dtype=st.sampled_from(sorted(DTYPES)),
+        wide=st.booleans(),
+        policy=st.sampled_from(["raise", "skip"]),
+        seed=st.integers(0, 1000),
+        names=st.sets(st.sampled_from(NAMES), min_size=1),
+    )
+    def begin(self, every: int, dtype: str, wide: bool, policy: str, seed: int, names: set[str]) -> None:
+        self.rules = {name: AVERAGES[name] for name in sorted(names)}
+        self.generator = torch.Generator().manual_seed(seed)
+        self.options: dict[str, Any] = {
+            "every": every, "on_nonfinite": policy, "dtype": torch.float64 if wide else torch.float32,
+        }  # fmt: skip
+        self.model = Net().to(DTYPES[dtype])
+        self.bank = EMABank(self.model, self.rules, **self.options)
+        self.oracles: dict[str, Oracle] = {name: oracles(self.model, every)[name] for name in self.rules}
+        self.tolerance = 1e-12 if wide or dtype == "float64" else 5e-6
+
+    @property
+    def live(self) -> dict[str, torch.Tensor]:
+        return live_weights(self.model)
+
+    # What may happen --------------------------------------------------------------------------------------------------
+
+    @rule(size=st.sampled_from([0.0, 0.01, 1.0]), times=st.integers(1, 4))
+    def step(self, size: float, times: int) -> None:
+        for _ in range(times):
+            with torch.no_grad():
+                for tensor in [*self.model.parameters(), self.model.norm.running_mean]:
+                    tensor.add_(torch.randn(tensor.shape, generator=self.generator).to(tensor.dtype), alpha=size)
+            due = (self.bank.num_steps + 1) % self.options["every"] == 0
+            assert self.bank.update() == due
+            for oracle in self.oracles.values():
+                oracle.after_step(self.live)
+
+    @rule()
+    def flush(self) -> None:
+        if self.bank.flush():
+            for oracle in self.oracles.values():
+                oracle.take(self.live)
+
+    def one(self, number: int) -> str:
+        """An average of this bank."""
+        return [*self.rules][number % len(self.rules)]
+
+    @rule(number=st.none() | st.integers(0, 20))
+    def reset(self, number: int | None) -> None:
+        name = None if number is None else self.one(number)
+        self.bank.reset(name)
+        for each in self.rules if name is None else [name]:
+            self.oracles[each].reset(self.live)
+
+    @rule(
+        where=st.sampled_from(["first.weight", "norm.running_var", "large", "scalar"]),
+        what=st.sampled_from(["nan", "inf"]),
+    )
+    def weights_go_bad(self, where: str, what: str) -> None:
+        """One step with a bad number in the weights, which the user then puts right."""
+        before = copy.deepcopy(self.model.state_dict())
+        self.model.state_dict()[where].view(-1)[0] = float(what)
+        skipped, updates = self.bank.num_skipped, self.bank.num_updates
+        due = (self.bank.num_steps + 1) % self.options["every"] == 0
+        if due and self.options["on_nonfinite"] == "raise":
+            with pytest.raises(FloatingPointError, match="hold NaN or inf"):
+                self.bank.update()
+        else:
+            assert not self.bank.update()
+            assert self.bank.num_skipped == skipped + due
+        assert self.bank.num_updates == updates
+        with torch.no_grad():
+            for key, tensor in self.model.state_dict().items():
+                tensor.copy_(before[key])
+        for oracle in self.oracles.values():
+            oracle.step += 1
+
+    @rule(number=st.integers(0, 20), fails=st.booleans())
+    def apply(self, number: int, fails: bool) -> None:
+        name = self.one(number)
+        before, average = copy.deepcopy(self.model.state_dict()), self.bank.weights(name)
+        training = self.model.training
+        try:
+            with self.bank.applied(name):
+                for key, tensor in self.model.state_dict().items():
+                    assert torch.equal(tensor, average[key].to(tensor.dtype)), key
+                self.model.eval()
+                with pytest.raises(RuntimeError):
+                    self.bank.update()
+                if fails:
+                    raise InterruptedError("in the middle of an evaluation")
+        except InterruptedError:
+            pass
+        self.model.train(training)
+        assert states_equal(self.model.state_dict(), before)
+
+    @rule(form=st.sampled_from(["dict", "file", "pickle", "deepcopy", "bank.pt", "bank.safetensors"]))
+    def go_on_elsewhere(self, form: str) -> None:
+        """Another bank goes on where this one stood."""
+        if form in ("pickle", "deepcopy"):
+            bank = copy.deepcopy(self.bank) if form == "deepcopy" else pickle.loads(pickle.dumps(self.bank))
+            self.bank, self.model = bank, bank.model
+            return
+        if form.startswith("bank"):
+            with tempfile.TemporaryDirectory() as folder:
+                checkpoint.save(self.bank, f"{folder}/{form}")
+                self.model = copy.deepcopy(self.model)
+                self.bank = EMABank(self.model, self.rules, **self.options)
+                checkpoint.load(self.bank, f"{folder}/{form}")
+            return
+        state = self.bank.state_dict()
+        if form == "file":
+            file = io.BytesIO()
+            torch.save(state, file)
+            state = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        self.model = copy.deepcopy(self.model)
+        self.bank = EMABank(self.model, self.rules, **self.options)
+        self.bank.load_state_dict(state)
+
+    @rule(number=st.integers(0, 20))
+    def into_the_model(self, number: int) -> None:
+        """Bootstrapping: training goes on from an average."""
+        self.bank.copy_to(self.model, self.one(number))
+
+    @precondition(lambda self: self.bank.num_steps > 0)
+    @rule()
+    def a_state_that_does_not_fit_changes_nothing(self) -> None:
+        state = self.bank.state_dict()
+        state["averages"][self.one(0)]["tensors"]["scalar"] = torch.zeros(3)
+        with pytest.raises(ValueError, match="does not fit"):
+            self.bank.load_state_dict(state)
+
+    # What must hold ---------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def averages_are_the_oracles(self) -> None:
+        if not hasattr(self, "bank"):
+            return
+        live = self.live
+        for name, oracle in self.oracles.items():
+            wanted = oracle.value() if oracle.samples else live  # before the first sample every read gives those
+            assert_close(self.bank.weights(name), wanted, rtol=self.tolerance)
+        assert self.bank.num_steps == self.oracles[self.one(0)].step
+
+
+OPTIONS: dict[str, Any] = {
+    "phases": (Phase.explicit, Phase.generate),
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+AnyOrder.TestCase.settings = settings(max_examples=10, stateful_step_count=12, **OPTIONS)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,264 @@
+"""For the torture tests: what is tortured, in processes that start at once; where the figures go; what must be left.
+
+A subject is a function of a folder that goes on from whatever it finds there and gives an exit code. To add one: write
+the function, and a line in SUBJECTS; what it leaves below the folder is compared by itself.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from processes import SOURCE
+from study.small_runs import config
+from torch import nn
+from torture import averages
+from torture.room import room
+
+from emabank import EMABank, Uniform, checkpoint
+from emabank.cli import main
+from emabank.selection import BestTracker
+from emabank.study import carry_out
+from emabank.study.carry_out import Job, to_text
+from emabank.study.executors import warm
+from emabank.study.locks import is_locked
+from emabank.study.place import Place
+
+PRELOADED = ["torch._dynamo", "emabank.study.carry_out", "emabank.study.launch_studies", "torture.faults"]
+LONG = pytest.mark.torture
+
+# Where and when a run was made, and how it went: all else must be the same, however often it was disturbed.
+TELL_THE_TIME = {"done.json", "environment.json", "progress.json", "log.txt", "lock"}
+
+
+def left(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file below a folder, but for those that tell the time."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in TELL_THE_TIME]
+    paths = [path for path in paths if path.suffix != ".lock" and not _is_stray(path)]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def _is_stray(path: Path) -> bool:
+    """Whether a killed process was writing this, outside of a run: nobody reads it; a run removes its own."""
+    return re.fullmatch(r"\.[0-9a-f]+\.tmp", path.name) is not None and not any(
+        (folder / "config.json").exists() for folder in path.parents
+    )
+
+
+def difference(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:
+    """The names of the files that are there on one side alone, or differ."""
+    return sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
+
+
+# Subjects -------------------------------------------------------------------------------------------------------------
+
+
+class Subject(NamedTuple):
+    """Something that writes files, and can be started again on what it left."""
+
+    work: Callable[[Path], int]
+    """Does all that is left to do below the folder; gives an exit code."""
+    prepare: Callable[[Path], None] = lambda folder: None
+    """What has to be there before it starts."""
+
+
+def train(folder: Path) -> int:
+    """One training with a checkpoint after every step, a fork, snapshots and predictions."""
+    job = Job(config(data={"subset": 100}, training={"epochs": 4, "width": 2}), forks=(2,))
+    return carry_out.main([to_text(job, Place(runs=folder, checkpoint_seconds=0))])
+
+
+SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=2", "batch=32", "rates=[0.1]"]
+
+
+def study(folder: Path) -> int:
+    """A study at the smallest size, with workers of its own, forked from it: to import torch takes longer than runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        fork = multiprocessing.get_context("fork")
+        patch.setattr(fork, "set_forkserver_preload", lambda modules: None)
+        patch.setattr(warm, "_start_server", lambda environment: None)
+        patch.setattr(warm.multiprocessing, "get_context", lambda kind: fork)
+        return study_from_nothing(folder)
+
+
+def study_from_nothing(folder: Path) -> int:
+    """The same as a user has it: workers are forked from a process that imports everything first."""
+    _go_to(folder)
+    words = ["run", "constant-lr", "--seeds", "1", "--device", "cpu", "--jobs", "2", "--runs", "."]
+    return main([*words, "--set", *SETTINGS])
+
+
+def report(folder: Path) -> int:
+    """The report of what that study left."""
+    _go_to(folder)
+    return main(["report", "."])
+
+
+def _go_to(folder: Path) -> None:
+    """Be there, so that the command that is written down says nothing of where that was."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
+
+
+STEPS = 20
+
+
+def library(folder: Path) -> int:
+    """A loop of one's own: a bank and a tracker, saved in one file after each step, and in the other format too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 30), nn.BatchNorm1d(30))
+    bank = EMABank(model, {"fast": 0.5, "all": Uniform()}, every=2)
+    tracker = BestTracker(bank, {"loss": "min"}, snapshots="each", folder=folder / "snapshots")
+    if (folder / "all.pt").exists():
+        state = checkpoint.read_state(folder / "all.pt", kind="loop")
+        model.load_state_dict(state["model"])
+        bank.reset()  # the weights were loaded on purpose
+        bank.load_state_dict(state["bank"])
+        tracker.load_state_dict(state["tracker"])
+    for step in range(bank.num_steps + 1, STEPS + 1):
+        values = torch.Generator().manual_seed(step)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=values))
+        bank.update()
+        tracker.observe(step, {name: {"loss": (step * 7) % 11 + at} for at, name in enumerate(bank.names)})
+        state = {"model": model.state_dict(), "bank": bank.state_dict(), "tracker": tracker.state_dict()}
+        checkpoint.write_state(folder / "all.pt", state, kind="loop")
+        with open(folder / "log.txt", "a") as said:  # from here on it is reported as saved
+            said.write(f"{step}\n")
+        checkpoint.save(bank, folder / "bank.safetensors")
+    checkpoint.save(bank, folder / "bank.safetensors")  # it may have been killed between the two files of the last step
+    checkpoint.export(bank, "all", folder / "average.safetensors")
+    _forget_strays(folder / "snapshots", tracker)
+    return 0
+
+
+def _forget_strays(folder: Path, tracker: BestTracker) -> None:
+    """Snapshots that a killed process wrote and no state knows of are no loss, and are not compared."""
+    kept = {f"{each['average']}-epoch-{each['epoch']}.pt" for each in tracker.state_dict()["weights"]}
+    for path in [*folder.glob("*.pt"), *folder.parent.rglob(".*.tmp*")]:
+        if (path.name not in kept and path.parent == folder) or path.name.startswith("."):
+            path.unlink()
+
+
+SUBJECTS = {
+    "training": Subject(train),
+    "study": Subject(study),
+    "study from nothing": Subject(study_from_nothing),
+    "report": Subject(report, prepare=lambda folder: shutil.copytree(undisturbed("study"), folder, dirs_exist_ok=True)),
+    "library": Subject(library, prepare=lambda folder: folder.mkdir(parents=True, exist_ok=True)),
+    "average": Subject(averages.average, prepare=averages.prepare),
+}
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A subject at work in a process of its own, forked from one that has imported everything."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        self.said = folder.with_name(f"{folder.name}.said")
+        self.process = context.Process(target=_child, args=(name, str(folder), str(self.said)))
+        self.process.start()
+
+    def fault(self, number: signal.Signals) -> bool:
+        """Send it a signal; whether it was still there to receive it."""
+        if self.process.exitcode is not None or self.process.pid is None:
+            return False
+        try:
+            os.kill(self.process.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def end(self, seconds: float = 300) -> int:
+        """Its exit code, negative for a signal."""
+        self.process.join(seconds)
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+            raise AssertionError(f"it has not ended within {seconds} s: {self.said.read_text()}")
+        return self.process.exitcode
+
+
+def _child(name: str, folder: str, said: str) -> None:
+    os.setsid()
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
+    os.environ.update(OMP_NUM_THREADS="1", COLUMNS="100", PYTHONPATH=SOURCE)  # workers of its own find emabank by it
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(SUBJECTS[name].work(Path(folder)))
+
+
+def wait_for_workers(folder: Path, seconds: float = 60) -> None:
+    """Wait until no process writes below a folder: the workers of a killed study notice within a second or two."""
+    until = time.monotonic() + seconds
+    while any(is_locked(path) for path in folder.rglob("lock")):
+        assert time.monotonic() < until, "a worker has outlived its study"
+        time.sleep(0.02)
+
+
+_undisturbed: dict[str, Path] = {}
+
+
+def undisturbed(name: str) -> Path:
+    """The folder of a subject that nothing has happened to; made once for each test process, removed with it."""
+    if name not in _undisturbed:
+        folder = room() / name
+        SUBJECTS[name].prepare(folder)
+        child = Child(name, folder)
+        assert child.end() == 0, child.said.read_text()
+        _undisturbed[name] = folder
+    return _undisturbed[name]
+
+
+# Chance and figures ---------------------------------------------------------------------------------------------------
+
+
+class Faults:
+    """How many faults were tried, with which seed, and where that is written at the end."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name, self.seed, self.started = name, seed, time.monotonic()
+        self.random = random.Random(seed)
+        self.counts: dict[str, int] = {}
+        print(f"torture seed {seed}: TORTURE_SEED={seed} repeats it")  # shown where a test fails
+
+    def count(self, **more: int) -> None:
+        for what, number in more.items():
+            self.counts[what] = self.counts.get(what, 0) + number
+
+    def write(self) -> None:
+        """Into torture.json of the folder that TORTURE_RESULTS names, beside what other tests have written there."""
+        if "TORTURE_RESULTS" not in os.environ:
+            return
+        path = Path(os.environ["TORTURE_RESULTS"], "torture.json")
+        known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        known[self.name] = {**self.counts, "seconds": round(time.monotonic() - self.started, 1), "seed": self.seed}
+        checkpoint.write_atomically(path, lambda beside: beside.write_text(json.dumps(known, indent=1) + "\n"))
+
+
+@contextmanager
+def faults(name: str) -> Generator[Faults]:
+    """A count of faults under a name; written when all went well. The seed is that of TORTURE_SEED, or 0."""
+    counted = Faults(name, int(os.environ.get("TORTURE_SEED", "0")))
+    yield counted
+    counted.write()

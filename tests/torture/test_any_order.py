@@ -1,0 +1,25 @@
+"""The bank as a state machine, for long: many orders of whatever can happen (tests/bank/test_any_order)."""
+
+from bank.test_any_order import OPTIONS, AnyOrder
+from bank.test_any_order import pytestmark as pytestmark
+from hypothesis import seed, settings
+from hypothesis.stateful import invariant, run_state_machine_as_test
+from torture.faults import LONG, faults
+
+
+@LONG
+def test_a_hundred_orders_leave_the_averages_of_the_oracle() -> None:
+    with faults("any order: the whole bank") as count:
+
+        class Counted(AnyOrder):
+            @invariant()
+            def count_it(self) -> None:
+                count.count(looks=1)
+
+            def teardown(self) -> None:
+                count.count(orders=1)
+
+        run_state_machine_as_test(
+            seed(count.seed)(Counted), settings=settings(max_examples=100, stateful_step_count=25, **OPTIONS)
+        )
+        count.count(wrong=0)

@@ -1,0 +1,173 @@
+"""Writes that fail, each in turn, and a full disk: one sentence, and the next start ends as an undisturbed one."""
+
+import errno
+import io
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from study.small_folder import run_studies
+from study.small_runs import config, digits, one_thread  # noqa: F401
+from torture import averages
+from torture import faults as subjects
+from torture.disk import REASONS, disk, filled, small_disk
+from torture.faults import LONG, Faults, difference, faults, left, undisturbed
+from torture.room import room
+
+from emabank.study.carry_out import Job, carry_out
+from emabank.study.place import Place
+from emabank.study.reporting import make_report
+from emabank.study.studies.catalogue import STUDIES
+
+
+def train(folder: Path) -> None:
+    job = Job(config(data={"subset": 60}, training={"epochs": 2, "width": 2}), forks=(1,))
+    carry_out(job, Place(runs=folder), digits()[0])
+
+
+def conclude(folder: Path) -> None:
+    """A study whose runs are all done: what belongs to no single run is written."""
+    manifests = run_studies(folder, [STUDIES["lr-search"]])
+    failed = [manifest.reason for manifest in manifests if manifest.state == "failed"]
+    if failed:  # a study tells it and goes on with its other pairs
+        raise OSError(next(number for number, words in REASONS.items() if words in failed[0]), failed[0])
+
+
+def report(folder: Path) -> None:
+    make_report(folder, None, console=Console(file=io.StringIO()))
+
+
+def library(folder: Path) -> None:
+    subjects.library(folder)
+
+
+def nothing(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+@cache
+def concluded() -> Path:
+    """The folder of a small study, for copies."""
+    folder = room() / "concluded"
+    conclude(folder)
+    return folder
+
+
+def not_concluded(folder: Path) -> None:
+    """The same study with its runs alone."""
+    shutil.copytree(concluded(), folder)
+    for path in [*folder.glob("protocol-*"), *folder.glob("study-*")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def studied(folder: Path) -> None:
+    shutil.copytree(undisturbed("study"), folder)
+
+
+Part = tuple[Callable[[Path], None], Callable[[Path], None]]
+PARTS: dict[str, Part] = {
+    "training": (nothing, train),
+    "library": (nothing, library),
+    "average": (averages.prepare, averages.average_or_raise),
+    "study's end": (not_concluded, conclude),
+    "report": (studied, report),
+}
+
+
+def count_of(part: Part, folder: Path) -> tuple[int, dict[str, bytes]]:
+    """How many operations it takes, and what it leaves undisturbed."""
+    prepare, work = part
+    prepare(folder)
+    with disk(folder) as counted:
+        work(folder)
+    assert counted.count > 5, "the operations are seen"
+    return counted.count, left(folder)
+
+
+def torture(part: Part, folder: Path, count: Faults, *, most: int | None) -> None:
+    """Let each operation fail in turn, or `most` of them; after each, start again and compare."""
+    prepare, work = part
+    operations, wanted = count_of(part, folder / "whole")
+    each = [(at, number) for at in range(1, operations + 1) for number in (errno.ENOSPC, errno.EIO)]
+    for at, number in each if most is None else count.random.sample(each, most):
+        place = folder / f"{at}-{number}"
+        prepare(place)
+        told = f"seed {count.seed}, operation {at}, {errno.errorcode[number]}"
+        try:
+            with disk(place, fails_at=at, number=number) as broken:
+                work(place)
+        except OSError as error:
+            count.count(told=1)
+            assert error.errno == number, f"{told}, {broken.failed}: {error!r}"
+        assert broken.failed, told
+        work(place)
+        assert difference(left(place), wanted) == [], f"{told}, {broken.failed}"
+        count.count(faults=1)
+        shutil.rmtree(place)
+    count.count(operations=operations, lost=0)
+
+
+@pytest.mark.parametrize("name", ["training", "library", "average", "study's end"])
+def test_some_operations_of_the_disk_fail(name: str, tmp_path: Path) -> None:
+    with faults(f"failing writes: {name}, short") as count:
+        torture(PARTS[name], tmp_path, count, most=6)
+
+
+MOST = {"training": 120, "library": 150, "average": None, "study's end": 50, "report": 25}
+
+
+@LONG
+@pytest.mark.parametrize("name", PARTS)
+def test_many_operations_of_the_disk_fail(name: str, tmp_path: Path) -> None:
+    with faults(f"failing writes: {name}") as count:
+        torture(PARTS[name], tmp_path, count, most=MOST[name])
+
+
+# A disk that is full --------------------------------------------------------------------------------------------------
+
+
+def fill(part: Part, folder: Path, count: Faults, *, times: int) -> None:
+    """Leave less room than it takes, start it; make room, start it again, and compare."""
+    prepare, work = part
+    prepare(folder / "whole")
+    there = size_of(folder / "whole")
+    work(folder / "whole")
+    wanted = left(folder / "whole")
+    needed = size_of(folder / "whole") - there
+    with small_disk(folder / "disk", size=f"{max(16 << 20, 6 * (there + needed))}") as mounted:
+        for number in range(times):
+            place = mounted / "work"
+            prepare(place)
+            room = count.random.randrange(0, needed)
+            told = 0
+            with filled(mounted, but=room):
+                try:
+                    work(place)
+                except OSError as error:
+                    told = 1
+                    assert error.errno == errno.ENOSPC, f"seed {count.seed}, room {room}: {error!r}"
+            count.count(faults=1, told=told)
+            work(place)
+            assert difference(left(place), wanted) == [], f"seed {count.seed}, time {number}, room {room}"
+            shutil.rmtree(place)
+    count.count(lost=0)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("name", ["training", "library", "average"])
+def test_a_full_disk_is_told_and_the_next_start_ends_as_undisturbed(name: str, tmp_path: Path) -> None:
+    with faults(f"full disk: {name}, short") as count:
+        fill(PARTS[name], tmp_path, count, times=3)
+
+
+@LONG
+@pytest.mark.parametrize("name", PARTS)
+def test_a_disk_that_is_full_at_every_size(name: str, tmp_path: Path) -> None:
+    with faults(f"full disk: {name}") as count:
+        fill(PARTS[name], tmp_path, count, times={"report": 8, "study's end": 15}.get(name, 30))

@@ -1,0 +1,339 @@
+"""Every parser of ours under random input: a value or one sentence, never anything else, and never for ever.
+
+Half of the input is random, the other half a good file with a few bytes changed, which gets deeper. The short versions
+take some dozens of examples each; `make torture` takes thousands and writes the figures down.
+"""
+
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from study.data.made_up import cifar_batch, python2_pickle
+from torch import nn
+from torture.faults import LONG, faults
+
+from emabank import EMABank, checkpoint
+from emabank.averaging import average_checkpoints
+from emabank.cli import main
+from emabank.rules import rule_from_dict
+from emabank.selection import BestTracker
+from emabank.study.config import ProtocolConfig
+from emabank.study.data.archives import unpack
+from emabank.study.data.pickles import read_pickle
+from emabank.study.plain import changed, from_plain, read_toml, to_plain, toml_text
+from emabank.study.rows import Row, from_json_line, read_rows, to_json_line
+from emabank.study.runs import arrays, checkpoints
+from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.manifest import Manifest, Ran, read_manifest, write_manifest
+from emabank.study.runs.opened import open_run
+
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn, good: bytes) -> bytes:
+    """Random bytes, or a good file with a few places changed, cut out or put in."""
+    if draw(st.booleans()):
+        return draw(st.binary(max_size=200))
+    content = bytearray(good)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, len(content) - 1)))
+        match draw(st.sampled_from(["change", "cut", "put", "end"])):
+            case "change":
+                content[at : at + 1] = bytes([draw(st.integers(0, 255))])
+            case "cut":
+                del content[at : at + draw(st.integers(1, 20))]
+            case "put":
+                content[at:at] = draw(st.binary(max_size=8))
+            case "end":
+                del content[at:]
+    return bytes(content)
+
+
+@st.composite
+def other_values(draw: st.DrawFn, good: Any) -> Any:
+    """Plain values with a few of them replaced, taken away or added, anywhere inside."""
+    value = json.loads(json.dumps(good))
+    for _ in range(draw(st.integers(1, 3))):
+        at: Any = value
+        while isinstance(at, dict | list) and at:
+            key = draw(st.sampled_from(sorted(at) if isinstance(at, dict) else list(range(len(at)))))
+            if not isinstance(at[key], dict | list) or not at[key] or draw(st.booleans()):
+                if isinstance(at, dict) and draw(st.integers(0, 4)) == 0:
+                    at.pop(key) if draw(st.booleans()) else at.update({draw(st.text(max_size=6)): draw(PLAIN)})
+                else:
+                    at[key] = draw(PLAIN)
+                break
+            at = at[key]
+    return value
+
+
+# Parsers: what a good input is, and what reads a bad one --------------------------------------------------------------
+
+
+@cache
+def room() -> Path:
+    return Path(tempfile.mkdtemp(prefix="emabank-fuzz-"))
+
+
+def good_row() -> Row:
+    return Row(
+        run="d8cb8c03b3709a2a", dataset="digits", network="resnet8", trained_on="80%", seed=0, weights="ema-0.998",
+        batchnorm="averaged", selected_by="loss", epoch=12, split="val", metric="accuracy", value=0.964, other=None,
+    )  # fmt: skip
+
+
+def file_reader(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
+    def reader(content: bytes) -> Any:
+        path = room() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return read(path)
+
+    return reader
+
+
+def bank() -> EMABank:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = EMABank(nn.Linear(2, 1), [0.9], every=1)
+    made.update()
+    return made
+
+
+@cache
+def good_files() -> dict[str, bytes]:
+    folder = room() / "good"
+    for name in ("bank.pt", "bank.safetensors"):
+        checkpoint.save(bank(), folder / name)
+    checkpoints.write(folder / "checkpoint.pt", {"epoch": 1, "optimizer": {0: (0.9, torch.ones(2))}})
+    arrays.write_weights(folder / "live.safetensors", {"bias": torch.ones(2)}, {"epoch": 3})
+    arrays.write_predictions(folder / "live.npz", {"val": ([[0.5, 2.0]], [1])})
+    ran = Ran(pair="cifar10-vgg16", title="digits", protocol="protocol-1", arms={"step": ["0123"]})
+    manifest = Manifest(study="dynamics", scale="demo", command="emabank run", state="done", pairs=(ran,))
+    manifest_path = write_manifest(manifest, folder)
+    with open_run(folder, {"epochs": 2}, threads=1) as run:
+        run.save_history([{"rate": 0.1}])
+        run.mark_done({"chosen": {"live": {"epoch": 1}}})
+    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    return {
+        **found,
+        "manifest": manifest_path.read_bytes(),
+        "done.json": (run.path / "done.json").read_bytes(),
+        "rows": (to_json_line(good_row()) + "\n").encode() * 2,
+        "toml": toml_text(ProtocolConfig()).encode(),
+        "cifar": python2_pickle(cifar_batch(0, 2, 10)),
+        "some.tar.gz": _archive(),
+        "state.pt": _state(),
+        "plain.safetensors": save({"bias": torch.ones(2)}, {"format": "pt"}),
+        "index": b'{"metadata": {"total_size": 8}, "weight_map": {"bias": "model-1-of-1.safetensors"}}',
+    }
+
+
+def _state() -> bytes:
+    file = io.BytesIO()
+    torch.save({"state_dict": {"bias": torch.ones(2)}, "epoch": 3}, file)
+    return file.getvalue()
+
+
+def _archive() -> bytes:
+    import tarfile
+
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        member = tarfile.TarInfo("notes/first.txt")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"text"))
+    return file.getvalue()
+
+
+def _done(path: Path) -> Any:
+    run = RunFolder(path.parent)
+    asked = run.state(), run.is_done(contents=True), run.what_is_wrong(contents=True)
+    if not run.summary():
+        raise ValueError(f"no mark: {asked}")
+
+
+def _averaged(path: Path) -> None:
+    """The file, as one of two; what an index names is good."""
+    (path.parent / "model-1-of-1.safetensors").write_bytes(good_files()["plain.safetensors"])
+    out = path.with_name(f"average{path.suffix.removesuffix('.json')}")
+    average_checkpoints([path, path], out, replace_out=True)
+
+
+def _unpacked(path: Path) -> None:
+    with tempfile.TemporaryDirectory() as into:
+        unpack(path, Path(into))
+
+
+BYTES: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    "bank.pt": ("bank.pt", file_reader("bank.pt", lambda path: checkpoint.load(bank(), path))),
+    "bank.safetensors": ("bank.safetensors", file_reader("b.safetensors", lambda path: checkpoint.load(bank(), path))),
+    "average, torch": ("state.pt", file_reader("1.pt", _averaged)),
+    "average, safetensors": ("plain.safetensors", file_reader("1.safetensors", _averaged)),
+    "average, index": ("index", file_reader("shards/model.safetensors.index.json", _averaged)),
+    "checkpoint of a run": ("checkpoint.pt", file_reader("checkpoint.pt", checkpoints.read)),
+    "snapshot": ("live.safetensors", file_reader("live.safetensors", arrays.read_weights)),
+    "predictions": ("live.npz", file_reader("live.npz", arrays.read_predictions)),
+    "rows": ("rows", file_reader("rows.jsonl", read_rows)),
+    "manifest": ("manifest", file_reader("study-demo-x.json", read_manifest)),
+    "done mark": ("done.json", file_reader("run/done.json", _done)),
+    "toml": ("toml", file_reader("study.toml", lambda path: read_toml(path, ProtocolConfig))),
+    "cifar": ("cifar", lambda content: read_pickle(content, source="a file")),
+    "archive": ("some.tar.gz", file_reader("some.tar.gz", _unpacked)),
+}
+
+
+def tracker_of(state: Any) -> None:
+    BestTracker(bank(), {"loss": "min"}).load_state_dict(state)
+
+
+@cache
+def good_tracker() -> Any:
+    tracker = BestTracker(bank(), {"loss": "min"}, snapshots=None)
+    tracker.observe(1, {0.9: {"loss": 0.5}})
+    return {**tracker.state_dict(), "snapshots": "best"}
+
+
+VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "row": (lambda: json.loads(to_json_line(good_row())), lambda value: from_json_line(json.dumps(value))),
+    "protocol": (
+        lambda: to_plain(ProtocolConfig()),
+        lambda value: from_plain(ProtocolConfig, value if isinstance(value, dict) else {}, where="it"),
+    ),
+    "rule": (lambda: {"kind": "ema", "decay": 0.9, "warmup": "steps", "start": 0}, rule_from_dict),
+    "tracker": (good_tracker, tracker_of),
+}
+
+
+def check(read: Callable[[Any], Any], content: Any) -> bool:
+    """Whether it was refused: with a sentence, of the kinds of error that readers may raise."""
+    try:
+        read(content)
+    except (ValueError, OSError) as error:
+        assert str(error), repr(error)
+        return True
+    return False
+
+
+def fuzz(name: str, strategy: st.SearchStrategy[Any], read: Callable[[Any], Any], *, examples: int, label: str) -> None:
+    with faults(f"fuzzing: {name}{label}") as count:
+
+        @settings(
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            phases=(Phase.generate, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        @seed(count.seed)
+        @given(strategy)
+        def each(content: Any) -> None:
+            count.count(inputs=1, refused=check(read, content))
+
+        each()
+        assert count.counts.get("refused", 0) > 0
+        count.count(other_errors=0)
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_files_of_a_few_changed_bytes(name: str) -> None:
+    good, read = BYTES[name]
+    read(good_files()[good])  # the whole one is read
+    fuzz(name, damaged(good_files()[good]), read, examples=60, label=", short")
+
+
+@LONG
+@pytest.mark.parametrize("name", BYTES)
+def test_files_of_changed_bytes_by_the_thousand(name: str) -> None:
+    good, read = BYTES[name]
+    fuzz(name, damaged(good_files()[good]), read, examples=2000, label="")
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_other_kinds(name: str) -> None:
+    good, read = VALUES[name]
+    fuzz(name, other_values(good()), read, examples=100, label=", short")
+
+
+@LONG
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_other_kinds_by_the_thousand(name: str) -> None:
+    good, read = VALUES[name]
+    fuzz(name, other_values(good()), read, examples=2000, label="")
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+KEYS = ["epochs", "rates", "noise", "data.dataset", "network", "averages.decays", "every", "width", "batch", "subset"]
+TEXTS = st.one_of(st.text(max_size=12), st.from_regex(r"[-+0-9.eE\[\]{},'\" =]{0,12}", fullmatch=True))
+SETTINGS = st.builds(lambda key, text: f"{key}={text}", st.one_of(st.sampled_from(KEYS), st.text(max_size=8)), TEXTS)
+
+
+def set_to(setting: str) -> Any:
+    return replace(changed(ProtocolConfig(), [setting]))
+
+
+def test_settings_of_any_text() -> None:
+    fuzz("--set", SETTINGS, set_to, examples=150, label=", short")
+
+
+@LONG
+def test_settings_of_any_text_by_the_thousand() -> None:
+    fuzz("--set", SETTINGS, set_to, examples=5000, label="")
+
+
+WORDS = st.lists(
+    st.one_of(
+        st.sampled_from(
+            ["list", "status", "report", "claims", "data", "check", "--scale", "demo", "--runs", "nowhere", "--out"]
+        ),
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=6),
+    ),
+    max_size=4,
+)
+
+
+def command(words: list[str]) -> Any:
+    """The command with any words; what only says something, and writes nothing."""
+    if words and words[0] in ("demo", "run", "protocol", "bench", "report"):
+        words = ["list", *words]
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said), redirect_stderr(said):
+            code = main(words)
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code in (0, 1, 2), said.getvalue()
+    assert "Traceback" not in said.getvalue()
+    if code:
+        raise ValueError("refused")
+
+
+def test_commands_of_any_words() -> None:
+    fuzz("commands", WORDS, command, examples=40, label=", short")
+
+
+@LONG
+def test_commands_of_any_words_by_the_thousand() -> None:
+    fuzz("commands", WORDS, command, examples=500, label="")
+
+
+def test_control_another_error_is_seen() -> None:
+    with pytest.raises(ZeroDivisionError):
+        fuzz("control", st.integers(0, 3), lambda value: 1 / (value - 2), examples=50, label=", short")

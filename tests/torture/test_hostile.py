@@ -1,0 +1,273 @@
+"""Every reader of files is fed every hostile file: nothing runs, nothing is written elsewhere, each is one sentence."""
+
+import ast
+import resource
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+from torture.corpus import corpus
+from torture.faults import LONG, faults
+
+import emabank
+from emabank import EMABank, checkpoint
+from emabank.averaging import average_checkpoints
+from emabank.study.config import ProtocolConfig
+from emabank.study.data.archives import read_members, unpack
+from emabank.study.data.cifar import load_cifar
+from emabank.study.data.cifar_n import load_cifar_n
+from emabank.study.data.folder import load_image_folder
+from emabank.study.data.tiny_imagenet import read_wnids
+from emabank.study.plain import read_toml
+from emabank.study.report.load import load_evidence
+from emabank.study.report.summary import read_summary
+from emabank.study.rows import read_rows
+from emabank.study.runs import arrays, checkpoints
+from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.manifest import read_manifest
+from emabank.study.runs.opened import open_run
+from emabank.study.runs.results import load_results
+
+Reader = tuple[str, Callable[[Path], Any]]
+"""The name that the file gets, below a folder of its own, and what reads it, given the path."""
+
+
+def bank_from(path: Path) -> None:
+    checkpoint.load(EMABank(nn.Linear(2, 1), [0.9]), path)
+
+
+def averaged(path: Path) -> None:
+    """The file, as one of two."""
+    average_checkpoints([path, path], path.with_name(f"average{path.suffix.removesuffix('.json')}"))
+
+
+def members_of(path: Path) -> list[Any]:
+    found = list(read_members(path, ["cifar-10-batches-py/test_batch"], largest=1 << 20))
+    if not found:
+        raise ValueError(f"{path} lacks it")
+    return found
+
+
+READERS: dict[str, Reader] = {
+    "bank, torch": ("bank.pt", bank_from),
+    "bank, pth": ("bank.pth", bank_from),
+    "bank, bin": ("pytorch_model.bin", bank_from),
+    "bank, ckpt": ("last.ckpt", bank_from),
+    "bank, safetensors": ("bank.safetensors", bank_from),
+    "average, torch": ("step-1.pt", averaged),
+    "average, ckpt": ("last.ckpt", averaged),
+    "average, safetensors": ("step-1.safetensors", averaged),
+    "average, index": ("model.safetensors.index.json", averaged),
+    "checkpoint of a run": ("checkpoint.pt", checkpoints.read),
+    "snapshot": ("live.safetensors", arrays.read_weights),
+    "predictions": ("live.npz", arrays.read_predictions),
+    "rows": ("rows.jsonl", read_rows),
+    "all rows": ("run/rows.jsonl", lambda path: load_results(path.parent)),
+    "config": ("config.json", lambda path: RunFolder(path.parent).config()),
+    "history": ("history.json", lambda path: RunFolder(path.parent).history()),
+    "environment": ("environment.json", lambda path: RunFolder(path.parent).environment()),
+    "manifest": ("study-demo-dynamics.json", read_manifest),
+    "summary": ("protocol-1/summary.json", lambda path: read_summary(path.parent)),
+    "toml": ("study.toml", lambda path: read_toml(path, ProtocolConfig)),
+    "cifar": ("cifar-10-batches-py/test_batch", lambda path: load_cifar("cifar10", path.parents[1], split="test")),
+    "cifar archive": ("cifar-10-python.tar.gz", lambda path: load_cifar("cifar10", path.parent, split="test")),
+    "cifar-n": ("CIFAR-10_human.pt", lambda path: load_cifar_n("cifar10n", path.parent, labels="worse")),
+    "image": ("cats/1.png", lambda path: load_image_folder(path.parents[1])),
+    "members": ("some.tar.gz", members_of),
+    "unpacked tar": ("some.tar.gz", lambda path: unpack(path, path.parent / "into")),
+    "unpacked zip": ("some.zip", lambda path: unpack(path, path.parent / "into")),
+    "words": ("tiny-imagenet-200/wnids.txt", lambda path: read_wnids(path.parents[1])),
+}
+
+# What is hostile elsewhere and harmless there: any text is the name of something, any JSON some history.
+HARMLESS = {
+    ("history", "nested list, closed"), ("history", "half a character"), ("history", "not finite"),
+    ("history", "index of files elsewhere"),
+    ("words", "letters"), ("words", "number of many digits"), ("snapshot", "safetensors: a state that lies"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
+    room = tmp_path_factory.mktemp("hostile")
+    return corpus(room / "mark", room), room / "mark"
+
+
+def test_control_the_files_do_run_something_where_they_are_trusted(tmp_path: Path) -> None:
+    import pickle
+
+    import torch
+
+    mark = tmp_path / "mark"
+    made = corpus(mark, tmp_path)
+    for name in ("pickle protocol 0", "pickle protocol 5", "pickle by name", "pickle by instance"):
+        pickle.loads(made[name])
+        assert mark.exists(), name
+        mark.unlink()
+    (tmp_path / "file").write_bytes(made["torch file"])
+    torch.load(tmp_path / "file", weights_only=False)
+    assert mark.exists()
+    mark.unlink()
+    (tmp_path / "file").write_bytes(made["array of objects"])
+    np.load(tmp_path / "file", allow_pickle=True)
+    assert mark.exists()
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_refuses_every_hostile_file_in_a_sentence(
+    reader: str, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    files, mark = hostile
+    name, read = READERS[reader]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with faults(f"hostile: {reader}") as count:
+        for what, content in files.items():
+            place = tmp_path / "place"
+            place.mkdir()
+            if reader.startswith("unpacked"):
+                (place / "into").mkdir()
+            path = place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            try:
+                read(path)
+                said = None
+            except (ValueError, OSError) as error:
+                said = str(error)
+            assert not mark.exists(), f"{what} has run"
+            outside = {each.name for each in tmp_path.iterdir()} - {"place"}
+            assert not outside, f"{what} has written {outside}"
+            if (reader, what) not in HARMLESS and not (reader.startswith("unpacked") and said is None):
+                assert said is not None, f"{what} was taken for good"
+                assert path.name in said or path.parent.name in said, f"{what}: {said}"
+                assert "\n" not in said and len(said) < 1000, f"{what}: {said}"
+            count.count(files=1, refused=said is not None, ran=0)
+            shutil.rmtree(place)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 600 << 10, f"{grown >> 10} MB more memory"  # kilobytes
+
+
+RUN_FILES = (
+    "done.json", "failed.json", "progress.json", "lock", "log.txt", "environment.json", "checkpoint.pt",
+    "checkpoint.previous.pt", "checkpoint.next.pt", "forks/epoch-1.pt", "snapshots/live.safetensors",
+    "predictions/live.npz", "rows.jsonl", "history.json",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*damaged:RuntimeWarning")
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=LONG)], ids=["some", "all"])
+@pytest.mark.parametrize("name", RUN_FILES)
+def test_whatever_lies_in_a_run_s_folder_it_can_be_asked_and_opened(
+    name: str, step: int, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    files, mark = hostile
+    for content in [*files.values()][RUN_FILES.index(name) % step :: step]:
+        run = RunFolder.of(tmp_path, {"epochs": 2})
+        shutil.rmtree(run.path, ignore_errors=True)
+        (run.path / name).parent.mkdir(parents=True)
+        (run.path / name).write_bytes(content)
+        run.state(), run.summary(), run.failure(), run.progress(), run.is_done(contents=True)
+        with open_run(tmp_path, {"epochs": 2}, threads=1) as opened:
+            assert opened.load_checkpoint() is None
+            opened.save_checkpoint({"epoch": 1})
+            opened.mark_done()
+        assert RunFolder(run.path).state() == "done"
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["study-demo-dynamics.json", "protocol-1/summary.json", "0123/done.json", "0123/rows.jsonl"]
+)
+def test_the_report_leaves_out_whatever_lies_in_a_folder_of_runs(
+    name: str, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    files, mark = hostile
+    for content in files.values():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+        evidence = load_evidence(tmp_path)
+        assert not evidence.settings and evidence.left_out
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize("part", ["images.npy", "labels.npy", "manifest.json"])
+def test_a_hostile_cache_of_images_is_made_again(
+    part: str, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    files, mark = hostile
+    for name in ("cats", "dogs"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (4, 4), 90).save(tmp_path / name / "1.png")
+    wanted = load_image_folder(tmp_path).images.copy()
+    [cache] = (tmp_path / ".emabank-cache").glob("[!.]*")
+    for what, content in files.items():
+        (cache / part).unlink()
+        (cache / part).write_bytes(content)
+        assert np.array_equal(load_image_folder(tmp_path).images, wanted), what
+        assert not mark.exists(), what
+
+
+# What no source file may do -------------------------------------------------------------------------------------------
+
+NEVER = {
+    "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "os.system",
+    "os.popen", "eval", "exec", "yaml.load", "dill.load", "joblib.load", "tarfile.extractall", "archive.extractall",
+}  # fmt: skip
+
+
+def dangers(source: str) -> list[str]:
+    """Calls in a source file that could run what a file or an argument says."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        options = {each.arg: ast.unparse(each.value) for each in node.keywords}
+        if called in NEVER:
+            found.append(called)
+        if called.endswith("torch.load") and options.get("weights_only") != "True":
+            found.append("torch.load")
+        if called in ("np.load", "numpy.load") and options.get("allow_pickle") != "False":
+            found.append("np.load")
+        if options.get("shell") == "True":
+            found.append(called)
+    return found
+
+
+def test_no_source_file_runs_what_a_file_says() -> None:
+    for path in sorted(Path(emabank.__file__).parent.rglob("*.py")):
+        assert dangers(path.read_text(encoding="utf-8")) == [], path.name
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["pickle.loads(b'')", "torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path)", "eval(text)",
+     "subprocess.run(text, shell=True)"],
+)  # fmt: skip
+def test_control_a_source_file_that_does_is_seen(source: str) -> None:
+    assert len(dangers(source)) == 1
+
+
+SETTINGS = (
+    "__class__=int", "__init__.__globals__=1", "training.__class__=os", "dataset=__import__('os').system('touch m')",
+    "epochs=__import__('os')", "epochs=1; import os", "network=os.system", "rates=[__import__('os').system('touch m')]",
+    "rates=['a', {b = 1}]", "rates=!!python/object", "epochs=1\nepochs = 2", "epochs=1e999", "network=../../etc/passwd",
+    "data.dataset=$(touch m)", "training=1", "averages.decays=[[[[]]]]", "=", "=1", "epochs", "epochs=" + "9" * 5000,
+    "rates=" + "[" * 5000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_cannot_reach_code(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emabank.study.plain import changed
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="--set"):
+        changed(ProtocolConfig(), [setting])
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,84 @@
+"""Killed at random moments, several times in a row, and started again: what is left is what an undisturbed one leaves.
+
+Processes are real, so are the signals: SIGKILL, SIGTERM and SIGINT.
+"""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from torture import averages
+from torture.faults import LONG, STEPS, SUBJECTS, Child, Faults, difference, faults, left, undisturbed, wait_for_workers
+
+from emabank import checkpoint
+
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+
+
+def torture(name: str, folder: Path, count: Faults, *, rounds: int, in_a_row: int) -> None:
+    """Rounds of so many kills in a row, each on a folder of its own."""
+    wanted = left(undisturbed(name))
+    took = duration(name, folder / "timed")
+    for number in range(rounds):
+        place = folder / f"{name}-{number}"
+        SUBJECTS[name].prepare(place)
+        for _ in range(in_a_row):
+            child = Child(name, place)
+            time.sleep(count.random.uniform(0, took))
+            sent = count.random.choice(SIGNALS)
+            hit = child.fault(sent)
+            code = child.end()
+            wait_for_workers(place)
+            assert code in (0, 1, 75, 130, -sent), f"{sent.name}, exit code {code}: {child.said.read_text()}"
+            count.count(faults=hit, **{sent.name: int(hit)})
+            check_nothing_reported_is_lost(name, place)
+            if code == 0 and not hit:
+                break
+        child = Child(name, place)
+        assert child.end() == 0, f"seed {count.seed}, round {number}: {child.said.read_text()}"
+        assert difference(left(place), wanted) == [], f"seed {count.seed}, round {number}"
+        count.count(rounds=1)
+    count.count(lost=0)
+
+
+def duration(name: str, folder: Path) -> float:
+    """How long it takes undisturbed."""
+    SUBJECTS[name].prepare(folder)
+    started = time.monotonic()
+    assert Child(name, folder).end() == 0
+    return time.monotonic() - started
+
+
+def check_nothing_reported_is_lost(name: str, place: Path) -> None:
+    """What the loop had reported as saved is there, and whole."""
+    if name == "library" and (place / "log.txt").exists():
+        said = [int(line) for line in (place / "log.txt").read_text().split("\n")[:-1]]
+        state = checkpoint.read_state(place / "all.pt", kind="loop")
+        assert state["bank"]["num_steps"] >= max(said, default=0) <= STEPS
+    if name == "average":
+        averages.check_whole(place, undisturbed(name))
+
+
+SHORT = {"training": (1, 3), "library": (2, 3), "average": (2, 3)}
+MANY = {
+    "training": (40, 3),
+    "library": (50, 3),
+    "average": (60, 3),
+    "study": (25, 3),
+    "study from nothing": (4, 2),
+    "report": (15, 2),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_killed_a_few_times_it_goes_on_and_leaves_the_same(name: str, tmp_path: Path) -> None:
+    with faults(f"killed: {name}, short") as count:
+        torture(name, tmp_path, count, rounds=SHORT[name][0], in_a_row=SHORT[name][1])
+
+
+@LONG
+@pytest.mark.parametrize("name", MANY)
+def test_killed_a_hundred_times_it_goes_on_and_leaves_the_same(name: str, tmp_path: Path) -> None:
+    with faults(f"killed: {name}") as count:
+        torture(name, tmp_path, count, rounds=MANY[name][0], in_a_row=MANY[name][1])
