@@ -7,16 +7,18 @@ LOWEST := .venv-lowest
 LIBRARY_TESTS := tests/averaging tests/bank tests/files $(addprefix tests/test_,$(addsuffix .py,advice batchnorm \
 	batchnorm_layers checkpoint copies forms hugepages kept ledger migration modules observed offload posthoc posthoc_files \
 	processes profiles randomness rules selection sharded storage tracked traps))
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
+SAY_SO = @echo "installing into $(VENV) what this needs, torch first of all: minutes, the first time";
+INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-lowest torture lint format bench gate clean
+.PHONY: help demo test test-cluster test-commands test-lowest torture docs lint format bench gate clean
 
 help: ## say what each target does
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 19
 
 demo: $(VENV)/study.stamp ## train on digits with wrong labels and compare weight averages (about a minute)
 	$(BIN)/emabank demo
+	@echo 'With `. $(BIN)/activate` emabank is a command of this shell.'
 
 test: lint ## everything that has to pass before a change goes in: lint, types, import rules, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -24,11 +26,19 @@ test: lint ## everything that has to pass before a change goes in: lint, types, 
 test-cluster: $(VENV)/cluster.stamp ## runs on a real Ray and a real Slurm, which the tests start (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/cluster
 
+test-commands: $(VENV)/dev.stamp ## the commands of README and docs, carried out as they stand (half an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m commands tests/test_commands.py
+
 test-lowest: $(LOWEST)/lowest.stamp ## the library's tests with the lowest versions that it supports (its own environment)
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests $(LOWEST)/bin/python -m pytest $(LIBRARY_TESTS)
 
 torture: $(VENV)/dev.stamp ## faults by the hundred, hostile files, fuzzing and long runs (an hour; figures in torture/)
 	OMP_NUM_THREADS=1 TORTURE_RESULTS=torture $(BIN)/python -m pytest -m torture tests/torture
+
+docs: $(VENV)/docs.stamp ## build the site into site/, strictly: links, anchors, a description of every public name
+	$(BIN)/python docs/gather.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open site/index.html, or with search: $(BIN)/python -m http.server --directory site"
 
 lint: $(VENV)/dev.stamp ## style, types and import rules
 	$(BIN)/ruff check .
@@ -47,7 +57,7 @@ gate: $(VENV)/bench.stamp ## say what became slower than it was by more than 10 
 	$(BIN)/python benchmarks/gate.py --measure
 
 clean: ## remove the environment, the caches and what the demo wrote
-	rm -rf $(VENV) $(LOWEST) torture emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(LOWEST) torture site emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each set of packages, so that a second `make` installs only what pyproject or the pins changed.
@@ -66,7 +76,11 @@ $(VENV)/study.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) ".[study,dev,lightning,transformers,accelerate]"
+	$(INSTALL) ".[study,dev,docs,lightning,transformers,accelerate]"
+	@touch $@
+
+$(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) ".[docs]"
 	@touch $@
 
 $(VENV)/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_readme import run_python
+from pages import run_python
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "integrations.md").read_text()

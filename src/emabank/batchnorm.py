@@ -36,9 +36,13 @@ class Recalibration:
     """What was done: the layers measured, the ones left alone, and on how much data."""
 
     layers: tuple[str, ...]
-    frozen: tuple[str, ...]  # in eval mode inside a model in training mode
-    unreached: tuple[str, ...]  # no batch came by
+    """Names of the layers whose statistics were measured again."""
+    frozen: tuple[str, ...]
+    """Those left alone: in eval mode inside a model in training mode."""
+    unreached: tuple[str, ...]
+    """Those that no batch came by."""
     batches: int
+    """How many batches were looked at."""
 
 
 def recalibrate_batchnorm(

@@ -36,6 +36,7 @@ class _Adapter(nn.Module):
         self.bank = EMABank(
             model, {_NAME: rule}, every=1, buffers="average" if average_statistics else "copy", device=place
         )
+        """What keeps the average."""
         shown = self.bank.module(_NAME)
         # Past add_module, which refuses a name that is a property here.
         self._modules["module"] = shown if place is None else shown.to(place)
@@ -125,6 +126,7 @@ class AveragedModel(_Adapter):
     """
 
     n_averaged: Tensor
+    """How many samples the average has, as torch keeps it."""
 
     def __init__(
         self,
@@ -139,6 +141,7 @@ class AveragedModel(_Adapter):
         rule = _rule_of(multi_avg_fn if avg_fn is None else avg_fn)
         super().__init__(model, rule, average_statistics=use_buffers, device=device)
         self.use_buffers = use_buffers
+        """Whether batch-norm statistics are averaged."""
         self.register_buffer("n_averaged", torch.tensor(0, dtype=torch.long))
 
     def update_parameters(self, model: nn.Module) -> None:

@@ -22,9 +22,13 @@ class Best:
     """
 
     criterion: str
+    """The metric that it is the best of."""
     average: str
+    """The name of the average, or "live"."""
     epoch: int
+    """Where it was seen."""
     value: float
+    """Of the metric."""
 
 
 class Observation(NamedTuple):

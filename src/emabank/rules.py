@@ -182,10 +182,15 @@ class EMA:
     """
 
     decay: float | None = None
+    """The weight of the past in one update."""
     per_step: float | None = None
+    """The same for one optimizer step."""
     half_life: float | None = None
+    """Optimizer steps after which a sample weighs half as much."""
     warmup: Literal["steps", "updates", "power"] | None = "steps"
+    """What the decay is capped by at the beginning, and what is counted."""
     start: int = 0
+    """The optimizer step after which the average begins."""
 
     def __init__(
         self,
@@ -218,6 +223,7 @@ class EMA:
 
     @property
     def name(self) -> str:
+        """How the average is called where the user gives no name."""
         if self.decay is not None:
             return f"ema-{_short(self.decay)}"
         if self.per_step is not None:
@@ -235,6 +241,7 @@ class EMA:
         return per_update(self.per_step if self.per_step is not None else from_half_life(self.half_life or 1.0), every)
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
+        """The weight of the past when a sample is taken now; see `Rule.decay_at`."""
         decay = self.decay if self.decay is not None else self.per_update(every)
         if self.warmup is not None and decay < 1.0:
             counted = samples if self.warmup == "updates" else steps - 1
@@ -243,6 +250,7 @@ class EMA:
         return decay if elapsed == every else decay ** (elapsed / every)
 
     def describe(self, every: int) -> str:
+        """One line for the bank's repr."""
         update = self.per_update(every)
         step = per_step(update, every)
         text = f"decay {update:.6g} per update, {step:.8g} per step, half-life {half_life(step):.4g} steps"
@@ -264,18 +272,22 @@ class Uniform:
     """
 
     start: int = 0
+    """The optimizer step after which samples count."""
 
     def __post_init__(self) -> None:
         _checked_start("Uniform", self.start)
 
     @property
     def name(self) -> str:
+        """How the average is called where the user gives no name."""
         return f"uniform-{self.start}" if self.start else "uniform"
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
+        """The weight of the past when a sample is taken now; see `Rule.decay_at`."""
         return samples / (samples + 1)
 
     def describe(self, every: int) -> str:
+        """One line for the bank's repr."""
         return f"the mean of the samples after step {self.start}"
 
 
@@ -290,6 +302,7 @@ class PowerEMA:
     """
 
     sigma_rel: float = 0.1
+    """The width of the profile, as a share of the run."""
 
     def __post_init__(self) -> None:
         if not (_is_number(self.sigma_rel) and 0.0 < self.sigma_rel <= 12.0**-0.5):
@@ -300,16 +313,20 @@ class PowerEMA:
 
     @property
     def start(self) -> int:
+        """The step after which the average begins: 0, because its window grows from the first step on."""
         return 0
 
     @property
     def name(self) -> str:
+        """How the average is called where the user gives no name."""
         return f"power-{_short(self.sigma_rel)}"
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
+        """The weight of the past when a sample is taken now; see `Rule.decay_at`."""
         return (1.0 - elapsed / steps) ** (power_gamma(self.sigma_rel) + 1.0)
 
     def describe(self, every: int) -> str:
+        """One line for the bank's repr."""
         gamma = power_gamma(self.sigma_rel)
         return f"power {gamma:.4g}, its mean at {(gamma + 1) / (gamma + 2):.3f} of the run"
 

@@ -10,10 +10,12 @@ from emabank.averaging.sources import is_weights, weights_in
 
 @dataclass(frozen=True)
 class Found:
-    """Checkpoints in order, and those that were left out of a folder because their place in it is unknown."""
+    """Checkpoints that are to be averaged, and those that are not."""
 
     checkpoints: tuple[Path, ...]
+    """In order."""
     left_out: tuple[Path, ...] = ()
+    """Those of a folder whose place in the order is unknown."""
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:

@@ -1,0 +1,137 @@
+"""The site's pages, gathered for mkdocs: docs/, and whatever its pages link to outside of it.
+
+`make docs` calls it before mkdocs, which then checks every link and anchor. It ends with an error when a public name
+has no description or is missing from docs/api.md. Imports nothing of emabank: it reads the source.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).parents[1]
+GATHERED = ROOT / "build" / "site-source"
+PAGE_OF_NAMES = ROOT / "docs" / "api.md"
+
+_LINK = re.compile(r"(!?\[[^\]\n]*\])\(([^)\s#]+)(#[^)\s]*)?\)")
+_FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
+
+
+class SiteError(Exception):
+    """What is wrong with the pages, in sentences."""
+
+
+def gather(root: Path, target: Path) -> list[Path]:
+    """Copy the pages and what they link to; returns what was taken, as paths below the root.
+
+    Pages of docs/ keep their place; everything else lies under files/, as in the repository.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    waiting = [path.relative_to(root) for path in sorted((root / "docs").rglob("*")) if path.is_file()]
+    waiting = [path for path in waiting if path.suffix not in (".py", ".pyc")]
+    taken: list[Path] = []
+    while waiting:
+        path = waiting.pop(0)
+        if path in taken:
+            continue
+        taken.append(path)
+        place = target / _place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            text, linked = _with_links_of_the_site(path, root)
+            place.write_text(text)
+            waiting += linked
+        else:
+            shutil.copyfile(root / path, place)
+    return taken
+
+
+def _place(path: Path) -> Path:
+    return path.relative_to("docs") if path.parts[0] == "docs" else Path("files") / path
+
+
+def _with_links_of_the_site(page: Path, root: Path) -> tuple[str, list[Path]]:
+    """A page with its links to files of the repository turned into links of the site, and those files."""
+    linked: list[Path] = []
+
+    def turned(link: re.Match[str]) -> str:
+        label, goal, anchor = link[1], link[2], link[3] or ""
+        if "://" in goal or goal.startswith("mailto:"):
+            return link[0]
+        path = Path(os.path.normpath(page.parent / goal))
+        if path.parts[:1] == ("..",) or not (root / path).exists():
+            raise SiteError(f"{page} links to {goal}, which is not there: correct the link")
+        if (root / path).is_dir():
+            return label.removeprefix("!").strip("[]")  # a site has no listing of a folder
+        linked.append(path)
+        return f"{label}({os.path.relpath(_place(path), _place(page).parent)}{anchor})"
+
+    parts = _FENCE.split((root / page).read_text())
+    return "".join(part if part.startswith("```") else _LINK.sub(turned, part) for part in parts), linked
+
+
+def shown_names(page: str) -> list[str]:
+    """What a page of names asks the docstrings of."""
+    return re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
+
+
+def undocumented(package: griffe.Module, shown: list[str]) -> Iterator[str]:
+    """Every public name without a description: what is shown, and the members of that.
+
+    A field may be described below it, under "Args:" or "Attributes:" of its class, or by its type, if that is shown.
+    Private names are left out, and so is `__init__`, whose arguments are described with the class.
+    """
+    types = {name.rpartition(".")[2] for name in shown}
+    for name in shown:
+        found = package[name.removeprefix(f"{package.name}.")]
+        yield from _undocumented(found.final_target if isinstance(found, griffe.Alias) else found, types)
+
+
+def _undocumented(thing: griffe.Object | griffe.Alias, types: set[str]) -> Iterator[str]:
+    if not thing.has_docstring and not (thing.is_attribute and str(thing.annotation) in types):
+        yield thing.path
+    described = _fields_described(thing) if thing.is_class else set[str]()
+    for member in thing.all_members.values() if thing.is_class or thing.is_module else ():
+        # A name that is imported is described where it comes from; a constant of a module is no part of its face.
+        is_imported = isinstance(member, griffe.Alias) and not member.inherited
+        is_private = member.name.startswith("_") or member.name in described
+        if not (is_imported or is_private or (thing.is_module and (member.is_attribute or member.is_module))):
+            yield from _undocumented(member, types)
+
+
+def _fields_described(thing: griffe.Object | griffe.Alias) -> set[str]:
+    sections = thing.docstring.parse("google") if thing.docstring is not None else []
+    kinds = (griffe.DocstringSectionAttributes, griffe.DocstringSectionParameters)
+    return {field.name for section in sections if isinstance(section, kinds) for field in section.value}
+
+
+def missing(package: griffe.Module, shown: list[str]) -> list[str]:
+    """Public names that no page shows: those that the package, its study and its averaging of files export."""
+    public = (package, package["study"], package["averaging"])
+    exported = [f"{module.path}.{name}" for module in public for name in module.exports or ()]
+    return [name for name in exported if name not in shown]
+
+
+def main() -> int:
+    """Gather, or say what is wrong with the pages."""
+    try:
+        taken = gather(ROOT, GATHERED)
+    except SiteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    package = griffe.load("emabank", search_paths=[ROOT / "src"], resolve_aliases=True)
+    assert isinstance(package, griffe.Module)
+    shown = shown_names(PAGE_OF_NAMES.read_text())
+    faults = [f"{name} has no docstring: describe it" for name in undocumented(package, shown)]
+    faults += [f"{name} is public and not in {PAGE_OF_NAMES.relative_to(ROOT)}" for name in missing(package, shown)]
+    print("\n".join(f"error: {fault}" for fault in faults), file=sys.stderr)
+    print(f"{len(taken)} files gathered, {len(shown)} names shown")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

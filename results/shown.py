@@ -1,0 +1,69 @@
+"""What the README and docs/results.md show of the results: tables between marks, made from the files that are kept.
+
+`python results/shown.py` brings the pages up to date; a test fails when they are not. Standard library alone.
+"""
+
+import csv
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "results" / "small"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+_BLOCK = re.compile(r"(<!-- made by results/shown\.py: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def claims(kept: Path) -> str:
+    """One line a claim: its verdict, and how many of its statistics bear it out, speak against it or leave it open."""
+    lines = ["| | claim of the paper | verdict here | statistics for, against, open |", "|---:|---|---|---|"]
+    for number, rows in _by_claim(kept).items():
+        counted = Counter(row["verdict"] for row in rows)
+        parts = [counted["reproduced"], counted["not reproduced"], counted["inconclusive"]]
+        verdict = rows[0]["claim_verdict"]
+        shown = f"**{verdict}**" if verdict == "reproduced" else verdict
+        counts = ", ".join(map(str, parts)) if any(parts) else "–"
+        lines.append(f"| {number} | {rows[0]['title']} | {shown} | {counts} |")
+    return "\n".join(lines)
+
+
+def verdicts(kept: Path) -> str:
+    """How many claims have which verdict, in a sentence."""
+    counted = Counter(rows[0]["claim_verdict"] for rows in _by_claim(kept).values())
+    return ", ".join(f"{count} {verdict}" for verdict, count in counted.most_common()) + "."
+
+
+def runs(kept: Path) -> str:
+    """What was trained, in which time, on what."""
+    about = json.loads((kept / "about.json").read_text())
+    lines = ["| data, network, part of the training images | runs | minutes each |", "|---|---:|---:|"]
+    for stage, found in about["minutes"].items():
+        spread = f"{found['least']:g} to {found['most']:g}" if found["runs"] > 1 else f"{found['most']:g}"
+        lines.append(f"| {stage} | {found['runs']} | {spread} |")
+    known = about["conditions"][0]
+    where = f"{known['cores']} cores of an {known['cpu']}, {known['threads']} thread a run"
+    with_what = f"torch {known['torch']}, Python {known['python']}, {known['platform']}"
+    commands = "\n".join(f"- `{study['command']}`: {study['state']}" for study in about["studies"].values())
+    return "\n".join(lines) + f"\n\n{about['runs']} runs; {where}; {with_what}.\n\n{commands}"
+
+
+BLOCKS = {"claims": claims, "verdicts": verdicts, "runs": runs}
+
+
+def with_blocks(page: str, kept: Path = KEPT) -> str:
+    """A page with what stands between its marks made anew."""
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]](kept)}\n\n{block[3]}", page)
+
+
+def _by_claim(kept: Path) -> dict[int, list[dict[str, str]]]:
+    found: dict[int, list[dict[str, str]]] = {}
+    with open(kept / "claims.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(int(row["claim"]), []).append(row)
+    return dict(sorted(found.items()))
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(with_blocks(path.read_text()))
