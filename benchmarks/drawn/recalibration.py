@@ -24,7 +24,7 @@ def show(result: Mapping[str, Any]) -> Shown:
         for key in dict.fromkeys((curve["stage"], augmented) for curve in curves for augmented in sorted(found))
     ]
     plot = CurvePlot(tuple(panels), columns=len(found), share_y=True)
-    total = f"{result['conditions'].get('training_images', 0):,}"
+    total = f"{max(point['images'] for curve in curves for point in curve['points']):,}"
     words = [_enough(augmented, images, total) for augmented, images in sorted(found.items())]
     return Shown({"recalibration": (Picture(plot, curve_plot), _WORDS)}, [_table(curves), "\n".join(words)])
 
