@@ -93,6 +93,6 @@ def test_passes_are_measured_of_networks_alone(monkeypatch, capsys):
 
 
 def test_a_device_that_is_not_there_is_told_in_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     assert main(["bench", "--device", "cuda"]) == 1
     assert capsys.readouterr().err == "emabank: device is cuda, which torch does not find here; there is cpu alone\n"

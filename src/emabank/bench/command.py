@@ -65,7 +65,7 @@ def run_bench(asked: BenchArguments, *, show: Callable[[str], object] = print) -
 
 
 def _device(asked: str) -> torch.device:
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if asked == "auto":
         return found or torch.device("cpu")
     if asked != "cpu" and (found is None or found.type != asked):

@@ -68,7 +68,7 @@ def resolved(config: ProtocolConfig) -> ProtocolConfig:
     >>> resolved(ProtocolConfig()).hardware.device in ("cpu", "cuda", "mps")
     True
     """
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     there: Any = found.type if found is not None and found.type in ("cuda", "mps") else "cpu"
     if config.hardware.device not in ("auto", "cpu", there):
         raise ValueError(f"device is {config.hardware.device}, which torch does not find here; give auto or {there}")
