@@ -5,6 +5,7 @@ torch, numpy and safetensors come with the functions that need them.
 
 import json
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZipFile
@@ -86,11 +87,10 @@ def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLik
             )
         arrays |= {f"logits_{part}": logits, f"labels_{part}": labels.astype(np.int64)}
 
-    def write(temporary: Path) -> None:
-        with open(temporary, "wb") as file:  # given a name, numpy would add a suffix to it
-            np.savez(file, **arrays)
-
-    write_atomically(path, write)
+    # Packed in memory first: where the disk is full, older versions of numpy leave an archive open that complains later.
+    packed = BytesIO()
+    np.savez(packed, **arrays)
+    write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()))
 
 
 def read_predictions(path: Path) -> dict[str, Predictions]:
