@@ -3,10 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
-# What needs torch alone: the library's own tests, without those of commands, docs and the study.
-LIBRARY_TESTS := tests/averaging tests/bank tests/files $(addprefix tests/test_,$(addsuffix .py,advice batchnorm \
-	batchnorm_layers checkpoint copies forms hugepages kept ledger migration modules observed offload posthoc posthoc_files \
-	processes profiles randomness rules selection sharded storage tracked traps))
+# What is about packages that the lowest environment has not: the frameworks, the site, the peers of the benchmarks.
+NOT_LOWEST := src/emabank/integrations tests/integrations tests/docs tests/benchmarks tests/test_frameworks_page.py
 SAY_SO = @echo "installing into $(VENV) what this needs, torch first of all: minutes, the first time";
 INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
@@ -29,8 +27,10 @@ test-cluster: $(VENV)/cluster.stamp ## runs on a real Ray and a real Slurm, whic
 test-commands: $(VENV)/dev.stamp ## the commands of README and docs, carried out as they stand (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m commands tests/test_commands.py
 
-test-lowest: $(LOWEST)/lowest.stamp ## the library's tests with the lowest versions that it supports (its own environment)
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests $(LOWEST)/bin/python -m pytest $(LIBRARY_TESTS)
+test-lowest: $(LOWEST)/lowest.stamp ## the library and the study with the lowest versions they support (own environment)
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 $(addprefix --ignore=,$(NOT_LOWEST)) \
+		-m "not slow and not cluster and not commands and not torture" \
+		-W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning # of old packages under a newer Python
 
 torture: $(VENV)/dev.stamp ## faults by the hundred, hostile files, fuzzing and long runs (an hour; figures in torture/)
 	OMP_NUM_THREADS=1 TORTURE_RESULTS=torture $(BIN)/python -m pytest -m torture tests/torture
@@ -64,11 +64,12 @@ clean: ## remove the environment, the caches and what the demo wrote
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Each lower bound of pyproject.toml, exactly; hypothesis and xdist are not what is tested here.
-$(LOWEST)/lowest.stamp: pyproject.toml
+# Of the tools only pytest is at its lower bound: the others are not what is tested here.
+$(LOWEST)/lowest.stamp: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST)
-	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet \
-		torch==2.6.0 safetensors==0.7.0 numpy==1.26.4 pytest==8.2.0 hypothesis pytest-xdist
+	@echo "installing into $(LOWEST) the lowest versions, torch first of all: minutes, the first time"; \
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-lowest.txt -e ".[study]" \
+		tensorboard pytest pytest-xdist hypothesis scikit-learn scipy selenium
 	@touch $@
 
 $(VENV)/study.stamp: pyproject.toml constraints.txt | $(BIN)/python

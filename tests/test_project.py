@@ -1,4 +1,4 @@
-"""What pyproject.toml, constraints.txt and CITATION.cff say of each other."""
+"""What pyproject.toml, the two files of constraints and CITATION.cff say of each other."""
 
 import re
 from importlib import metadata
@@ -17,8 +17,8 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def pins() -> dict[str, str]:
-    lines = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+def pins(file: str = "constraints.txt") -> dict[str, str]:
+    lines = [line.strip() for line in (ROOT / file).read_text().splitlines()]
     pinned = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {normal(name): version for name, version in pinned}
 
@@ -38,6 +38,47 @@ def test_every_dependency_has_an_honest_lower_bound_and_no_upper_one(requirement
 
 def test_the_library_depends_on_torch_alone():
     assert [normal(r.split(">")[0]) for r in REQUIREMENTS if "extra ==" not in r] == ["torch"]
+
+
+# Lower bounds --------------------------------------------------------------------------------------------------------
+
+
+def numbers(version: str) -> list[int]:
+    """A version to compare: 2.6 and 2.6.0 are one."""
+    parts = [int(part) for part in version.split(".")]
+    return parts + [0] * (4 - len(parts))
+
+
+def wrong_lowest(lowest: dict[str, str]) -> set[str]:
+    """The packages that would be tested with another version than their lower bound, or have none."""
+    bounds = {name: bound for name, (_, bound) in required().items()}
+    return {name for name, version in lowest.items() if numbers(bounds.get(name, "0")) != numbers(version)}
+
+
+def test_the_lowest_versions_that_are_tested_are_the_lower_bounds():
+    assert wrong_lowest(pins("constraints-lowest.txt")) == set()
+
+
+def test_the_lowest_versions_of_the_library_and_the_study_are_tested():
+    ours = {name for name, (extras, _) in required().items() if not extras or extras & {"safetensors", "study"}}
+    assert {"torch", "safetensors", "pandas"} <= ours <= set(pins("constraints-lowest.txt"))
+
+
+def test_every_other_lower_bound_is_of_the_release_that_is_pinned():
+    others = {name: bound for name, (_, bound) in required().items() if name not in pins("constraints-lowest.txt")}
+    assert {"lightning", "transformers", "ray"} <= set(others)
+    for name, bound in others.items():
+        assert "." in bound and f"{pins()[name]}.".startswith(f"{bound}."), name
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("torch", "2.6.1"), ("torch", "2.7.0"), ("rich", "13"), ("nothing", "1.0")]
+)
+def test_control_a_lowest_version_that_differs_is_seen(name: str, version: str):
+    assert wrong_lowest(pins("constraints-lowest.txt") | {name: version}) == {name}
+
+
+# The bill ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_bill_of_dependencies_is_that_of_the_project():

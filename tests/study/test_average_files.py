@@ -15,7 +15,7 @@ from emabank.study.own_arguments import AverageArguments
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "200")  # the temporary folder's name may be long, and a table breaks what is longer
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_the_model_has_the_kept_weights_and_where_asked_the_statistics_of_the_tr
         model = recalibrated(network_with(training.config, each.tensors), parts)
         for key, tensor in model.state_dict().items():
             if not key.endswith("num_batches_tracked"):
-                torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-6, msg=key)
+                torch.testing.assert_close(found[key], tensor, rtol=2e-5, atol=1e-6, msg=key)
     assert recomputed == 2
 
 

@@ -53,8 +53,8 @@ def predict_each(
 
     >>> model = nn.Linear(2, 3)
     >>> sets = {"live": None, "zero": {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}}
-    >>> predict_each(model, sets, [(torch.ones(4, 2), torch.zeros(4))])["zero"].sum()
-    np.float32(0.0)
+    >>> float(predict_each(model, sets, [(torch.ones(4, 2), torch.zeros(4))])["zero"].sum())
+    0.0
     """
     found: dict[Key, list[Tensor]] = {name: [] for name in weights}
     sets = _untied(model, weights)

@@ -93,7 +93,8 @@ class Hostile:
 
 
 @pytest.mark.parametrize(
-    ("function", "named"), [(os.system, f"{os.name}.system"), (eval, "eval"), (np.fromfile, r"numpy\S*fromfile")]
+    ("function", "named"),
+    [(os.system, f"{os.name}.system"), (eval, r"(builtins\.)?eval"), (np.fromfile, r"numpy\S*fromfile")],
 )
 def test_a_global_is_named_and_nothing_is_run(tmp_path: Path, function, named):
     trace = tmp_path / "trace"

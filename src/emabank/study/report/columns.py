@@ -55,10 +55,10 @@ def protocol_tables(summary: Mapping[str, Any], *, width: int = 100) -> list[Gro
     >>> column = {"column": "SGD", "trained_on": "80%", "split": "test", "epochs": [3], "weights": ["live"]}
     >>> measured = {**column, "mean": {"accuracy": 0.5}, "std": {}}
     >>> table, caption = protocol_tables({"choices": [{"rate": 0.4}], "tables": [measured]})
-    >>> Console(width=70, color_system=None).print(table)
+    >>> Console(width=70, color_system=None).print(table)  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
     Trained on 80%, measured on test; learning rate by seed: 0.4
                   SGD
-    ─────────────────
+    ─────────────────...
     accuracy, %  50.0
     epoch           3
     average      live

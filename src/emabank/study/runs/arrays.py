@@ -87,7 +87,7 @@ def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLik
             )
         arrays |= {f"logits_{part}": logits, f"labels_{part}": labels.astype(np.int64)}
 
-    # Packed in memory first: where the disk is full, older versions of numpy leave an archive open that complains later.
+    # Packed in memory first: on a full disk older versions of numpy leave an archive open that complains later.
     packed = BytesIO()
     np.savez(packed, **arrays)
     write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()))

@@ -169,7 +169,9 @@ def test_without_javascript_the_tables_are_there(browser, path):
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.execute_cdp_cmd("Page.navigate", {"url": path.as_uri()})
-        WebDriverWait(browser, 10).until(lambda _: box("#obtained") > 0)
+        # Between two pages there is neither a document to ask nor, for a moment, what it will hold.
+        wait = WebDriverWait(browser, 10, ignored_exceptions=[WebDriverException, AssertionError])
+        wait.until(lambda _: box("#obtained") > 0)
         assert box(".sheet table") > 100 and box(".headline") > 50 and box(".parts .whisker") > 0
         assert box("#figure-dynamics-a noscript") > 10
         assert box(".controls") == 0  # what needs a script is not offered

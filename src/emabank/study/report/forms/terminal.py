@@ -31,10 +31,10 @@ def terminal(sheet: Sheet, *, width: int = 80) -> Group:
     >>> from emabank.study.report.sheet import Cell
     >>> cells = [Cell(text="–"), Cell(mean=78.543, std=0.284, n=3, paper="78.54 ± 0.28")]
     >>> made = terminal(Sheet(name="a/b", title="Test", columns=["", "SWA", "EMA"], rows=[("acc., %", cells)]))
-    >>> Console(width=40, color_system=None).print(made)
+    >>> Console(width=40, color_system=None).print(made)  # doctest: +ELLIPSIS, +NORMALIZE_WHITESPACE
     Test
              SWA           EMA
-    ──────────────────────────
+    ──────────────────────────...
     acc., %    –  78.54 ± 0.28
       paper       78.54 ± 0.28
     n = 3.
