@@ -1,4 +1,4 @@
-# Needs python3, make and git; everything else is installed into .venv by the first target that wants it.
+# Needs python3 (3.11 or newer), make and git; everything else is installed into .venv by the first target that wants it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -62,6 +62,8 @@ clean: ## remove the environment, the caches and what the demo wrote
 
 # One stamp for each set of packages, so that a second `make` installs only what pyproject or the pins changed.
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "The pinned packages need Python 3.11 or \
+	newer, and $(PYTHON) is older; name another: make PYTHON=python3.11 ... (README: what works with 3.10)")'
 	$(PYTHON) -m venv $(VENV)
 
 # Of the tools only pytest is at its lower bound: the others are not what is tested here.
