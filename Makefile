@@ -32,7 +32,7 @@ test-lowest: $(LOWEST)/lowest.stamp ## the library and the study with the lowest
 		-m "not slow and not cluster and not commands and not torture" \
 		-W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning # of old packages under a newer Python
 
-torture: $(VENV)/dev.stamp ## faults by the hundred, hostile files, fuzzing and long runs (an hour; figures in torture/)
+torture: $(VENV)/dev.stamp ## faults by the hundred, hostile files, fuzzing and long runs (an hour or more; figures in torture/)
 	OMP_NUM_THREADS=1 TORTURE_RESULTS=torture $(BIN)/python -m pytest -m torture tests/torture
 
 docs: $(VENV)/docs.stamp ## build the site into site/, strictly: links, anchors, a description of every public name

@@ -146,7 +146,7 @@ class Loud(nn.Module):
 
 
 def test_channels_last_gives_the_same_numbers_up_to_rounding():
-    # Seed 1: with seed 0 and torch 2.6 the paths part by 0.8 %, probably where rounding turns a ReLU over (docs/log.md).
+    # Seed 1: with seed 0 and torch 2.6 the paths part by 0.8 %, probably where rounding turns a ReLU over.
     training, other = (
         trained(config(seed=1, hardware={"channels_last": choice, "fused": False})) for choice in (True, False)
     )

@@ -165,7 +165,7 @@ def test_a_thousand_times_saved_and_loaded_takes_no_more_memory(tmp_path: Path) 
 def test_control_memory_that_grows_is_seen(tmp_path: Path) -> None:
     kept: list[Tensor] = []
     before = resident(), live_tensors()
-    for _ in range(100):
-        kept.append(torch.ones(100_000))
+    for _ in range(2):
+        kept.append(torch.ones(1 << 24))  # 64 MiB: smaller blocks may fit into what earlier tests have freed
     assert resident() - before[0] > 4 << 20
-    assert live_tensors() - before[1] == 100
+    assert live_tensors() - before[1] == 2
