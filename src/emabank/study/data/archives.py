@@ -65,13 +65,11 @@ def unpack(path: Path, into: Path) -> None:
 
 
 def _unpack_tar(path: Path, into: Path) -> None:
-    if not hasattr(tarfile, "data_filter"):
-        raise ValueError(f"{path} cannot be unpacked safely by this Python; upgrade it, or unpack the archive by hand")
     with _tar(path) as archive:
         for member in archive:
             if not _stays_inside(member.name) or not (member.isreg() or member.isdir()):
                 raise _outside(path, member.name)
-            archive.extract(member, into, filter="data")
+            _put(into / member.name, archive.extractfile(member))
 
 
 def _unpack_zip(path: Path, into: Path) -> None:
@@ -82,13 +80,17 @@ def _unpack_zip(path: Path, into: Path) -> None:
         for member in members:
             if not _stays_inside(member.filename) or stat.S_ISLNK(member.external_attr >> 16):
                 raise _outside(path, member.filename)
-            target = into / member.filename
-            if member.is_dir():
-                target.mkdir(parents=True, exist_ok=True)
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(member) as source, open(target, "wb") as file:
-                shutil.copyfileobj(source, file)
+            _put(into / member.filename, None if member.is_dir() else archive.open(member))
+
+
+def _put(target: Path, source: IO[bytes] | None) -> None:
+    """Write a file, or make a folder where there is no source; owners, rights and times of the archive are left out."""
+    if source is None:
+        target.mkdir(parents=True, exist_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source, open(target, "wb") as file:
+        shutil.copyfileobj(source, file)
 
 
 def _stays_inside(name: str) -> bool:
