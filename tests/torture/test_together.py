@@ -67,7 +67,7 @@ def test_reports_while_a_study_trains_are_made_and_get_in_nobodys_way(tmp_path: 
         for number in range(3):
             place = tmp_path / str(number)
             trained = Child("study", place)
-            while not place.exists():
+            while not place.exists() and trained.process.exitcode is None:
                 time.sleep(0.02)
             while trained.process.exitcode is None:
                 made = Child("report", place)
