@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch.distributed as dist
-from study.small_runs import config, training_of
+from study.small_runs import config, in_float64, training_of
 from torch import Tensor
 
 from emabank.study.measures import Measured
@@ -19,8 +19,8 @@ def ranks() -> Ranks:
 def training(
     given: dict[str, Any],
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], list[Measured], list[float]]:
-    """Live weights, averages, what was measured and the losses of a run."""
-    run = training_of(config(**given), ranks=ranks())
+    """Live weights, averages, what was measured and the losses of a run of a network in float64."""
+    run = training_of(config(**given), make_model=in_float64(config(**given)), ranks=ranks())
     run.run()
     averages = {name: run.bank.weights(name) for name in run.bank.names}
     return dict(run.model.state_dict()), averages, [*run.measured, *run.test_curves], run.losses

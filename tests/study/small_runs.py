@@ -96,6 +96,20 @@ def trained(config: RunConfig, *, parts: Parts | None = None, make_model: MakeMo
     return training
 
 
+def in_float64(config: RunConfig) -> MakeModel:
+    """The configuration's network in float64: where the order of a sum may change, a ReLU near zero must not.
+
+    In float32 one that falls on the other side moves a training by percents within a few steps.
+    """
+
+    def make_model() -> nn.Module:
+        model = network_of(config, digits()[0])().double()
+        model.register_forward_pre_hook(lambda model, inputs: (inputs[0].double(),))
+        return model
+
+    return make_model
+
+
 def weights_of_each_epoch(config: RunConfig) -> tuple[Training, dict[tuple[str, int], dict[str, Tensor]]]:
     """The run once more, with a copy of all weights at the end of each epoch, by name and epoch."""
     found: dict[tuple[str, int], dict[str, Tensor]] = {}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from on_ranks import training
-from study.small_runs import config, trained
+from study.small_runs import config, in_float64, trained
 from study.small_runs import one_thread as one_thread
 from together import together
 
@@ -28,18 +28,17 @@ SHORT = {"epochs": 2, "warmup_epochs": 0.4}
     ids=["resnet8", "a last batch of two", "without batch norm", "refit"],
 )
 def test_it_is_the_training_of_one_process(given: dict[str, Any], world: int, tmp_path: Path):
-    alone = trained(config(**given))
+    alone = trained(config(**given), make_model=in_float64(config(**given)))
     everywhere = together(training.training, given, folder=tmp_path, world=world)
     for live, averages, measured, losses in everywhere:
         assert_close(live, alone.model.state_dict())
         for name, weights in averages.items():
             assert_close(weights, alone.bank.weights(name))
-        assert losses == pytest.approx(alone.losses, rel=1e-4)
+        assert losses == pytest.approx(alone.losses, rel=1e-9)
         expected = [*alone.measured, *alone.test_curves]
         assert [each[:5] for each in measured] == [each[:5] for each in expected]
         for mine, other in zip(measured, expected, strict=True):
-            # One image of 40 may fall on the other side.
-            assert mine.value == pytest.approx(other.value, rel=1e-3, abs=0.026 if "loss" not in mine.metric else 1e-4)
+            assert mine.value == pytest.approx(other.value, rel=1e-6)
     first = everywhere[0]
     for other in everywhere[1:]:  # whatever one of them writes is what all have
         assert all(torch.equal(first[0][key], other[0][key]) for key in first[0])
@@ -49,7 +48,7 @@ def test_it_is_the_training_of_one_process(given: dict[str, Any], world: int, tm
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert list(found) == list(expected)
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

@@ -15,7 +15,7 @@ from study.studies.small_studies import runs_in
 from emabank.study.place import Place
 from emabank.study.runs.folder import RunFolder
 
-SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.1]"]
+SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
 WORDS = ["run", "lr-search", "--seeds", "1", "--device", "cpu"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "emabank"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
