@@ -84,10 +84,10 @@ def test_an_archive_that_grows_without_end_is_stopped(tmp_path: Path, monkeypatc
 # Unpacking -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "content"), [("a.tar.gz", tar_gz(FILES)), ("a.zip", zipped(FILES))])
-def test_everything_is_unpacked(tmp_path: Path, into: Path, name: str, content: bytes):
+@pytest.mark.parametrize(("name", "make"), [("a.tar.gz", tar_gz), ("a.zip", zipped)])
+def test_everything_is_unpacked(tmp_path: Path, into: Path, name: str, make):
     path = tmp_path / name
-    path.write_bytes(content)
+    path.write_bytes(make(FILES))
     unpack(path, into)
     assert everything_in(into) == FILES
 
