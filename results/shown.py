@@ -11,8 +11,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "results" / "small"
+REPEATED = "repeated"
+"""Beside what is kept: some of the same studies on another machine, and what was not run at first."""
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
-_BLOCK = re.compile(r"(<!-- made by results/shown\.py: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- made by results/shown\.py: ([\w-]+)( repeated)? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def claims(kept: Path) -> str:
@@ -23,6 +25,7 @@ def claims(kept: Path) -> str:
         parts = [counted["reproduced"], counted["not reproduced"], counted["inconclusive"]]
         verdict = rows[0]["claim_verdict"]
         shown = f"**{verdict}**" if verdict == "reproduced" else verdict
+        shown += " (repeated)" if rows[0]["from"] == REPEATED else ""
         counts = ", ".join(map(str, parts)) if any(parts) else "–"
         lines.append(f"| {number} | {rows[0]['title']} | {shown} | {counts} |")
     return "\n".join(lines)
@@ -53,15 +56,28 @@ BLOCKS = {"claims": claims, "verdicts": verdicts, "runs": runs}
 
 def with_blocks(page: str, kept: Path = KEPT) -> str:
     """A page with what stands between its marks made anew."""
-    return _BLOCK.sub(lambda block: f"{block[1]}\n{BLOCKS[block[2]](kept)}\n\n{block[3]}", page)
+
+    def made(block: re.Match[str]) -> str:
+        return f"{block[1]}\n{BLOCKS[block[2]](kept.with_name(REPEATED) if block[3] else kept)}\n\n{block[4]}"
+
+    return _BLOCK.sub(made, page)
 
 
 def _by_claim(kept: Path) -> dict[int, list[dict[str, str]]]:
-    found: dict[int, list[dict[str, str]]] = {}
-    with open(kept / "claims.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            found.setdefault(int(row["claim"]), []).append(row)
+    """The statistics of each claim; where it was not run at first, those of the repetition."""
+    found, repeated = _claims_in(kept), kept.with_name(REPEATED)
+    for number, rows in _claims_in(repeated).items() if repeated.exists() else ():
+        if found[number][0]["claim_verdict"] == "not run" != rows[0]["claim_verdict"]:
+            found[number] = rows
     return dict(sorted(found.items()))
+
+
+def _claims_in(folder: Path) -> dict[int, list[dict[str, str]]]:
+    found: dict[int, list[dict[str, str]]] = {}
+    with open(folder / "claims.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(int(row["claim"]), []).append({**row, "from": folder.name})
+    return found
 
 
 if __name__ == "__main__":
