@@ -19,7 +19,7 @@ from integrations.lightning_runs import (
     fit,
     training_loader,
 )
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
@@ -73,6 +73,42 @@ def test_training_and_what_is_logged_of_it_are_as_without_the_callback():
     assert own == told.told
     added = {key for _, metrics in more.told for key in metrics if "/" in key}
     assert added == {f"{metric}/{name}" for metric in ("val_loss", "val_accuracy") for name in AVERAGES}
+
+
+class Bar(ProgressBar):
+    """A progress bar that takes notes of what it hears while an epoch is validated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+
+    def on_validation_start(self, *given: Any) -> None:
+        self.heard.append("start")
+
+    def on_validation_batch_end(self, *given: Any) -> None:
+        self.heard.append("batch")
+
+    def disable(self) -> None: ...
+
+
+class Watched(Module):
+    """Looks for the bar in each validation step, as the thread that draws one may at any moment."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.bars = [*getattr(self, "bars", []), self.trainer.progress_bar_callback]
+        super().validation_step(batch, batch_idx)
+
+
+def test_a_progress_bar_stays_where_it_is_and_hears_of_the_live_weights_only():
+    heard = []
+    for callbacks in ([], [bank_callback()]):
+        module, bar = Watched(), Bar()
+        fit(module, bar, *callbacks, enable_progress_bar=True, num_sanity_val_steps=0)
+        assert {id(each) for each in module.bars} == {id(bar)}
+        assert len(module.bars) == 6 * (1 + len(AVERAGES) * len(callbacks))
+        assert not [name for name in vars(bar) if name.startswith("on_") or name in ("setup", "teardown")]
+        heard.append(bar.heard)
+    assert heard[0] == heard[1] == ["start", "batch", "batch", "batch"] * 2
 
 
 def test_workers_that_persist_serve_training_and_the_averages():

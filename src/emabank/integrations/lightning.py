@@ -216,24 +216,39 @@ _LOGGED = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics")
 
 @contextmanager
 def _aside(trainer: Any) -> Generator[Mapping[str, Tensor]]:
-    """Lightning with a validation loop of our own, no callbacks, and loggers that log nothing; then as it was.
+    """Lightning with a validation loop of our own, callbacks that hear nothing, and loggers that log nothing; then as
+    it was.
 
     Yields where the metrics are that the module logs meanwhile.
     """
     epoch_loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
     loop, callbacks, loggers = epoch_loop.val_loop, trainer.callbacks, trainer.loggers
     logged = {key: getattr(connector, key) for key in (*_LOGGED, "_first_loop_iter", "_current_fx")}
+    # A bar may have a thread that draws it at any moment, and that looks for it among the trainer's callbacks.
+    bars = [callback for callback in callbacks if callback is trainer.progress_bar_callback]
     try:
         epoch_loop.val_loop = _second(loop, trainer)
-        trainer.callbacks = []
+        trainer.callbacks = bars
+        for bar in bars:
+            vars(bar).update(dict.fromkeys(_hooks(bar), _unheard))
         trainer.loggers = [DummyLogger()] * len(loggers)  # a module may use self.logger.experiment
         for key in _LOGGED:
             setattr(connector, key, {})
         yield connector._callback_metrics
     finally:
         epoch_loop.val_loop, trainer.callbacks, trainer.loggers = loop, callbacks, loggers
+        for bar in bars:
+            for hook in _hooks(bar):
+                vars(bar).pop(hook, None)
         for key, value in logged.items():
             setattr(connector, key, value)
+
+
+def _hooks(callback: pl.Callback) -> list[str]:
+    return [name for name in dir(type(callback)) if name.startswith("on_") or name in ("setup", "teardown")]
+
+
+def _unheard(*given: Any, **named: Any) -> None: ...
 
 
 def _second(loop: Any, trainer: pl.Trainer) -> Any:
