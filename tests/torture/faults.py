@@ -51,7 +51,8 @@ def left(folder: Path) -> dict[str, bytes]:
 
 def _is_stray(path: Path) -> bool:
     """Whether a killed process was writing this, outside of a run: nobody reads it; a run removes its own."""
-    return re.fullmatch(r"\.[0-9a-f]+\.tmp", path.name) is not None and not any(
+    # Of ours, and of safetensors inside of it.
+    return re.fullmatch(r"\.[0-9a-f]+\.tmp|\.tmp[A-Za-z0-9]{6}", path.name) is not None and not any(
         (folder / "config.json").exists() for folder in path.parents
     )
 
