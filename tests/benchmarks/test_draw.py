@@ -177,6 +177,14 @@ def test_with_another_matplotlib_the_data_decides():
     assert not look.same_picture(re.sub(rb"draw\.py from \w", b"draw.py from _", elsewhere), made)
 
 
+def test_what_matplotlib_calls_a_thing_is_no_part_of_the_picture():
+    made = Picture(DotPlot(((Dots("a", (Dot("b", about(1)),)),),), "x")).svg()
+    names = sorted(set(re.findall(rb"#([pm][0-9a-f]{10})", made)))
+    assert len(names) > 1
+    assert look.same_picture(made.replace(names[0], b"p0123456789"), made)
+    assert not look.same_picture(made.replace(names[0], names[1]), made)  # two things under one name
+
+
 # What is shown --------------------------------------------------------------------------------------------------------
 
 
