@@ -18,7 +18,7 @@ def test_swapped_puts_values_in_and_back() -> None:
     model = net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     values = dict(VALUES)
-    with swapped(model, values):
+    with swapped(model, values, None):
         assert values == {}  # let go as they came into their places: a large model has no room for both
         assert model[0].bias.tolist() == [7.0] * 3
         assert model[1].running_mean.tolist() == [9.0] * 3

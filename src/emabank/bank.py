@@ -13,8 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from emabank.copies import SWAPPED, swap_in
 from emabank.ledger import FORMAT, Ledger, Rule
-from emabank.modules import refuse_without_data, unwrap
+from emabank.modules import ordinary_tensors, refuse_without_data, unwrap
 from emabank.processes import means
 from emabank.reading import Readable, one_of, shapes
 from emabank.sharded import gathers, reshard
@@ -72,6 +73,11 @@ class EMABank(Readable):
         one_of("buffers", buffers, ("average", "copy"))
         one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
         one_of("dtype", dtype, (torch.float32, torch.float64))
+        if (swap := swap_in(model)) is not None:
+            raise RuntimeError(
+                f"The model holds the average {swap.name!r} of another bank now, not its live weights: build this bank "
+                f"after the block of applied({swap.name!r})."
+            )
         reshard(gathers(model))
         refuse_without_data(model)
         ledger = Ledger(averages, every)
@@ -98,7 +104,7 @@ class EMABank(Readable):
         >>> [bank.update() for _ in range(4)]
         [False, True, False, True]
         """
-        if self._barred:
+        if SWAPPED or self._handle is not None:
             self._refuse_update()
         return self._count_step()
 
@@ -121,7 +127,6 @@ class EMABank(Readable):
                 "This bank is attached to an optimizer already, and would count twice: remove() that handle first."
             )
         self._handle = optimizer.register_step_post_hook(self._after_optimizer_step)
-        self._barred = True
         return self._handle
 
     def flush(self) -> bool:
@@ -212,6 +217,7 @@ class EMABank(Readable):
 
     # State ------------------------------------------------------------------------------------------------------------
 
+    @ordinary_tensors
     def state_dict(self) -> dict[str, Any]:
         """Everything the bank knows, as copies; loads with `weights_only=True`. The live weights are not in it.
 
@@ -236,6 +242,7 @@ class EMABank(Readable):
             },
         }
 
+    @ordinary_tensors
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the bank that gave `state` stood. It must have the same averages, period and tensors.
 
@@ -278,7 +285,7 @@ class EMABank(Readable):
     def __getstate__(self) -> dict[str, Any]:
         # A copy (deepcopy, pickle) has its own model and averages; the optimizer's hook stays with the original.
         self._refuse_if_applied("A copy of the bank")
-        return {**self.__dict__, "_handle": None, "_barred": False, "_gathered": {}}
+        return {**self.__dict__, "_handle": None, "_gathered": {}}
 
     # Guards -----------------------------------------------------------------------------------------------------------
 
@@ -318,4 +325,4 @@ class EMABank(Readable):
                 "update() while the bank is attached to an optimizer would count every step twice: leave the call out, "
                 "or remove() the handle that attach() returned."
             )
-        self._handle, self._barred = None, False
+        self._handle = None

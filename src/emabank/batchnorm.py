@@ -165,7 +165,7 @@ def _holder(target: EMABank | nn.Module, name: str) -> _Holder:
     is_bank = isinstance(target, EMABank)
     model = target.model if is_bank else target
     if gathers(model):  # a forward pass gathers the parameters' own tensors, so that values have to stand in them
-        return partial(target.applied, name) if is_bank else lambda: swapped(model, {})
+        return partial(target.applied, name) if is_bank else lambda: swapped(model, {}, None)
     tensors = target.functional(name) if is_bank else functional_tensors(model, {})
     return partial(_holding, _places(unwrap(model)), tensors)
 

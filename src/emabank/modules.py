@@ -5,10 +5,11 @@ that a submodule which happens to be called `module` keeps its name. Imports tor
 """
 
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -105,12 +106,42 @@ class Watch:
 def evaluating(model: nn.Module) -> Generator[None]:
     """The model in eval mode, and afterwards each module in the mode it had."""
     modes = [(module, module.training) for module in model.modules()]
+    # The second `finally` is for an interrupt during the first.
     try:
-        model.eval()
-        yield
+        try:
+            model.eval()
+            yield
+        finally:
+            _set_modes(modes)
     finally:
-        for module, mode in modes:
-            module.training = mode
+        _set_modes(modes)
+
+
+def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    for module, mode in modes:
+        module.training = mode
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def ordinary_tensors(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let a function make ordinary tensors inside `torch.inference_mode`; those made there cannot be written later.
+
+    >>> with torch.inference_mode():
+    ...     torch.zeros(1).is_inference(), ordinary_tensors(torch.zeros)(1).is_inference()
+    (True, False)
+    """
+
+    @wraps(function)
+    def outside(*args: Arguments.args, **keywords: Arguments.kwargs) -> Result:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **keywords)
+        with torch.inference_mode(False), torch.no_grad():  # the first one alone would turn gradients on
+            return function(*args, **keywords)
+
+    return outside
 
 
 def refuse_without_data(model: nn.Module) -> None:

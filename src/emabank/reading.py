@@ -9,11 +9,19 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from emabank.copies import functional_tensors, plain_state_dict, standalone, swapped
+from emabank.copies import (
+    Swap,
+    functional_tensors,
+    holding,
+    places,
+    plain_state_dict,
+    standalone,
+    swap_in,
+    swapped,
+)
 from emabank.ledger import LIVE, Ledger, Rule
-from emabank.modules import evaluating, parts_of, refuse_without_data, unwrap
+from emabank.modules import evaluating, ordinary_tensors, parts_of, refuse_without_data, unwrap
 from emabank.processes import means
 from emabank.sharded import gathers, is_sharded, local, part_of, reshard, whole
 from emabank.tracked import Tracked, nonfinite, refuse_misfit
@@ -27,8 +35,6 @@ class Readable:
     def __init__(self, model: nn.Module, ledger: Ledger, tracked: Tracked) -> None:
         self._model, self._ledger, self._tracked = model, ledger, tracked
         self._steps = 0
-        self._applied: tuple[str, str] | None = None
-        self._barred = False  # whether update() has to ask why it may not run
         self._outdate()
 
     @contextmanager
@@ -43,15 +49,10 @@ class Readable:
         """
         self._refuse_if_applied("Another applied()")
         name = self.resolve(name)
-        values = self._values(name, batchnorm)
-        barred = self._barred
-        with swapped(self._model, values):
-            self._applied, self._barred = (name, batchnorm), True
-            try:
-                yield self._model
-            finally:
-                self._applied, self._barred = None, barred
+        with swapped(self._model, self._values(name, batchnorm), Swap(self, name, batchnorm)):
+            yield self._model
 
+    @ordinary_tensors
     def weights(self, name: str | float, *, batchnorm: Statistics = "averaged", full: bool = False) -> dict[str, Any]:
         """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
 
@@ -69,6 +70,7 @@ class Readable:
         state = plain_state_dict(self._model, means(self._model, values))
         return {key: whole(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
+    @ordinary_tensors
     def module(self, name: str | float, *, batchnorm: Statistics = "averaged") -> nn.Module:
         """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
 
@@ -118,16 +120,17 @@ class Readable:
         >>> EMABank(nn.Linear(2, 1), [0.9]).call(0.9, torch.ones(4, 2)).shape
         torch.Size([4, 1])
         """
-        key = (self.resolve(name), batchnorm)
+        name = self.resolve(name)
         root = unwrap(self._model)
         if gathers(self._model):
             with self.applied(name, batchnorm=batchnorm), evaluating(root):
                 return self._model(*inputs, **keywords)
-        self._verify()
-        if key not in self._gathered:
-            self._gathered[key] = self._values(*key)
+        values = self._values(name, batchnorm, reuse=True)
         with evaluating(root):
-            return functional_call(root, functional_tensors(self._model, self._gathered[key]), inputs, keywords)
+            if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
+                return root(*inputs, **keywords)
+            with holding(root, places(root), functional_tensors(root, values), Swap(self, name, batchnorm)):
+                return root(*inputs, **keywords)
 
     def functional(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Tensor]:
         """An average's tensors by their paths in the unwrapped model, for `torch.func.functional_call`.
@@ -203,23 +206,29 @@ class Readable:
 
     # What is read -----------------------------------------------------------------------------------------------------
 
-    def _values(self, name: str | float, batchnorm: str) -> dict[str, Tensor]:
+    @ordinary_tensors
+    def _values(self, name: str | float, batchnorm: str, *, reuse: bool = False) -> dict[str, Tensor]:
         """What an average puts in place of the live values, by plain name: the same ones, before it has begun.
 
-        Copies that nobody else holds.
+        Copies that nobody else holds, unless `reuse`: then the tensors of an average are read once per update.
         """
         name = self.resolve(name)
         one_of("batchnorm", batchnorm, ("averaged", "recomputed"))
-        if self._applied not in (None, (name, batchnorm)):
+        swap = swap_in(self._model)
+        if swap is not None and swap != Swap(self, name, batchnorm):
             raise RuntimeError(
-                f"Inside applied({self._applied[0]!r}) only that average can be read, for the model's own tensors hold "
-                f"it; read {name!r} after the with block."
+                f"Inside applied({swap.name!r}) only that average can be read, by that bank and thread: the model "
+                f"holds it now. Read {name!r} after the with block."
             )
         self._verify()
         if name == LIVE:
             values: dict[str, Tensor] = {}
+        elif not self._ledger.has_begun(name):
+            values = self._tracked.live()
+        elif not reuse:
+            values = self._read(name)
         else:
-            values = self._read(name) if self._ledger.has_begun(name) else self._tracked.live()
+            values = self._gathered.get(name) or self._gathered.setdefault(name, self._read(name))
         return {**values, **self._statistics(name)} if batchnorm == "recomputed" else values
 
     def _read(self, name: str) -> dict[str, Tensor]:
@@ -234,7 +243,9 @@ class Readable:
 
     def _statistics(self, name: str) -> dict[str, Tensor]:
         step, statistics = self._recomputed.get(name, (-1, {}))
-        if step < 0 or (name == LIVE and step != self._steps):
+        # Where weights are read from the live model, every step moves them.
+        follows_live = name == LIVE or not self._ledger.has_begun(name) or self._tracked.leaves_out_trainable()
+        if step < 0 or (follows_live and step != self._steps):
             raise RuntimeError(
                 f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
                 "update): call recalibrate_batchnorm(bank, loader) first."
@@ -247,13 +258,15 @@ class Readable:
 
     def _outdate(self) -> None:
         """Forget what was derived from the averages as they were."""
-        self._gathered: dict[tuple[str, str], dict[str, Tensor]] = {}
+        self._gathered: dict[str, dict[str, Tensor]] = {}
         self._recomputed: dict[str, tuple[int, dict[str, Tensor]]] = {}
 
     def _refuse_if_applied(self, what: str) -> None:
-        if self._applied is not None:
+        swap = swap_in(self._model)
+        if swap is not None:
+            other = "" if swap.bank is self else " of another bank"
             raise RuntimeError(
-                f"{what} inside applied({self._applied[0]!r}): the model holds that average now, not its live weights; "
+                f"{what} inside applied({swap.name!r}){other}: the model holds that average now, not its live weights; "
                 "do it after the with block."
             )
 

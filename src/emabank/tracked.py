@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from emabank.modules import Part, Watch, parts_of
+from emabank.modules import Part, Watch, ordinary_tensors, parts_of
 from emabank.processes import Processes, Statistics
 from emabank.sharded import gathers, is_sharded, like, local, part_of, reshard
 from emabank.storage import Storage
@@ -21,6 +21,7 @@ Choice = Literal["all", "trainable"] | Callable[[str, nn.Parameter], bool]
 class Tracked:
     """The tensors of `model` that are averaged, and `count` averages of each."""
 
+    @ordinary_tensors
     def __init__(
         self,
         model: nn.Module,
@@ -63,6 +64,7 @@ class Tracked:
 
     # Following the model ----------------------------------------------------------------------------------------------
 
+    @ordinary_tensors
     def verify(self) -> bool:
         """Make sure the averages are tied to the live tensors as they stand; False if they had to be tied anew."""
         reshard(self._gathers)
@@ -119,10 +121,16 @@ class Tracked:
         assert self._statistics is not None, "verify comes first"
         return [local(tensor) for tensor in self._statistics.tensors]
 
+    def leaves_out_trainable(self) -> bool:
+        """Whether training moves a parameter that is read from the live model, not averaged."""
+        averaged = set(self.names)
+        return any(p.is_parameter and p.tensor.requires_grad and p.name not in averaged for p in parts_of(self._model))
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of the live tensors by plain name."""
         return _shapes(self._parts)
 
+    @ordinary_tensors
     def to(self, device: torch.device | None) -> None:
         """Move the averages."""
         self._storage = self._storage.rebuilt(self.data(), device=device)

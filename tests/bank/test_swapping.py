@@ -42,26 +42,6 @@ def test_trap26_an_exception_while_swapping_in_restores(monkeypatch: pytest.Monk
     assert bank.update()
 
 
-def test_trap30_an_interrupt_while_restoring_still_restores(monkeypatch: pytest.MonkeyPatch) -> None:
-    from emabank import copies
-
-    model, bank = small_bank()
-    run(model, 4, bank.update)
-    before = copy.deepcopy(model.state_dict())
-    real, calls = copies._put_back, []
-
-    def interrupted(kept) -> None:
-        calls.append(1)
-        real(kept[: len(kept) // 2] if len(calls) == 1 else kept)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(copies, "_put_back", interrupted)
-    with pytest.raises(KeyboardInterrupt), bank.applied(0.9):
-        pass
-    assert states_equal(model.state_dict(), before)
-
-
 def test_trap27_trap28_trap34_inside_applied_nothing_else_may_happen() -> None:
     model, bank = small_bank([0.9, 0.99])
     bank.update()

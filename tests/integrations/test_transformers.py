@@ -10,13 +10,15 @@ from interpreter import run
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from emabank import EMA
+from emabank import EMA, EMABank
 
 transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
 pytest.importorskip("accelerate", reason="the extra transformers is not installed")
 
 from transformers import (  # noqa: E402
     EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
     ResNetConfig,
     ResNetForImageClassification,
     Trainer,
@@ -285,3 +287,18 @@ def test_without_transformers_one_sentence_says_what_to_install():
         "ImportError: emabank.integrations.transformers needs transformers: "
         "python -m pip install 'emabank[transformers]'."
     )
+
+
+def test_applied_restores_a_gpt2_whose_tied_weights_were_loaded_with_assign() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=8, n_layer=1, n_head=2))
+    model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
+    model.tie_weights()
+    model.lm_head.weight = nn.Parameter(model.transformer.wte.weight.data)  # one memory, two parameters
+    bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
+    with torch.no_grad():
+        model.transformer.wte.weight.add_(1.0)
+    bank.update()
+    before = model.transformer.wte.weight.detach().clone()
+    with bank.applied(0.5):
+        assert not torch.equal(model.transformer.wte.weight, before)
+    assert torch.equal(model.transformer.wte.weight, before)
