@@ -16,9 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from emabank.ledger import FORMAT, Ledger, Rule
 from emabank.modules import refuse_without_data, unwrap
 from emabank.processes import means
-from emabank.reading import Readable, one_of, shapes
+from emabank.reading import Readable, one_of
 from emabank.sharded import gathers, reshard
-from emabank.tracked import Choice, Tracked, refuse_misfit
+from emabank.tracked import Choice, Tracked
 
 
 class EMABank(Readable):
@@ -239,6 +239,8 @@ class EMABank(Readable):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the bank that gave `state` stood. It must have the same averages, period and tensors.
 
+        Raises a ValueError on a state that is damaged or does not fit, and has then changed nothing.
+
         >>> bank = EMABank(nn.Linear(2, 1), [0.9])
         >>> bank.load_state_dict(bank.state_dict())
         """
@@ -247,8 +249,10 @@ class EMABank(Readable):
         # Everything is checked before anything changes.
         self._ledger.refuse_foreign(state)
         for name, saved in state["averages"].items():
-            what = f"The saved average {name!r} does not fit the model"
-            refuse_misfit(what, self._tracked.shapes(), shapes(saved["tensors"]))
+            self._tracked.refuse_average(f"The saved average {name!r} does not fit the model", saved["tensors"])
+        for name, saved in state["recomputed"].items():
+            what = f"The recomputed statistics of {name!r} do not fit the model"
+            self._tracked.refuse_statistics(what, saved["tensors"])
         for index, name in enumerate(self.names):
             self._tracked.write(index, state["averages"][name]["tensors"])
             self._ledger.load(name, state["averages"][name])

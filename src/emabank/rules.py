@@ -349,14 +349,16 @@ def rule_from_dict(state: Mapping[str, Any]) -> EMA | Uniform | PowerEMA:
     >>> rule_from_dict({"rule": "Uniform", "start": 100})
     Uniform(start=100)
     """
+    if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"A saved rule must be a mapping; got a {type(state).__name__}.")
     fields = dict(state)
     kind = fields.pop("rule", None)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"{kind!r} is not a rule of this version; known are {', '.join(_KINDS)}.")
     try:
         return _KINDS[kind](**fields)
-    except TypeError as error:
-        raise ValueError(f"The fields {sorted(fields)} do not make a rule {kind}: {error}.") from None
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"The fields {list(fields)} do not make a rule {kind}: {error}.") from None
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -1,7 +1,7 @@
 """BestTracker: which average was best by which criterion at which epoch, its weights, and when to stop.
 
 It sees the numbers that it is given and asks the bank for weights, never for data. May import advice, kept, ledger,
-observed and torch.
+observed, tracked and torch.
 """
 
 import os
@@ -18,6 +18,7 @@ from emabank.advice import Advice, advise
 from emabank.kept import Kept, Place
 from emabank.ledger import LIVE
 from emabank.observed import Best, Observation, Observed, saved_rows, whole
+from emabank.tracked import refuse_values
 
 if TYPE_CHECKING:
     from emabank.bank import EMABank
@@ -282,9 +283,10 @@ class BestTracker:
         self._check_same(state)
         try:
             rows = saved_rows(state["history"])
-            weights = {(item["average"], item["epoch"]): deepcopy(dict(item["weights"])) for item in state["weights"]}
+            saved = [(item["average"], whole("epoch", item["epoch"]), item["weights"]) for item in state["weights"]]
+            weights = {(average, epoch): deepcopy(dict(values)) for average, epoch, values in saved}
             recomputed = [whole("epoch", epoch) for epoch in state.get("recomputed", [])]  # older states have none
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error
         unknown = {row.average for row in rows} - {LIVE, *self._bank.names}
         if unknown:
@@ -298,20 +300,25 @@ class BestTracker:
             raise ValueError(
                 "The state of the tracker is damaged: its history and its snapshots contradict each other."
             )
+        live = self._bank.weights(LIVE) if weights else {}
+        for (average, epoch), values in weights.items():
+            refuse_values(f"The snapshot of {average!r} at epoch {epoch} does not fit the model", live, values)
         self._kept.keep(weights, wanted)
         self._observed, self._recomputed = observed, recomputed
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"The state of a BestTracker must be a mapping; got a {type(state).__name__}.")
         absent = [key for key in ("version", "criteria", "snapshots", "history", "weights") if key not in state]
         if absent:
             raise ValueError(f"This is not the state of a BestTracker: it has no {' and no '.join(absent)}.")
-        if state["version"] != VERSION:
+        if type(state["version"]) is not int or state["version"] != VERSION:
             raise ValueError(
-                f"The tracker's state has version {state['version']}, this emabank reads {VERSION}; upgrade emabank."
+                f"The tracker's state has version {state['version']!r}, this emabank reads {VERSION}; upgrade emabank."
             )
-        if state["criteria"] != self.criteria:
+        if not isinstance(state["criteria"], Mapping) or state["criteria"] != self.criteria:
             raise ValueError(f"The state has criteria {state['criteria']}, the tracker {self.criteria}; use the same.")
-        if state["snapshots"] != self._mode:
+        if not isinstance(state["snapshots"], str | None) or state["snapshots"] != self._mode:
             raise ValueError(
                 f"The state has snapshots={state['snapshots']!r}, the tracker {self._mode!r}; use the same."
             )

@@ -93,12 +93,14 @@ class Storage:
 
     def as_kept(self, lives: Sequence[Tensor]) -> list[Tensor]:
         """Copies of these tensors in the precision and place that their averages have."""
-        copies: list[Tensor] = []
-        for form, live in zip(self._forms, lives, strict=True):
-            precision = form.precision(self.dtype)
-            dtype = precision.to_complex() if form.dtype.is_complex else precision
-            copies.append(live.to(self.device or live.device, dtype, copy=True))
-        return copies
+        kinds = zip(lives, self.dtypes(), strict=True)
+        return [live.to(self.device or live.device, dtype, copy=True) for live, dtype in kinds]
+
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtype that the averages of each tensor have."""
+        precisions = [form.precision(self.dtype) for form in self._forms]
+        pairs = zip(self._forms, precisions, strict=True)
+        return [precision.to_complex() if form.dtype.is_complex else precision for form, precision in pairs]
 
     def _bind(self, lives: Sequence[Tensor]) -> None:
         for shelf in self._shelves:

@@ -5,7 +5,7 @@ room notices, and refuses what no longer fits. Knows nothing of rules and counts
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -119,10 +119,6 @@ class Tracked:
         assert self._statistics is not None, "verify comes first"
         return [local(tensor) for tensor in self._statistics.tensors]
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the live tensors by plain name."""
-        return _shapes(self._parts)
-
     def to(self, device: torch.device | None) -> None:
         """Move the averages."""
         self._storage = self._storage.rebuilt(self.data(), device=device)
@@ -148,6 +144,18 @@ class Tracked:
         else:
             named = zip(self.names, self._lives, strict=True)
             self._storage.write(average, [part_of(values[name], live) for name, live in named])
+
+    def refuse_average(self, what: str, values: object) -> None:
+        """Raise a ValueError unless these values can be written to an average: all of them, and finite there."""
+        tensors = refuse_values(what, {part.name: part.tensor for part in self._parts}, values)
+        kept = zip(self.names, self._storage.dtypes(), strict=True)
+        _refuse_nonfinite(what, {name: local(tensors[name]).to(dtype) for name, dtype in kept})
+
+    def refuse_statistics(self, what: str, values: object) -> None:
+        """Raise a ValueError unless these values can stand in floating buffers of the model, and are finite."""
+        named = cast("Mapping[str, object]", values) if isinstance(values, Mapping) else {}
+        parts = [part for part in parts_of(self._model) if _is_floating_buffer(part) and part.name in named]
+        _refuse_nonfinite(what, refuse_values(what, {part.name: part.tensor for part in parts}, values))
 
     def _spread(self, parts: list[Tensor]) -> dict[str, Tensor]:
         named = zip(self.names, self._lives, parts, strict=True)
@@ -207,6 +215,40 @@ def refuse_misfit(what: str, expected: Mapping[str, tuple[int, ...]], given: Map
         raise ValueError(f"{what}: {'; '.join(faults)}.")
 
 
+def refuse_values(what: str, lives: Mapping[str, object], values: object) -> Mapping[str, Tensor]:
+    """The values; raise a ValueError unless they have the names of the live ones, and tensors their shapes and kinds.
+
+    >>> refuse_values("The state does not fit", {"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.long)})
+    Traceback (most recent call last):
+    ...
+    ValueError: The state does not fit: 'a' must be a floating tensor; got torch.int64 (torch.strided, cpu).
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{what}: its tensors must be a mapping; got a {type(values).__name__}.")
+    named = cast("Mapping[str, object]", values)
+    for name, value in named.items():
+        live = lives.get(name)
+        if not isinstance(live, Tensor):
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{what}: {name!r} must be a tensor; got a {type(value).__name__}.")
+        if _kind(value) != _kind(live) or value.layout != live.layout or value.is_meta:
+            given = f"{value.dtype} ({value.layout}, {value.device})"
+            raise ValueError(f"{what}: {name!r} must be a {_kind(live)} tensor; got {given}.")
+    refuse_misfit(what, _shapes_of(lives), _shapes_of(named))
+    return cast("Mapping[str, Tensor]", named)
+
+
+def _refuse_nonfinite(what: str, tensors: Mapping[str, Tensor]) -> None:
+    bad = nonfinite(tensors)
+    if bad:
+        raise ValueError(f"{what}: {_listed(bad)} must be finite; got NaN or inf.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return "complex" if tensor.is_complex() else "floating" if tensor.is_floating_point() else "integer"
+
+
 def _is_averaged(part: Part, parameters: Choice) -> bool:
     tensor = part.tensor
     if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -224,11 +266,19 @@ def _is_averaged(part: Part, parameters: Choice) -> bool:
 
 def _is_statistic(part: Part) -> bool:
     # Only these are means over batches. Others hold what must be exact: counters, masks, spectral norm's vectors.
-    return not part.is_parameter and part.key in ("running_mean", "running_var") and part.tensor.is_floating_point()
+    return _is_floating_buffer(part) and part.key in ("running_mean", "running_var")
+
+
+def _is_floating_buffer(part: Part) -> bool:
+    return not part.is_parameter and part.tensor.is_floating_point()
 
 
 def _shapes(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
-    return {part.name: tuple(part.tensor.shape) for part in parts}
+    return _shapes_of({part.name: part.tensor for part in parts})
+
+
+def _shapes_of(values: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) if isinstance(value, Tensor) else () for name, value in values.items()}
 
 
 def _listed(names: list[str]) -> str:

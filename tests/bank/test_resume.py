@@ -66,7 +66,7 @@ def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: 
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda s: s.pop("averages"), "averages are missing"),
+        (lambda s: s.pop("averages"), "missing: \\['averages'\\]"),
         (lambda s: s.update(format=99), "format 99"),
         (lambda s: s.update(every=8), "every=8"),
         (lambda s: s["averages"].pop("ema-0.9"), "same averages"),
