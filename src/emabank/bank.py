@@ -154,7 +154,6 @@ class EMABank(Readable):
             self._tracked.write(self.names.index(each))
             self._ledger.reset(each, self._steps)
         self._outdate()
-        self._tracked.begin()
 
     def _count_step(self) -> bool:
         self._steps = step = self._steps + 1
@@ -302,12 +301,12 @@ class EMABank(Readable):
 
     def _warn_if_loaded_since(self) -> None:
         self._verify()
-        share = self._tracked.share_replaced()
-        if 0.5 < share < float("inf"):  # of what is not finite the next sample tells
+        left = self._tracked.share_left()
+        if -0.5 < left < 0.5:
             warnings.warn(
-                f"At the first step the weights are {share:.0%} away from those the bank was built with, more than one "
-                "step explains: if a checkpoint was loaded since, call bank.reset() after loading, or the averages "
-                "begin with the weights from before.",
+                f"After the first step {max(left, 0.0):.0%} of the weights that the bank was built with are left, less "
+                "than one step leaves: if a checkpoint was loaded since, call bank.reset() after loading, or the "
+                "averages begin with the weights from before.",
                 stacklevel=4,
             )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from emabank.forms import Form
-from emabank.shelf import ROUNDS, Shelf
+from emabank.shelf import ROUNDS, Shelf, summed
 
 
 class Storage:
@@ -74,10 +74,9 @@ class Storage:
         for shelf in self._shelves:
             shelf.move(weights)
 
-    def distance(self, average: int) -> tuple[float, float]:
-        """How far the live tensors are from one average, and its length, both squared."""
-        found = [shelf.distance(average) for shelf in self._shelves]
-        return sum(moved for moved, _ in found), sum(norm for _, norm in found)
+    def overlap(self, average: int) -> tuple[float, float, float]:
+        """What one average and the live tensors have in common; see `Shelf.overlap`."""
+        return summed([shelf.overlap(average) for shelf in self._shelves])
 
     def read(self, average: int) -> list[Tensor]:
         """Copies of the tensors of one average."""
