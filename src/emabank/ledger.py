@@ -10,7 +10,7 @@ from numbers import Real
 from reprlib import repr as short
 from typing import Any, cast
 
-from emabank.rules import EMA, PowerEMA, Uniform, rule_from_dict, rule_to_dict
+from emabank.rules import EMA, PowerEMA, Uniform, as_rule, rule_from_dict, rule_to_dict
 
 Rule = EMA | Uniform | PowerEMA
 
@@ -211,10 +211,10 @@ def _checked_count(what: str, value: object, most: int = sys.maxsize) -> int:
 
 def _named_rules(averages: object) -> dict[str, Rule]:
     if isinstance(averages, Mapping):
-        named = [(name, _rule(given)) for name, given in averages.items()]
+        named = [(name, as_rule(given)) for name, given in averages.items()]
     else:
         several = list(averages) if isinstance(averages, Sequence) and not isinstance(averages, str) else [averages]
-        rules = [_rule(given) for given in several]
+        rules = [as_rule(given) for given in several]
         named = [(rule.name, rule) for rule in rules]
     if not named:
         raise ValueError("A bank keeps at least one average, such as EMABank(model, [0.998]); none was given.")
@@ -227,11 +227,3 @@ def _named_rules(averages: object) -> dict[str, Rule]:
                 'EMABank(model, {"first": ..., "second": ...}).'
             )
     return dict(named)
-
-
-def _rule(given: object) -> Rule:
-    if isinstance(given, EMA | Uniform | PowerEMA):
-        return given
-    if isinstance(given, Real) and not isinstance(given, bool):
-        return EMA(float(given))
-    raise ValueError(f"{given!r} is not an average: give a decay from 0 to 1, or an EMA, Uniform or PowerEMA.")
