@@ -128,10 +128,10 @@ def refuse_without_data(model: nn.Module) -> None:
                 f"{part.name!r} is on the meta device and has no values: move the model with "
                 "to_empty(device=...) and load or initialise its weights before you build the bank."
             )
-        if part.tensor.layout is not torch.strided:
+        if part.is_parameter and part.tensor.layout is not torch.strided:
             raise ValueError(
-                f"{part.name!r} has the layout {part.tensor.layout}; averages are kept of dense (strided) tensors "
-                "only: make it dense, or keep it outside the model."
+                f"{part.name!r} has the layout {part.tensor.layout}; averages are kept of dense (strided) parameters "
+                "only: make it dense, or a buffer, which is read from the live model."
             )
 
 

@@ -6,7 +6,6 @@ observed, tracked and torch.
 
 import os
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 from torch import Tensor
 
 from emabank.advice import Advice, advise
-from emabank.kept import Kept, Place
+from emabank.kept import Kept, Place, copied
 from emabank.ledger import LIVE
 from emabank.observed import Best, Observation, Observed, saved_rows, whole
 from emabank.tracked import refuse_values
@@ -58,8 +57,12 @@ class BestTracker:
         snapshots: Literal["best", "each"] | None = "best",
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not criteria or any(direction not in ("max", "min") for direction in criteria.values()):
-            raise ValueError(f"criteria={dict(criteria)} must map at least one metric to 'max' or 'min'.")
+        is_mapping = isinstance(criteria, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_mapping or not criteria or any(better not in ("max", "min") for better in criteria.values()):
+            raise ValueError(
+                "criteria must map at least one metric to 'max' or 'min', such as {'accuracy': 'max'}; "
+                f"got {criteria if not is_mapping else dict(criteria)!r}."
+            )
         if snapshots not in ("best", "each", None):
             raise ValueError(f"snapshots={snapshots!r} is none of 'best', 'each' and None.")
         if folder is not None and snapshots is None:
@@ -284,7 +287,7 @@ class BestTracker:
         try:
             rows = saved_rows(state["history"])
             saved = [(item["average"], whole("epoch", item["epoch"]), item["weights"]) for item in state["weights"]]
-            weights = {(average, epoch): deepcopy(dict(values)) for average, epoch, values in saved}
+            weights = {(average, epoch): copied(dict(values)) for average, epoch, values in saved}
             recomputed = [whole("epoch", epoch) for epoch in state.get("recomputed", [])]  # older states have none
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error

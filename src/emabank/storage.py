@@ -29,6 +29,8 @@ class Storage:
     """
 
     def __init__(self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None) -> None:
+        if device is not None and device.type == "meta":
+            raise ValueError("device must be one that holds values, such as 'cpu', or None; got 'meta'.")
         self.count, self.dtype, self.device = count, dtype, device
         self._forms = [Form.of(live) for live in lives]
         groups: dict[tuple[torch.device, torch.dtype], dict[int, Form]] = {}

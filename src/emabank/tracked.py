@@ -278,7 +278,7 @@ def _is_statistic(part: Part) -> bool:
 
 
 def _is_floating_buffer(part: Part) -> bool:
-    return not part.is_parameter and part.tensor.is_floating_point()
+    return not part.is_parameter and part.tensor.is_floating_point() and part.tensor.layout is torch.strided
 
 
 def _shapes(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
