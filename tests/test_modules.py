@@ -99,3 +99,10 @@ def test_trap07_lazy_meta_and_sparse_are_refused() -> None:
     sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
     with pytest.raises(ValueError, match="'weight' has the layout torch.sparse_coo"):
         refuse_without_data(sparse)
+    refuse_without_data(with_sparse_buffer())
+
+
+def with_sparse_buffer() -> nn.Module:
+    model = nn.Linear(3, 2)
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    return model

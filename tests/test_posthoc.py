@@ -230,3 +230,14 @@ def test_the_example_of_the_docs_runs(monkeypatch: pytest.MonkeyPatch, tmp_path:
     exec(block, {})
     errors = [float(word) for word in capsys.readouterr().out.split()]
     assert len(errors) == 3 and max(errors) < 0.3
+
+
+def test_a_number_is_the_decay_of_an_ema(trained: Training) -> None:
+    one, other = (synthesize(trained.folder, rule, at_step=120) for rule in (0.9, EMA(0.9)))
+    assert one.coefficients == other.coefficients
+
+
+@pytest.mark.parametrize("rule", ["0.9", None, True, 1.5, [0.9], 1j])
+def test_what_is_no_rule_is_refused(trained: Training, rule: object) -> None:
+    with pytest.raises(ValueError, match=r"is not an average: give a decay|a decay is the weight of the past"):
+        synthesize(trained.folder, rule)

@@ -35,7 +35,7 @@ def test_called_less_often_it_writes_what_is_due(tmp_path: Path) -> None:
 
 def test_a_file_loads_without_running_anything(trained: Training) -> None:
     content = torch.load(trained.folder / "step-000000100.pt", weights_only=True)
-    assert content["kind"] == "snapshot" and content["state"]["step"] == 100
+    assert content["kind"] == "posthoc" and content["state"]["step"] == 100
 
 
 def test_resumed_from_an_older_checkpoint_later_snapshots_are_removed(tmp_path: Path, trained: Training) -> None:
@@ -84,13 +84,47 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     assert synthesize(tmp_path, EMA(0.9), at_step=8).step == 8
 
 
+def test_a_snapshot_of_another_training_is_named(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        Training(tmp_path / name).go(20)
+    shutil.copy(tmp_path / "other/step-000000012.pt", tmp_path / "one")
+    with pytest.raises(ValueError, match="step-000000012.pt comes from another training than the later snapshots"):
+        synthesize(tmp_path / "one", EMA(0.9))
+    assert synthesize(tmp_path / "one", EMA(0.9), at_step=8).step == 8
+
+
+def test_a_training_that_goes_on_keeps_its_id_and_a_new_one_gets_its_own(tmp_path: Path) -> None:
+    def runs() -> list[str]:
+        return [torch.load(path, weights_only=True)["state"]["run"] for path in sorted(tmp_path.glob("*.pt"))]
+
+    training = Training(tmp_path).go(8)
+    training.resume(training.state()).go(8)
+    first = runs()
+    assert len(first) == 5 and len(set(first)) == 1
+    for path in list(tmp_path.glob("*.pt"))[1:]:
+        path.unlink()
+    for path in tmp_path.glob("*.pt"):
+        path.rename(tmp_path / "step-000000000.pt")
+    Training(tmp_path).go(4)
+    assert len(set(runs())) == 1 and runs()[0] != first[0]
+
+
+def test_a_training_with_an_id_refuses_the_folder_of_another(tmp_path: Path) -> None:
+    training = Training(tmp_path, run="first").go(8)
+    state = training.state()
+    training.resume(state).go(8)
+    training.options["run"] = "second"
+    with pytest.raises(ValueError, match="is of the training 'first', not 'second': give another folder"):
+        training.resume(state)
+
+
 def test_a_file_from_elsewhere_is_named(tmp_path: Path) -> None:
-    Training(tmp_path / "one").go(20)
+    Training(tmp_path / "one", run="same").go(20)
     (tmp_path / "one/step-000000012.pt").rename(tmp_path / "one/step-000000013.pt")
     with pytest.raises(ValueError, match="step-000000013.pt is the snapshot of step 12"):
         synthesize(tmp_path / "one", EMA(0.9))
     bank = EMABank(nn.Linear(2, 1), WIDTHS, every=1)
-    snapshots = Snapshots(bank, tmp_path / "two", every_steps=1)
+    snapshots = Snapshots(bank, tmp_path / "two", every_steps=1, run="same")
     for _ in range(13):
         bank.update()
         snapshots.update()

@@ -145,6 +145,26 @@ def test_default_names() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [
+        (EMA(half_life=700.0000000000001), "ema-half-life-700"),
+        (EMA(half_life=math.log(0.5) / math.log(0.999)), "ema-half-life-692.8"),
+        (EMA(half_life=1000 * math.pi), "ema-half-life-3141.59"),
+        (EMA(half_life=1e-3), "ema-half-life-0.001"),
+        (EMA(per_step=0.998 ** (1 / 16)), "ema-per-step-0.9998748827"),
+        (EMA(0.1 + 0.2), "ema-0.3"),
+        (EMA(0.9999999), "ema-0.9999999"),
+        (EMA(1 - 1e-12), "ema-0.999999999999"),
+        (EMA(1.0), "ema-1"),
+        (EMA(0), "ema-0"),
+        (PowerEMA(0.30000000000000004 / 3), "power-0.1"),
+    ],
+)
+def test_default_names_have_as_many_digits_as_matter(rule: EMA | PowerEMA, name: str) -> None:
+    assert rule.name == name
+
+
 def test_a_description_says_per_update_per_step_and_half_life() -> None:
     text = EMA(0.998).describe(16)
     assert "0.998 per update" in text

@@ -19,6 +19,9 @@ from emabank import Best, BestTracker
     [
         ({"criteria": {}}, "at least one metric"),
         ({"criteria": {"accuracy": "maximum"}}, "'max' or 'min'"),
+        ({"criteria": "acc"}, "got 'acc'"),
+        ({"criteria": ["accuracy"]}, r"got \['accuracy'\]"),
+        ({"criteria": None}, "got None"),
         ({"snapshots": "all"}, "none of 'best', 'each' and None"),
         ({"snapshots": None, "folder": "x"}, "nothing would be kept there"),
     ],

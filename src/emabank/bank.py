@@ -17,9 +17,9 @@ from emabank.copies import SWAPPED, swap_in
 from emabank.ledger import FORMAT, Ledger, Rule
 from emabank.modules import ordinary_tensors, refuse_without_data, unwrap
 from emabank.processes import means
-from emabank.reading import Readable, one_of, shapes
+from emabank.reading import Readable, one_of
 from emabank.sharded import gathers, reshard
-from emabank.tracked import Choice, Tracked, refuse_misfit
+from emabank.tracked import Choice, Tracked
 
 
 class EMABank(Readable):
@@ -159,7 +159,6 @@ class EMABank(Readable):
             self._tracked.write(self.names.index(each))
             self._ledger.reset(each, self._steps)
         self._outdate()
-        self._tracked.begin()
 
     def _count_step(self) -> bool:
         self._steps = step = self._steps + 1
@@ -246,6 +245,8 @@ class EMABank(Readable):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the bank that gave `state` stood. It must have the same averages, period and tensors.
 
+        Raises a ValueError on a state that is damaged or does not fit, and has then changed nothing.
+
         >>> bank = EMABank(nn.Linear(2, 1), [0.9])
         >>> bank.load_state_dict(bank.state_dict())
         """
@@ -254,8 +255,10 @@ class EMABank(Readable):
         # Everything is checked before anything changes.
         self._ledger.refuse_foreign(state)
         for name, saved in state["averages"].items():
-            what = f"The saved average {name!r} does not fit the model"
-            refuse_misfit(what, self._tracked.shapes(), shapes(saved["tensors"]))
+            self._tracked.refuse_average(f"The saved average {name!r} does not fit the model", saved["tensors"])
+        for name, saved in state["recomputed"].items():
+            what = f"The recomputed statistics of {name!r} do not fit the model"
+            self._tracked.refuse_statistics(what, saved["tensors"])
         for index, name in enumerate(self.names):
             self._tracked.write(index, state["averages"][name]["tensors"])
             self._ledger.load(name, state["averages"][name])
@@ -305,12 +308,12 @@ class EMABank(Readable):
 
     def _warn_if_loaded_since(self) -> None:
         self._verify()
-        share = self._tracked.share_replaced()
-        if 0.5 < share < float("inf"):  # of what is not finite the next sample tells
+        left = self._tracked.share_left()
+        if -0.5 < left < 0.5:
             warnings.warn(
-                f"At the first step the weights are {share:.0%} away from those the bank was built with, more than one "
-                "step explains: if a checkpoint was loaded since, call bank.reset() after loading, or the averages "
-                "begin with the weights from before.",
+                f"After the first step {max(left, 0.0):.0%} of the weights that the bank was built with are left, less "
+                "than one step leaves: if a checkpoint was loaded since, call bank.reset() after loading, or the "
+                "averages begin with the weights from before.",
                 stacklevel=4,
             )
 

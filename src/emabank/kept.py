@@ -1,4 +1,4 @@
-"""Kept: copies of weights by average and epoch, in memory or one file each. May import files."""
+"""Kept: copies of weights by average and epoch, in memory or one file each. May import files and torch."""
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from zlib import crc32
+
+import torch
+from torch import Tensor
 
 from emabank.files import read_state, write_state
 
@@ -48,13 +51,24 @@ class Kept:
     def copy(self, place: Place) -> dict[str, Any]:
         kept = self._kept[place]
         if not isinstance(kept, _Written):
-            return deepcopy(kept)
+            return copied(kept)
         try:
             # Another tracker in the same folder has files of the same names.
             return read_state(kept.path, kind="snapshot", checksum=kept.checksum)
         except FileNotFoundError as error:
             reason = f"The snapshot of {place[0]!r} at epoch {place[1]} is gone from the tracker's folder"
             raise FileNotFoundError(error.errno, reason, str(kept.path)) from error
+
+
+def copied(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """A deep copy of a state dict, also of sparse tensors, not all of which torch can copy that way.
+
+    >>> copied({"scale": [2.0]})
+    {'scale': [2.0]}
+    """
+    tensors = [value for value in weights.values() if isinstance(value, Tensor) and value.layout is not torch.strided]
+    memo: dict[int, Any] = {id(tensor): tensor.clone() for tensor in tensors}
+    return deepcopy(dict(weights), memo)
 
 
 class _Written(NamedTuple):

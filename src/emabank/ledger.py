@@ -3,12 +3,14 @@
 Everything is in Python ints and floats; no tensor, no model. Imports the rules alone.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
-from typing import Any
+from reprlib import repr as short
+from typing import Any, cast
 
-from emabank.rules import EMA, PowerEMA, Uniform, rule_from_dict, rule_to_dict
+from emabank.rules import EMA, PowerEMA, Uniform, as_rule, rule_from_dict, rule_to_dict
 
 Rule = EMA | Uniform | PowerEMA
 
@@ -25,6 +27,12 @@ class Count:
     last: int = 0  # when it took its last sample
     samples: int = 0  # how many it has taken since its start
     decay: float | None = None  # of the last one
+
+
+_STATE = ("format", "every", "num_steps", "num_updates", "num_skipped", "averages", "recomputed")
+_AVERAGE = ("rule", *(field.name for field in fields(Count)), "tensors")
+_RECOMPUTED = ("step", "tensors")
+_HELP = "The state is damaged, or not that of a bank: load another copy of it."
 
 
 class Ledger:
@@ -125,42 +133,88 @@ class Ledger:
         """Go on from the counts that `state` gave."""
         self.counts[name] = Count(**{field.name: state[field.name] for field in fields(Count)})
 
-    def refuse_foreign(self, state: Mapping[str, Any]) -> None:
-        """Raise unless a bank's state dict comes from a bank with these averages and this period."""
-        keys = {"format", "every", "num_steps", "num_updates", "num_skipped", "averages", "recomputed"}
-        if not isinstance(state, Mapping) or not keys <= set(state):
-            missing = sorted(keys - set(state)) if isinstance(state, Mapping) else sorted(keys)
-            raise ValueError(f"This is not the state dict of a bank: {', '.join(missing)} are missing.")
-        if state["format"] != FORMAT:
+    def refuse_foreign(self, state: object) -> None:
+        """Raise a ValueError unless a state is whole and comes from a bank with these averages and this period.
+
+        Its tensors are left to those who know the model.
+        """
+        saved = _checked_mapping("The state", state)
+        if "format" in saved and _checked_count("format", saved["format"]) != FORMAT:
             raise ValueError(
-                f"The state has format {state['format']!r}, this version reads format {FORMAT}: "
+                f"The state has format {saved['format']}, this version reads format {FORMAT}: "
                 "load it with the version of emabank that saved it."
             )
-        if state["every"] != self.every:
+        _checked_mapping("The state", saved, _STATE)
+        if _checked_count("every", saved["every"]) != self.every:
             raise ValueError(
-                f"The state was saved with every={state['every']}, this bank has every={self.every}: "
-                f"build the bank with every={state['every']}."
+                f"The state was saved with every={saved['every']}, this bank has every={self.every}: "
+                f"build the bank with every={saved['every']}."
             )
-        if set(state["averages"]) != set(self.names):
+        steps = _checked_count("num_steps", saved["num_steps"])
+        updates = _checked_count("num_updates", saved["num_updates"], steps)
+        _checked_count("num_skipped", saved["num_skipped"])
+        averages = _checked_mapping("averages", saved["averages"])
+        if set(averages) != set(self.names):
             raise ValueError(
-                f"The state holds the averages {', '.join(state['averages'])}; this bank has {', '.join(self.names)}: "
+                f"The state holds the averages {', '.join(map(str, averages))}; this bank has {', '.join(self.names)}: "
                 "build the bank with the same averages."
             )
-        for name, saved in state["averages"].items():
-            rule = rule_from_dict(saved["rule"])
-            if rule != self.rules[name]:
-                raise ValueError(
-                    f"The average {name!r} was saved as {rule}, this bank has it as {self.rules[name]}: "
-                    "build the bank with the same rule."
-                )
+        for name, average in averages.items():
+            self._refuse_foreign_average(name, average, steps, updates)
+        recomputed = _checked_mapping("recomputed", saved["recomputed"])
+        unknown = [name for name in recomputed if name not in (LIVE, *self.names)]
+        if unknown:
+            raise ValueError(
+                f"recomputed holds statistics of {short(unknown)}, and the bank has no such average. {_HELP}"
+            )
+        for name, statistics in recomputed.items():
+            what = f"recomputed[{name!r}]"
+            _checked_count(f"{what}: step", _checked_mapping(what, statistics, _RECOMPUTED)["step"], steps)
+
+    def _refuse_foreign_average(self, name: str, average: object, steps: int, updates: int) -> None:
+        what = f"The saved average {name!r}"
+        saved = _checked_mapping(what, average, _AVERAGE)
+        rule = rule_from_dict(saved["rule"])
+        if rule != self.rules[name]:
+            raise ValueError(
+                f"The average {name!r} was saved as {rule}, this bank has it as {self.rules[name]}: "
+                "build the bank with the same rule."
+            )
+        last = _checked_count(f"{what}: last", saved["last"], steps)
+        origin = _checked_count(f"{what}: origin", saved["origin"], last)
+        _checked_count(f"{what}: samples", saved["samples"], updates)
+        begin, expected = saved["begin"], max(origin, rule.start)
+        if type(begin) is not int or begin != expected:
+            raise ValueError(f"{what}: begin must be {expected}; got {short(begin)}. {_HELP}")
+        decay = saved["decay"]
+        if decay is not None and not (type(decay) in (int, float) and 0.0 <= decay <= 1.0):
+            raise ValueError(f"{what}: decay must be None or a number from 0 to 1; got {short(decay)}. {_HELP}")
+
+
+def _checked_mapping(what: str, value: object, keys: Sequence[str] | None = None) -> Mapping[str, Any]:
+    """The value, if it is a mapping and (where keys are said) has exactly those."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{what} must be a mapping; got {short(value)}. {_HELP}")
+    saved = cast("Mapping[str, Any]", value)
+    if keys is not None and set(saved) != set(keys):
+        missing, unknown = [key for key in keys if key not in saved], [key for key in saved if key not in keys]
+        faults = [f"missing: {short(missing)}"] * bool(missing) + [f"unknown: {short(unknown)}"] * bool(unknown)
+        raise ValueError(f"{what} has keys {', '.join(faults)}. {_HELP}")
+    return saved
+
+
+def _checked_count(what: str, value: object, most: int = sys.maxsize) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{what} must be a whole number from 0 to {most}; got {short(value)}. {_HELP}")
+    return value
 
 
 def _named_rules(averages: object) -> dict[str, Rule]:
     if isinstance(averages, Mapping):
-        named = [(name, _rule(given)) for name, given in averages.items()]
+        named = [(name, as_rule(given)) for name, given in averages.items()]
     else:
         several = list(averages) if isinstance(averages, Sequence) and not isinstance(averages, str) else [averages]
-        rules = [_rule(given) for given in several]
+        rules = [as_rule(given) for given in several]
         named = [(rule.name, rule) for rule in rules]
     if not named:
         raise ValueError("A bank keeps at least one average, such as EMABank(model, [0.998]); none was given.")
@@ -173,11 +227,3 @@ def _named_rules(averages: object) -> dict[str, Rule]:
                 'EMABank(model, {"first": ..., "second": ...}).'
             )
     return dict(named)
-
-
-def _rule(given: object) -> Rule:
-    if isinstance(given, EMA | Uniform | PowerEMA):
-        return given
-    if isinstance(given, Real) and not isinstance(given, bool):
-        return EMA(float(given))
-    raise ValueError(f"{given!r} is not an average: give a decay from 0 to 1, or an EMA, Uniform or PowerEMA.")

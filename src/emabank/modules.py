@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import chain
+from operator import is_
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -78,27 +80,27 @@ def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
 
 
 class Watch:
-    """Tells cheaply whether modules or parameters were added to a model, removed, or modules replaced.
+    """Tells cheaply whether modules or parameters were added to a model, removed, renamed or replaced.
 
-    Whether a parameter was replaced is for those to see who follow it.
+    Whether a parameter has got other memory, or a buffer was replaced, is for those to see who follow them.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        modules = [module for _, _, module in walk(model)]
-        parameters: list[dict[str, Any]] = [vars(module)["_parameters"] for module in modules]
-        children: list[dict[str, Any]] = [vars(module)["_modules"] for module in modules]
-        self._empty = [each for each in (*parameters, *children) if not each]
-        self._parameters = [each for each in parameters if each]
-        self._count = sum(map(len, self._parameters))
-        self._families = [each for each in children if each]
-        self._before = [dict(each) for each in self._families]
+        kinds = ("_parameters", "_modules")
+        dicts: list[dict[str, Any]] = [vars(module)[kind] for _, _, module in walk(model) for kind in kinds]
+        self._empty = [holder for holder in dicts if not holder]
+        self._filled = [holder for holder in dicts if holder]
+        self._before = [dict(holder) for holder in self._filled]
+        self._values_now = [holder.values() for holder in self._filled]
+        self._values = list(chain.from_iterable(self._values_now))
 
     def unchanged(self) -> bool:
         """Whether all is as it was: every loop is in C, which walking the tree is not."""
         return (
             not any(self._empty)
-            and sum(map(len, self._parameters)) == self._count
-            and self._families == self._before  # by identity: modules have no equality of their own
+            # By identity, for modules may have an equality of their own; after that, `==` finds other keys only.
+            and all(map(is_, chain.from_iterable(self._values_now), self._values))
+            and self._filled == self._before
         )
 
 
@@ -157,10 +159,10 @@ def refuse_without_data(model: nn.Module) -> None:
                 f"{part.name!r} is on the meta device and has no values: move the model with "
                 "to_empty(device=...) and load or initialise its weights before you build the bank."
             )
-        if part.tensor.layout is not torch.strided:
+        if part.is_parameter and part.tensor.layout is not torch.strided:
             raise ValueError(
-                f"{part.name!r} has the layout {part.tensor.layout}; averages are kept of dense (strided) tensors "
-                "only: make it dense, or keep it outside the model."
+                f"{part.name!r} has the layout {part.tensor.layout}; averages are kept of dense (strided) parameters "
+                "only: make it dense, or a buffer, which is read from the live model."
             )
 
 

@@ -8,6 +8,7 @@ import profiles, files, processes and rules.
 import math
 import os
 import re
+import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch import Tensor
 from emabank.files import read_state, write_state
 from emabank.processes import Processes
 from emabank.profiles import Mixture, decays, mixture, profile, weights_of
-from emabank.rules import EMA, PowerEMA, Uniform, power_gamma, rule_from_dict
+from emabank.rules import EMA, PowerEMA, Uniform, as_rule, power_gamma, rule_from_dict
 
 if TYPE_CHECKING:
     from emabank.bank import EMABank
@@ -32,7 +33,7 @@ Place = tuple[int, str]
 """The step of a snapshot, and which of its averages."""
 
 _FILE = re.compile(r"step-(\d{9,})\.pt")
-_KIND = "snapshot"
+_KIND = "posthoc"
 _PRECISIONS = (None, torch.float32, torch.float16, torch.bfloat16)
 
 # Writing -------------------------------------------------------------------------------------------------------------
@@ -45,6 +46,9 @@ class Snapshots:
     where training begins, or when the bank has been loaded to go on: the initial weights are kept as well, and
     snapshots of later steps, which a training has left that is now resumed from before them, are removed. Call
     `update()` after each `bank.update()`, or less often.
+
+    Each snapshot holds the id of its training, so that those of another one are never mixed in: `run`, or by default a
+    random one, which a training that goes on finds in the folder.
 
     A snapshot of two averages takes 8 bytes a parameter; `dtype=torch.float16` makes it 4. Where several processes
     train one model, all of them have a `Snapshots`, and the first of them writes.
@@ -68,6 +72,7 @@ class Snapshots:
         *,
         every_steps: int,
         dtype: torch.dtype | None = None,
+        run: str | None = None,
     ) -> None:
         if not isinstance(every_steps, int) or isinstance(every_steps, bool) or every_steps < 1:
             raise ValueError(f"every_steps={every_steps!r}: give the number of steps between two snapshots, 1 or more.")
@@ -84,8 +89,7 @@ class Snapshots:
         self._bank, self._folder, self._every_steps, self._dtype = bank, Path(folder), every_steps, dtype
         self._processes = Processes.of(bank.model)
         self._warned = False
-        if self._writes:
-            self._refuse_or_tidy()
+        self._run = self._tidied(run) if self._writes else ""
         self._passed = bank.num_steps // every_steps
         # Its own step as well: a training may have been killed between a checkpoint and the snapshot of that step.
         if bank.num_steps % every_steps == 0 and (bank.num_updates or not bank.num_steps):
@@ -134,6 +138,7 @@ class Snapshots:
             rest = {key: value for key, value in weights.items() if key not in averaged}
             keys = list(weights)
         state = {
+            "run": self._run,
             "step": bank.num_steps,
             "every": bank.every,
             "skipped": bank.num_skipped,
@@ -157,8 +162,8 @@ class Snapshots:
         small = tensor.to(self._dtype)
         return small if bool(small.isfinite().all()) else tensor  # beyond what half precision can hold
 
-    def _refuse_or_tidy(self) -> None:
-        """Remove what comes after the bank's step; refuse a folder that belongs to something else."""
+    def _tidied(self, run: str | None) -> str:
+        """Remove what comes after the bank's step, refuse a folder of something else; return the id of the training."""
         self._folder.mkdir(parents=True, exist_ok=True)
         there, step = _steps_in(self._folder), self._bank.num_steps
         later = [each for each in there if each > step]
@@ -178,6 +183,10 @@ class Snapshots:
                     f"{there[last]} holds {', '.join(kept['averages'])} of a bank with every={kept['every']}, which is "
                     f"not this one ({', '.join(self._names)}, every={self._bank.every}): give another folder."
                 )
+            if run not in (None, kept["run"]):
+                raise ValueError(f"{there[last]} is of the training {kept['run']!r}, not {run!r}: give another folder.")
+            return kept["run"]
+        return secrets.token_hex(8) if run is None else run
 
 
 # Putting together ----------------------------------------------------------------------------------------------------
@@ -203,12 +212,13 @@ class Synthesis:
     coefficients: dict[Place, float]
 
 
-def synthesize(folder: str | os.PathLike[str], rule: Rule, *, at_step: int | None = None) -> Synthesis:
+def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: int | None = None) -> Synthesis:
     """The average that a bank would have had at a step (None: at the last snapshot), put together from snapshots.
 
-    Only snapshots up to that step are used. A mean over a window is `Uniform(start=at_step - window)`. What is not
-    averaged (counters, buffers) comes from the last of them; so do batch-norm statistics that the bank was told to
-    copy. Look at `error` before you use it; docs/posthoc.md says how many snapshots make it how large.
+    A number is the decay of an `EMA`. Only snapshots up to that step are used. A mean over a window is
+    `Uniform(start=at_step - window)`. What is not averaged (counters, buffers) comes from the last of them; so do
+    batch-norm statistics that the bank copies. Look at `error` before you use it; docs/posthoc.md says how many
+    snapshots make it how large.
 
     >>> import tempfile
     >>> from torch import nn
@@ -228,7 +238,7 @@ def synthesize(folder: str | os.PathLike[str], rule: Rule, *, at_step: int | Non
 
 
 def synthesize_each(
-    folder: str | os.PathLike[str], rules: Mapping[str, Rule], *, at_step: int | None = None
+    folder: str | os.PathLike[str], rules: Mapping[str, Rule | float], *, at_step: int | None = None
 ) -> dict[str, Synthesis]:
     """The same for several rules at one step, by name: each snapshot is read once, and one at a time.
 
@@ -236,6 +246,7 @@ def synthesize_each(
     Traceback (most recent call last):
     FileNotFoundError: There are no snapshots in no/such/folder; emabank.posthoc.Snapshots writes them.
     """
+    wanted = {name: as_rule(rule) for name, rule in rules.items()}
     there = _steps_in(Path(folder))
     if not there:
         raise FileNotFoundError(f"There are no snapshots in {folder}; emabank.posthoc.Snapshots writes them.")
@@ -251,7 +262,7 @@ def synthesize_each(
     if irregular:
         raise ValueError(f"{used[max(used)]} cannot be used: {irregular}.")
     plan = _Plan(last, list(used))
-    found = {name: plan.mixed(rule, at_step) for name, rule in rules.items()}
+    found = {name: plan.mixed(rule, at_step) for name, rule in wanted.items()}
     weights = _sums(used, last, plan, found)
     return {
         name: Synthesis(weights[name], at_step, made.error, made.rounding, plan.by_place(made))
@@ -305,6 +316,8 @@ def _sums(
         state = last if step == last["step"] else _read(path, step)
         if state["every"] != last["every"] or _rules_of(state) != _rules_of(last):
             raise ValueError(f"{path} comes from a bank with other averages than the later snapshots; remove it.")
+        if state["run"] != last["run"]:
+            raise ValueError(f"{path} comes from another training than the later snapshots; remove it.")
         for average, each in state["averages"].items():
             if any((step, average) in places for places in shares.values()):
                 _add(sums, {name: places[step, average] for name, places in shares.items()}, middle, each, path)

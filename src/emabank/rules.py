@@ -7,6 +7,7 @@ in Python floats (so 1 - decay is never rounded to a tensor's dtype); imports no
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from functools import cache
 from numbers import Real
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
@@ -334,6 +335,19 @@ class PowerEMA:
 _KINDS: dict[str, type[EMA] | type[Uniform] | type[PowerEMA]] = {"EMA": EMA, "Uniform": Uniform, "PowerEMA": PowerEMA}
 
 
+def as_rule(value: object) -> EMA | Uniform | PowerEMA:
+    """A rule as it is, and a number as the decay of an EMA.
+
+    >>> as_rule(0.9).name
+    'ema-0.9'
+    """
+    if isinstance(value, EMA | Uniform | PowerEMA):
+        return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return EMA(float(value))
+    raise ValueError(f"{value!r} is not an average: give a decay from 0 to 1, or an EMA, Uniform or PowerEMA.")
+
+
 def rule_to_dict(rule: EMA | Uniform | PowerEMA) -> dict[str, Any]:
     """A rule as plain values, for a state dict.
 
@@ -349,14 +363,16 @@ def rule_from_dict(state: Mapping[str, Any]) -> EMA | Uniform | PowerEMA:
     >>> rule_from_dict({"rule": "Uniform", "start": 100})
     Uniform(start=100)
     """
+    if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"A saved rule must be a mapping; got a {type(state).__name__}.")
     fields = dict(state)
     kind = fields.pop("rule", None)
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"{kind!r} is not a rule of this version; known are {', '.join(_KINDS)}.")
     try:
         return _KINDS[kind](**fields)
-    except TypeError as error:
-        raise ValueError(f"The fields {sorted(fields)} do not make a rule {kind}: {error}.") from None
+    except (TypeError, OverflowError) as error:
+        raise ValueError(f"The fields {list(fields)} do not make a rule {kind}: {error}.") from None
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -370,5 +386,10 @@ def _checked_start(rule: str, start: object) -> int:
 
 
 def _short(value: float) -> str:
-    """0.998 as "0.998", 693.0 as "693": what the user wrote."""
-    return str(int(value)) if value == int(value) else repr(value)
+    """0.998 as "0.998", 693.0 as "693", 700.0000000000001 as "700": to a millionth of it, and of what is left to 1."""
+    close = 1e-6 * (min(value, 1.0 - value) if value <= 1.0 else value)
+    return next(text for digits in range(1, 18) if abs(float(text := _plain(value, digits)) - value) <= close)
+
+
+def _plain(value: float, digits: int) -> str:
+    return f"{Decimal(f'{value:.{digits}g}').normalize():f}"

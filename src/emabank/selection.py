@@ -1,12 +1,11 @@
 """BestTracker: which average was best by which criterion at which epoch, its weights, and when to stop.
 
 It sees the numbers that it is given and asks the bank for weights, never for data. May import advice, kept, ledger,
-observed and torch.
+observed, tracked and torch.
 """
 
 import os
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 from torch import Tensor
 
 from emabank.advice import Advice, advise
-from emabank.kept import Kept, Place
+from emabank.kept import Kept, Place, copied
 from emabank.ledger import LIVE
 from emabank.observed import Best, Observation, Observed, saved_rows, whole
+from emabank.tracked import refuse_values
 
 if TYPE_CHECKING:
     from emabank.bank import EMABank
@@ -57,8 +57,12 @@ class BestTracker:
         snapshots: Literal["best", "each"] | None = "best",
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if not criteria or any(direction not in ("max", "min") for direction in criteria.values()):
-            raise ValueError(f"criteria={dict(criteria)} must map at least one metric to 'max' or 'min'.")
+        is_mapping = isinstance(criteria, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_mapping or not criteria or any(better not in ("max", "min") for better in criteria.values()):
+            raise ValueError(
+                "criteria must map at least one metric to 'max' or 'min', such as {'accuracy': 'max'}; "
+                f"got {criteria if not is_mapping else dict(criteria)!r}."
+            )
         if snapshots not in ("best", "each", None):
             raise ValueError(f"snapshots={snapshots!r} is none of 'best', 'each' and None.")
         if folder is not None and snapshots is None:
@@ -282,9 +286,10 @@ class BestTracker:
         self._check_same(state)
         try:
             rows = saved_rows(state["history"])
-            weights = {(item["average"], item["epoch"]): deepcopy(dict(item["weights"])) for item in state["weights"]}
+            saved = [(item["average"], whole("epoch", item["epoch"]), item["weights"]) for item in state["weights"]]
+            weights = {(average, epoch): copied(dict(values)) for average, epoch, values in saved}
             recomputed = [whole("epoch", epoch) for epoch in state.get("recomputed", [])]  # older states have none
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error
         unknown = {row.average for row in rows} - {LIVE, *self._bank.names}
         if unknown:
@@ -298,20 +303,25 @@ class BestTracker:
             raise ValueError(
                 "The state of the tracker is damaged: its history and its snapshots contradict each other."
             )
+        live = self._bank.weights(LIVE) if weights else {}
+        for (average, epoch), values in weights.items():
+            refuse_values(f"The snapshot of {average!r} at epoch {epoch} does not fit the model", live, values)
         self._kept.keep(weights, wanted)
         self._observed, self._recomputed = observed, recomputed
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"The state of a BestTracker must be a mapping; got a {type(state).__name__}.")
         absent = [key for key in ("version", "criteria", "snapshots", "history", "weights") if key not in state]
         if absent:
             raise ValueError(f"This is not the state of a BestTracker: it has no {' and no '.join(absent)}.")
-        if state["version"] != VERSION:
+        if type(state["version"]) is not int or state["version"] != VERSION:
             raise ValueError(
-                f"The tracker's state has version {state['version']}, this emabank reads {VERSION}; upgrade emabank."
+                f"The tracker's state has version {state['version']!r}, this emabank reads {VERSION}; upgrade emabank."
             )
-        if state["criteria"] != self.criteria:
+        if not isinstance(state["criteria"], Mapping) or state["criteria"] != self.criteria:
             raise ValueError(f"The state has criteria {state['criteria']}, the tracker {self.criteria}; use the same.")
-        if state["snapshots"] != self._mode:
+        if not isinstance(state["snapshots"], str | None) or state["snapshots"] != self._mode:
             raise ValueError(
                 f"The state has snapshots={state['snapshots']!r}, the tracker {self._mode!r}; use the same."
             )

@@ -247,23 +247,23 @@ class Shelf:
 
     # One average ------------------------------------------------------------------------------------------------------
 
-    def distance(self, average: int) -> tuple[float, float]:
-        """How far the live tensors are from one average, and its length, both squared; a part at a time."""
+    def overlap(self, average: int) -> tuple[float, float, float]:
+        """The inner products of one average, each part of it minus its mean, with the live tensors and with itself, and
+        the variance of the first if the live tensors were any others of their length.
+
+        Constants, such as the ones that a norm begins with, add nothing. A part at a time.
+        """
         sources = self._fresh_sources()
         sources.page = -1
         pairs: list[tuple[Tensor, Tensor]] = [*sources.converted, *sources.fetched]
         for blocks, live in sources.direct:
             pairs += zip(blocks.split(CHUNK // BLOCK), live.split(CHUNK // BLOCK), strict=True)
-        moved = norm = 0.0
-        for blocks, live in pairs:
-            old = blocks[:, average]
-            moved, norm = moved + _squares(live.reshape(-1, BLOCK).to(old) - old), norm + _squares(old)
+        products = [_products(blocks[:, average], live) for blocks, live in pairs]
         for page, (blocks, pieces) in enumerate(self.pages):
             self._gather(sources, page)
-            filled = max((piece.place.stop for piece in pieces), default=0)
-            old = blocks[:, average].reshape(-1)[:filled]
-            moved, norm = moved + _squares(sources.scratch[:filled] - old), norm + _squares(old)
-        return moved, norm
+            old = blocks[:, average].reshape(-1)
+            products += [_products(old[piece.place], sources.scratch[piece.place]) for piece in pieces]
+        return summed(products)
 
     def read(self, average: int, out: dict[int, Tensor]) -> None:
         """Put copies of one average's tensors into `out`, in the live tensors' shapes and memory order."""
@@ -288,8 +288,23 @@ class Shelf:
             blocks[:, average].copy_(page.view(-1, BLOCK))
 
 
-def _squares(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor)) ** 2
+def _products(old: Tensor, live: Tensor) -> tuple[float, float, float]:
+    old = old.reshape(-1)
+    old = old - old[0]  # so that a constant is exactly 0
+    old -= old.mean()
+    live = live.reshape(-1).to(old)
+    own = float(old.dot(old))
+    return float(old.dot(live)), own, own * float(live.dot(live)) / live.numel()
+
+
+def summed(products: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """The sums of what several parts overlap.
+
+    >>> summed([(1.0, 2.0, 3.0), (1.0, 1.0, 1.0)])
+    (2.0, 3.0, 4.0)
+    """
+    shared, own, variance = map(math.fsum, zip(*products, strict=True)) if products else (0.0, 0.0, 0.0)
+    return shared, own, variance
 
 
 def _joined(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from emabank.forms import Form
-from emabank.shelf import ROUNDS, Shelf
+from emabank.shelf import ROUNDS, Shelf, summed
 
 
 class Storage:
@@ -29,6 +29,8 @@ class Storage:
     """
 
     def __init__(self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None) -> None:
+        if device is not None and device.type == "meta":
+            raise ValueError("device must be one that holds values, such as 'cpu', or None; got 'meta'.")
         self.count, self.dtype, self.device = count, dtype, device
         self._forms = [Form.of(live) for live in lives]
         groups: dict[tuple[torch.device, torch.dtype], dict[int, Form]] = {}
@@ -74,10 +76,9 @@ class Storage:
         for shelf in self._shelves:
             shelf.move(weights)
 
-    def distance(self, average: int) -> tuple[float, float]:
-        """How far the live tensors are from one average, and its length, both squared."""
-        found = [shelf.distance(average) for shelf in self._shelves]
-        return sum(moved for moved, _ in found), sum(norm for _, norm in found)
+    def overlap(self, average: int) -> tuple[float, float, float]:
+        """What one average and the live tensors have in common; see `Shelf.overlap`."""
+        return summed([shelf.overlap(average) for shelf in self._shelves])
 
     def read(self, average: int) -> list[Tensor]:
         """Copies of the tensors of one average."""
@@ -93,12 +94,14 @@ class Storage:
 
     def as_kept(self, lives: Sequence[Tensor]) -> list[Tensor]:
         """Copies of these tensors in the precision and place that their averages have."""
-        copies: list[Tensor] = []
-        for form, live in zip(self._forms, lives, strict=True):
-            precision = form.precision(self.dtype)
-            dtype = precision.to_complex() if form.dtype.is_complex else precision
-            copies.append(live.to(self.device or live.device, dtype, copy=True))
-        return copies
+        kinds = zip(lives, self.dtypes(), strict=True)
+        return [live.to(self.device or live.device, dtype, copy=True) for live, dtype in kinds]
+
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtype that the averages of each tensor have."""
+        precisions = [form.precision(self.dtype) for form in self._forms]
+        pairs = zip(self._forms, precisions, strict=True)
+        return [precision.to_complex() if form.dtype.is_complex else precision for form, precision in pairs]
 
     def _bind(self, lives: Sequence[Tensor]) -> None:
         for shelf in self._shelves:

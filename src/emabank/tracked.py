@@ -5,12 +5,13 @@ room notices, and refuses what no longer fits. Knows nothing of rules and counts
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from operator import is_
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from emabank.modules import Part, Watch, ordinary_tensors, parts_of
+from emabank.modules import Part, Watch, ordinary_tensors, parts_of, refuse_without_data
 from emabank.processes import Processes, Statistics
 from emabank.sharded import gathers, is_sharded, like, local, part_of, reshard
 from emabank.storage import Storage
@@ -44,6 +45,7 @@ class Tracked:
             chosen += [part for part in parts if _is_statistic(part)]
         self.names = tuple(part.name for part in chosen)
         self._parameters = _shapes(part for part in parts if part.is_parameter)
+        self._averaged, self._kinds = _shapes(chosen), [_kind(part.tensor) for part in chosen]
         self._follow(chosen)
         bad = self.nonfinite()
         if bad:
@@ -52,15 +54,10 @@ class Tracked:
                 "constants such as a mask (requires_grad=False), or leave them out with parameters=."
             )
         self._storage = Storage(self.data(), count, dtype=dtype, device=device)
-        self.begin()
-
-    def begin(self) -> None:
-        """Remember the live tensors' version counters, to tell later whether weights were loaded over them."""
-        self._versions = [live._version for live in self._lives]
 
     def __getstate__(self) -> dict[str, Any]:
-        tied = {"_parts": [], "_lives": [], "_places": ([], []), "_versions": [], "_pointers": None, "_gathers": []}
-        return {**self.__dict__, "_watch": None, "_statistics": None, **tied}
+        tied = dict.fromkeys(("_parts", "_lives", "_buffers", "_in_place", "_gathers"), ())
+        return {**self.__dict__, "_watch": None, "_statistics": None, "_places": ([], []), **tied}
 
     # Following the model ----------------------------------------------------------------------------------------------
 
@@ -68,9 +65,10 @@ class Tracked:
     def verify(self) -> bool:
         """Make sure the averages are tied to the live tensors as they stand; False if they had to be tied anew."""
         reshard(self._gathers)
-        if self._watch is not None and self._watch.unchanged() and self._pointers == self._pointers_now():
+        if self._watch is not None and self._watch.unchanged() and self._are_in_place():
             return True
         reshard(gathers(self._model))
+        refuse_without_data(self._model)
         parts = parts_of(self._model)
         now = _shapes(part for part in parts if part.is_parameter)
         refuse_misfit("The model's parameters have changed since the bank was built", self._parameters, now)
@@ -78,29 +76,39 @@ class Tracked:
         gone = [name for name in self.names if name not in by_name]
         if gone:
             raise ValueError(f"{_listed(gone)} are no longer in the model: build a new bank for the changed model.")
-        self._follow([by_name[name] for name in self.names])
+        followed = [by_name[name] for name in self.names]
+        refuse_misfit("The model's buffers have changed since the bank was built", self._averaged, _shapes(followed))
+        for part, kind in zip(followed, self._kinds, strict=True):
+            if _kind(part.tensor) != kind:
+                raise ValueError(
+                    f"{part.name!r} must be {kind}, as it was when the bank was built; got {part.tensor.dtype}: build "
+                    "a new bank for the changed model."
+                )
+        self._follow(followed)
         self._storage = self._storage.bound_to(self.data())
         return False
 
     def _follow(self, parts: list[Part]) -> None:
         self._parts = parts
         self._lives = [part.tensor for part in parts]
-        self._places = [part.holder for part in parts], [part.key for part in parts]
+        buffers = [part for part in parts if not part.is_parameter]
+        self._places = [part.holder for part in buffers], [part.key for part in buffers]
+        self._buffers = [part.tensor for part in buffers]
         self._watch: Watch | None = Watch(self._model)
         self._gathers = gathers(self._model)
         self._is_sharded = any(map(is_sharded, self._lives))
         self._statistics: Statistics | None = Statistics(self._model, self._lives)
-        self._pointers: list[int] | None = self._pointers_now()
+        self._in_place = list(map(local, self._lives))
 
-    def _pointers_now(self) -> list[int]:
-        """Where the tensors lie that stand in the model now: another place if one was replaced, moved or cast."""
-        standing = map(dict.get, *self._places)
+    def _are_in_place(self) -> bool:
+        """Whether no averaged buffer was replaced, and the tensors have the memory, shape and stride that they had."""
+        if not all(map(is_, map(dict.get, *self._places), self._buffers)):
+            return False
+        lives = map(local, self._lives) if self._is_sharded else self._lives
         try:
-            if self._is_sharded:
-                return [local(tensor).data_ptr() for tensor in standing]  # pyright: ignore[reportArgumentType]
-            return list(map(Tensor.data_ptr, standing))  # pyright: ignore[reportArgumentType]
-        except (TypeError, AttributeError):  # one is gone
-            return []
+            return all(map(Tensor.is_set_to, lives, self._in_place))
+        except RuntimeError:  # on another device
+            return False
 
     def agree(self) -> None:
         """Let all processes have the same batch-norm statistics to average, before they take them in.
@@ -125,10 +133,6 @@ class Tracked:
         """Whether training moves a parameter that is read from the live model, not averaged."""
         averaged = set(self.names)
         return any(p.is_parameter and p.tensor.requires_grad and p.name not in averaged for p in parts_of(self._model))
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the live tensors by plain name."""
-        return _shapes(self._parts)
 
     @ordinary_tensors
     def to(self, device: torch.device | None) -> None:
@@ -157,6 +161,18 @@ class Tracked:
             named = zip(self.names, self._lives, strict=True)
             self._storage.write(average, [part_of(values[name], live) for name, live in named])
 
+    def refuse_average(self, what: str, values: object) -> None:
+        """Raise a ValueError unless these values can be written to an average: all of them, and finite there."""
+        tensors = refuse_values(what, {part.name: part.tensor for part in self._parts}, values)
+        kept = zip(self.names, self._storage.dtypes(), strict=True)
+        _refuse_nonfinite(what, {name: local(tensors[name]).to(dtype) for name, dtype in kept})
+
+    def refuse_statistics(self, what: str, values: object) -> None:
+        """Raise a ValueError unless these values can stand in floating buffers of the model, and are finite."""
+        named = cast("Mapping[str, object]", values) if isinstance(values, Mapping) else {}
+        parts = [part for part in parts_of(self._model) if _is_floating_buffer(part) and part.name in named]
+        _refuse_nonfinite(what, refuse_values(what, {part.name: part.tensor for part in parts}, values))
+
     def _spread(self, parts: list[Tensor]) -> dict[str, Tensor]:
         named = zip(self.names, self._lives, parts, strict=True)
         return {name: like(live, part) for name, live, part in named}
@@ -171,15 +187,15 @@ class Tracked:
             return []
         return nonfinite(dict(zip(self.names, self.data(), strict=True)))
 
-    def share_replaced(self) -> float:
-        """How far the live tensors are from average 0, relative to its norm, if they were written more than once since
-        `begin` (one optimizer step writes once or twice, loading a checkpoint once more); else 0.
+    def share_left(self) -> float:
+        """How much of average 0 the live tensors still hold; 1 where chance alone could make it less than half.
+
+        ⟨live, average⟩ / ⟨average, average⟩, each part of the average minus its mean. A step, even a long one, hardly
+        changes it, because it goes in directions of its own; weights from elsewhere know nothing of the average and
+        have about 0, within a standard deviation that falls with the number of weights.
         """
-        writes = [live._version - before for live, before in zip(self._lives, self._versions, strict=False)]
-        if max(writes, default=2) < 2:
-            return 0.0
-        moved, norm = self._storage.distance(0)
-        return (moved / norm) ** 0.5 if norm > 0 else 0.0
+        shared, own, variance = self._storage.overlap(0)
+        return shared / own if own > 0.0 and variance**0.5 < 0.1 * own else 1.0
 
 
 def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -215,6 +231,40 @@ def refuse_misfit(what: str, expected: Mapping[str, tuple[int, ...]], given: Map
         raise ValueError(f"{what}: {'; '.join(faults)}.")
 
 
+def refuse_values(what: str, lives: Mapping[str, object], values: object) -> Mapping[str, Tensor]:
+    """The values; raise a ValueError unless they have the names of the live ones, and tensors their shapes and kinds.
+
+    >>> refuse_values("The state does not fit", {"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.long)})
+    Traceback (most recent call last):
+    ...
+    ValueError: The state does not fit: 'a' must be a floating tensor; got torch.int64 (torch.strided, cpu).
+    """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{what}: its tensors must be a mapping; got a {type(values).__name__}.")
+    named = cast("Mapping[str, object]", values)
+    for name, value in named.items():
+        live = lives.get(name)
+        if not isinstance(live, Tensor):
+            continue
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{what}: {name!r} must be a tensor; got a {type(value).__name__}.")
+        if _kind(value) != _kind(live) or value.layout != live.layout or value.is_meta:
+            given = f"{value.dtype} ({value.layout}, {value.device})"
+            raise ValueError(f"{what}: {name!r} must be a {_kind(live)} tensor; got {given}.")
+    refuse_misfit(what, _shapes_of(lives), _shapes_of(named))
+    return cast("Mapping[str, Tensor]", named)
+
+
+def _refuse_nonfinite(what: str, tensors: Mapping[str, Tensor]) -> None:
+    bad = nonfinite(tensors)
+    if bad:
+        raise ValueError(f"{what}: {_listed(bad)} must be finite; got NaN or inf.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return "complex" if tensor.is_complex() else "floating" if tensor.is_floating_point() else "integer"
+
+
 def _is_averaged(part: Part, parameters: Choice) -> bool:
     tensor = part.tensor
     if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -232,11 +282,19 @@ def _is_averaged(part: Part, parameters: Choice) -> bool:
 
 def _is_statistic(part: Part) -> bool:
     # Only these are means over batches. Others hold what must be exact: counters, masks, spectral norm's vectors.
-    return not part.is_parameter and part.key in ("running_mean", "running_var") and part.tensor.is_floating_point()
+    return _is_floating_buffer(part) and part.key in ("running_mean", "running_var")
+
+
+def _is_floating_buffer(part: Part) -> bool:
+    return not part.is_parameter and part.tensor.is_floating_point() and part.tensor.layout is torch.strided
 
 
 def _shapes(parts: Iterable[Part]) -> dict[str, tuple[int, ...]]:
-    return {part.name: tuple(part.tensor.shape) for part in parts}
+    return _shapes_of({part.name: part.tensor for part in parts})
+
+
+def _shapes_of(values: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) if isinstance(value, Tensor) else () for name, value in values.items()}
 
 
 def _listed(names: list[str]) -> str:

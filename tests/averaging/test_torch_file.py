@@ -3,9 +3,11 @@
 import argparse
 import os
 import pickle
+import types
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -228,10 +230,27 @@ def test_control_the_evil_file_would_do_it(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_hyper_parameters_of_other_classes_are_named(tmp_path: Path):
-    content = {"state_dict": state(1), "hyper_parameters": argparse.Namespace(lr=0.1)}
+    content = {"state_dict": state(1), "hyper_parameters": types.SimpleNamespace(lr=0.1)}
     path = saved(tmp_path / "1.ckpt", content)
-    with pytest.raises(ValueError, match="it holds a argparse.Namespace, .*hyper-parameters that are plain numbers"):
+    with pytest.raises(ValueError, match="it holds a types.SimpleNamespace, .*hyper-parameters that are plain numbers"):
         fit_together([path, path])
+
+
+def test_the_arguments_of_a_command_stay(tmp_path: Path):
+    arguments = argparse.Namespace(lr=0.1, layers=[1, 2])
+    paths = [saved(tmp_path / f"{n}.ckpt", {"state_dict": state(n), "args": arguments}) for n in (1, 2)]
+    average_checkpoints(paths, tmp_path / "average.ckpt")
+    assert torch.load(tmp_path / "average.ckpt", weights_only=False)["args"] == arguments
+    with pytest.raises(UnpicklingError):  # it is allowed for this reading only
+        torch.load(tmp_path / "average.ckpt", weights_only=True)
+
+
+def test_what_the_arguments_of_a_command_hold_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EVIL", str(tmp_path / "executed"))
+    path = saved(tmp_path / "1.pt", {"state_dict": state(1), "args": argparse.Namespace(evil=Evil())})
+    with pytest.raises(ValueError, match="cannot be read with weights only"):
+        fit_together([path, path])
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, 0.5, 0.99])

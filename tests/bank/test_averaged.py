@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from reference import live_weights
+from reference import live_weights, states_equal
 from torch import nn
 from zoo import build, run, small_bank
 
-from emabank import EMA, EMABank
+from emabank import EMA, BestTracker, EMABank
 
 
 def test_trap08_integer_and_bool_buffers_are_copied() -> None:
@@ -165,3 +165,54 @@ def test_parts_of_a_model() -> None:
         state, live = bank.weights(0.9), model.state_dict()
         assert {name for name in state if not torch.equal(state[name], live[name])} == averaged
         assert set(bank.state_dict()["averages"]["ema-0.9"]["tensors"]) == averaged
+
+
+class OnAGraph(nn.Module):
+    """A layer on the nodes of a graph, whose edges are a sparse buffer."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("edges", torch.eye(16).roll(1, 0).to_sparse(layout=layout))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.edges @ x)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_buffer_is_read_from_the_live_model(layout: torch.layout) -> None:
+    model = OnAGraph(layout)
+    bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
+    run(model, 3, bank.update)
+    x = torch.randn(16, 6)
+    weights = bank.weights(0.5)
+    expected = nn.functional.linear(x.roll(1, 0), weights["linear.weight"], weights["linear.bias"])
+    before = model(x)
+    with bank.applied(0.5):
+        assert torch.allclose(model(x), expected)
+    assert torch.equal(model(x), before)
+    assert torch.allclose(bank.call(0.5, x), expected)
+    assert torch.allclose(bank.module(0.5)(x), expected)
+    other = OnAGraph(layout)
+    bank.copy_to(other, 0.5)
+    assert torch.allclose(other(x), expected)
+    other.load_state_dict(weights)
+    assert torch.allclose(other(x), expected)
+    again = EMABank(other, [EMA(0.5, warmup=None)], every=1)
+    again.load_state_dict(bank.state_dict())
+    assert torch.allclose(again.call(0.5, x), expected)
+    tracker = BestTracker(bank, {"loss": "min"})
+    tracker.observe(1, {0.5: {"loss": 0.5}})
+    tracker.load_state_dict(tracker.state_dict())
+    assert tracker.weights("loss")["edges"].layout is layout
+
+
+def test_no_average_is_kept_on_the_meta_device() -> None:
+    with pytest.raises(ValueError, match="device must be one that holds values.*got 'meta'"):
+        EMABank(nn.Linear(2, 1), [0.9], device="meta")
+    bank = EMABank(nn.Linear(2, 1), [0.9])
+    before = bank.state_dict()
+    with pytest.raises(ValueError, match="got 'meta'"):
+        bank.to("meta")
+    assert states_equal(bank.state_dict()["averages"]["ema-0.9"]["tensors"], before["averages"]["ema-0.9"]["tensors"])

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import warnings
 
 import pytest
 import torch
@@ -66,7 +65,7 @@ def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: 
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda s: s.pop("averages"), "averages are missing"),
+        (lambda s: s.pop("averages"), "missing: \\['averages'\\]"),
         (lambda s: s.update(format=99), "format 99"),
         (lambda s: s.update(every=8), "every=8"),
         (lambda s: s["averages"].pop("ema-0.9"), "same averages"),
@@ -127,19 +126,63 @@ def test_trap45_one_average_is_a_plain_state_dict_of_the_model() -> None:
         assert list(bank.weights(0.9)) == list(model.state_dict())
 
 
-def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed() -> None:
-    model, bank = small_bank(every=16)
-    model.load_state_dict(build("mlp", seed=8).state_dict())
-    with pytest.warns(UserWarning, match=r"call bank.reset\(\) after loading"):
-        run(model, 1, bank.update)
-    for step in ("reset", "none"):
-        model, bank = small_bank(every=1)
-        if step == "reset":
-            model.load_state_dict(build("mlp", seed=8).state_dict())
+LOADS = {
+    "copied": lambda model, state: model.load_state_dict(state),
+    "assigned": lambda model, state: model.load_state_dict(state, assign=True),
+    "copied into data": lambda model, state: [p.data.copy_(state[name]) for name, p in model.named_parameters()],
+    "as data": lambda model, state: [setattr(p, "data", state[name]) for name, p in model.named_parameters()],
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("name", ["wide", "half_precision", "conv", "crowd"])
+def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(name: str, load: str) -> None:
+    for resets in (False, True):
+        model = build(name)
+        bank = EMABank(model, [0.9], every=16)
+        LOADS[load](model, build(name, seed=8).state_dict())
+        if resets:
             bank.reset()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            run(model, 3, bank.update)
+            run(model, 3, bank.update)  # a warning would be an error
+        else:
+            with pytest.warns(UserWarning, match=r"call bank.reset\(\) after loading"):
+                run(model, 1, bank.update)
+
+
+def zeroed(model: nn.Module) -> nn.Module:
+    nn.init.zeros_(model[-1].weight)
+    return model
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, weight_decay=1e-3),
+        lambda p: torch.optim.Adam(p, lr=1e-3),
+        lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1),
+        lambda p: torch.optim.RMSprop(p, lr=1e-2),
+    ],
+)
+def test_trap56_no_ordinary_first_step_is_taken_for_loaded_weights(optimizer) -> None:
+    models = {
+        "one number": lambda: nn.Linear(1, 1),
+        "two numbers": lambda: nn.Linear(2, 1, bias=False),
+        "small": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)),
+        "linear": lambda: nn.Linear(20, 10),
+        "zero layer": lambda: zeroed(nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))),
+        "wide": lambda: nn.Sequential(nn.Linear(6, 2000), nn.ReLU(), nn.Linear(2000, 5)),
+    }
+    for name, make in models.items():
+        for seed in range(5):
+            torch.manual_seed(seed)
+            model = make()
+            bank, steps = EMABank(model, [0.9]), optimizer(model.parameters())
+            inputs = torch.randn(32, next(model.parameters()).shape[1])
+            (model(inputs) - 3 * inputs.sum(1, keepdim=True)).square().mean().backward()
+            steps.step()
+            bank.update()
+            assert bank.num_steps == 1, name
 
 
 @pytest.mark.parametrize(
@@ -168,3 +211,98 @@ def test_trap57_a_model_that_is_cast_or_laid_out_anew_is_followed(change) -> Non
     with bank.applied(0.9):
         got = model.state_dict()["layers.0.weight"]
     assert got.dtype == model.layers[0].weight.dtype
+
+
+def test_a_parameter_that_is_turned_in_its_place_is_followed() -> None:
+    model = nn.Linear(3, 3, bias=False)
+    bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
+    oracle = EMAOracle(live_weights(model), 1, capped(0.5, unit=None))
+    model.weight.data = model.weight.data.t()  # the same memory, another stride
+    bank.update()
+    oracle.after_step(live_weights(model))
+    assert_close(bank.weights(0.5), oracle.value())
+
+
+class Same(nn.Linear):
+    """Equal to whatever it is compared with."""
+
+    __hash__ = nn.Linear.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def parameter_where_there_was_none(m: nn.Module) -> None:
+    m.linear.bias = nn.Parameter(torch.zeros(4))
+
+
+def other_frozen_parameter(m: nn.Module) -> None:
+    del m.frozen
+    m.chilled = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+
+def turned(m: nn.Module) -> None:
+    m.linear.weight.data = m.linear.weight.data.t()
+
+
+def turned_row(m: nn.Module) -> None:
+    m.row.data = m.row.data.t()  # the same stride, too
+
+
+def cut(m: nn.Module) -> None:
+    m.linear.weight.data = m.linear.weight.data[:2]
+
+
+def other_statistics(m: nn.Module) -> None:
+    m.norm.running_mean = torch.zeros(7)
+
+
+def equal_module(m: nn.Module) -> None:
+    m.same = Same(2, 2)
+
+
+def lazy_child(m: nn.Module) -> None:
+    m.head = nn.LazyLinear(2)
+
+
+def renamed(m: nn.Module) -> None:
+    m.normal = m.norm
+    del m.norm
+
+
+def complex_now(m: nn.Module) -> None:
+    m.linear.weight.data = m.linear.weight.data.to(torch.complex64)
+
+
+def without_values(m: nn.Module) -> None:
+    m.to("meta")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (parameter_where_there_was_none, "new: 'linear.bias'"),
+        (other_frozen_parameter, "missing: 'frozen'; new: 'chilled'"),
+        (turned, r"'linear.weight' is \(3, 4\), not \(4, 3\)"),
+        (turned_row, r"'row' is \(5, 1\), not \(1, 5\)"),
+        (cut, r"'linear.weight' is \(2, 3\), not \(4, 3\)"),
+        (other_statistics, r"'norm.running_mean' is \(7,\), not \(4,\)"),
+        (equal_module, "'same.weight' is"),
+        (lazy_child, "'head.weight' is not initialised"),
+        (renamed, "missing: 'norm.weight'"),
+        (complex_now, "'linear.weight' must be floating"),
+        (without_values, "is on the meta device"),
+    ],
+)
+def test_a_model_that_no_longer_fits_is_refused_by_name_and_no_average_moves(change, says: str) -> None:
+    model = nn.Module()
+    model.linear, model.norm, model.same = nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), Same(3, 3)
+    model.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    model.row = nn.Parameter(torch.randn(1, 5))
+    bank = EMABank(model, [0.9], every=1, parameters="trainable")
+    bank.update()
+    change(model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=says):
+            bank.update()
+    assert bank.num_updates == 1

@@ -28,14 +28,17 @@ def last_shares(count: int, last: int) -> list[float]:
 
 
 def ema_shares(count: int, decay: float) -> list[float]:
-    """An exponential moving average over the sequence, which begins with the first checkpoint.
+    """An exponential moving average over the sequence: each counts `decay` times as much as the next.
 
-    >>> ema_shares(3, 0.5)
-    [0.25, 0.25, 0.5]
+    That is (1 - α)·α^k for the one k places before the last, over the sum of all: without the correction, the first
+    checkpoint would count for all that might have been before it, with 0.9 and three of them 81%.
+
+    >>> [round(share, 3) for share in ema_shares(3, 0.9)]
+    [0.299, 0.332, 0.369]
     """
     if not 0.0 <= decay < 1.0:
         raise ValueError(f"A decay of {decay}: it is the weight of the past, a number from 0 to below 1, such as 0.9.")
-    return [decay ** (count - 1), *((1.0 - decay) * decay ** (count - 1 - at) for at in range(1, count))]
+    return given_shares(count, [decay ** (count - 1 - at) for at in range(count)])
 
 
 def given_shares(count: int, weights: Sequence[float]) -> list[float]:

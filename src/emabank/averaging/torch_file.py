@@ -10,6 +10,7 @@ import re
 import tempfile
 import zipfile
 import zlib
+from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -42,7 +43,8 @@ class TorchFile:
             self._zipped = file.read(4) == b"PK\x03\x04"
         try:
             self.in_pieces = self._zipped and _is_stored(path)
-            content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=self.in_pieces)
+            with torch.serialization.safe_globals([Namespace]):  # arguments of a command: attributes and no code
+                content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=self.in_pieces)
         except Exception as error:  # torch raises many kinds on bytes that are not its own
             raise ValueError(_why(path, error)) from error
         self.key, self._content, self._state = _state_dict(path, content, key)

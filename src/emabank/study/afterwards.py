@@ -1,7 +1,7 @@
 """What a run keeps so that window and stopping epoch can be chosen after it: snapshots of two power-function averages.
 
-They are in a bank of their own, so that all else of the run is as without them. May import config and the library's
-public names.
+They are in a bank of their own, so that all else of the run is as without them. May import config, plain, runs and the
+library's public names.
 """
 
 import math
@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 from emabank import EMABank, PowerEMA
 from emabank.posthoc import Snapshots, steps_kept
 from emabank.study.config import RunConfig
+from emabank.study.plain import to_plain
+from emabank.study.runs.identity import run_id
 
 WIDTHS = (0.05, 0.1)
 """Relative widths: those of EDM2."""
@@ -30,6 +32,7 @@ class Afterwards:
         self._epochs = max(1, math.ceil(epochs / snapshots)) if snapshots else 0
         self._inside = max(1, min(steps_per_epoch // every, snapshots // epochs)) if snapshots else 0
         self._steps_per_epoch, self._steps = steps_per_epoch, epochs * steps_per_epoch
+        self._run = run_id(to_plain(config))
         self._bank: EMABank | None = None
         self._snapshots: Snapshots | None = None
         if snapshots:
@@ -44,7 +47,7 @@ class Afterwards:
             for step in steps_kept(folder):
                 (folder / f"step-{step:09d}.pt").unlink()
         # Of the steps in between, `after_step` decides: an interruption must not add snapshots.
-        self._snapshots = Snapshots(self._bank, folder, every_steps=self._steps + 1)
+        self._snapshots = Snapshots(self._bank, folder, every_steps=self._steps + 1, run=self._run)
 
     def after_step(self, steps: int) -> None:
         """Write a snapshot if one is due after so many steps of the run."""

@@ -40,7 +40,8 @@ def average_files(asked: AverageArguments, *, console: Console | None = None) ->
     _show_order(paths, shares, console)
     for path in found.left_out:
         _say(console, f"Left out: {path}; without a number its place is unknown. Name it to have it in.")
-    if list(paths) != in_order(paths) and len(asked.checkpoints) == len(paths):
+    counts_by_place = len(set(shares)) > 1  # to a plain mean the order is all one
+    if counts_by_place and list(paths) != in_order(paths) and len(asked.checkpoints) == len(paths):
         _say(console, "They stay in the order given, which is not that of their numbers (a shell has 1000 before 500).")
     if asked.dry_run or asked.out is None:
         _tell(fit_together(paths, shares, out=asked.out, key=asked.key, replace_out=asked.force), console)

@@ -26,7 +26,8 @@ class AverageArguments:
     out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
     """Where to write: a file where checkpoints are files, a folder where they are folders."""
     decay: float | None = None
-    """An exponential moving average over the sequence, with this weight of the past. By default none."""
+    """An exponential moving average over the sequence: each counts this many times as much as the next, from 0 to below
+    1. By default none."""
     last: int | None = None
     """The mean of only so many at the end of the sequence (LAWA). By default of all."""
     weights: tuple[float, ...] = ()
