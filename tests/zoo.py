@@ -90,6 +90,28 @@ def crowd() -> nn.Module:
     return nn.ParameterList([nn.Parameter(torch.randn(900 + i)) for i in range(230)])
 
 
+def random_tensors(model: nn.Module, generator: torch.Generator) -> None:
+    """Give a model parameters of random shapes, strides and dtypes, some of which share memory, and odd buffers."""
+
+    def random(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    for number in range(random(1, 5)):
+        shape = [random(0, 40) for _ in range(random(0, 3))]
+        dtype = (torch.float32, torch.float32, torch.bfloat16, torch.float64, torch.complex64)[random(0, 4)]
+        step = random(1, 3)
+        values = torch.randn([size * step for size in shape], generator=generator, dtype=torch.float64).to(dtype)
+        values = values[tuple(slice(None, None, step) for _ in shape)]
+        values = values.permute(torch.randperm(values.dim(), generator=generator).tolist())
+        parameter = nn.Parameter(values if random(0, 1) else values.contiguous(), requires_grad=random(0, 3) > 0)
+        model.register_parameter(f"random{number}", parameter)
+        if values.dim() and len(values) > 1 and not values.is_complex() and random(0, 2) == 0:
+            model.register_parameter(f"shared{number}", nn.Parameter(parameter.data[random(0, 1) :]))
+    model.register_buffer("expanded", torch.ones(1).expand(3), persistent=False)
+    model.register_buffer("mask", torch.full((2, 2), float("-inf")), persistent=random(0, 1) == 1)
+    model.register_buffer("sparse", torch.eye(3).to_sparse(), persistent=False)
+
+
 ZOO: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
     "wide": wide,

@@ -100,6 +100,10 @@ def damages(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "more", {**state, "more": 1}
     for bad in PLAIN:
         yield f"it is {bad!r:.30}", bad
+
+
+def contradictions(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The state with one count that the others rule out."""
     steps = state["num_steps"]
     for path, value in {
         ("num_updates",): steps + 1,
@@ -116,7 +120,7 @@ def test_trap41_a_state_with_any_one_fault_is_refused_and_changes_nothing() -> N
     _, donor = built(9)
     model, bank = built(6)
     before = bank.state_dict()
-    damaged = list(damages(donor.state_dict()))
+    damaged = [*damages(donor.state_dict()), *contradictions(donor.state_dict())]
     assert len(damaged) > 1000
     for name, state in damaged:
         with pytest.raises(ValueError, match=r"^\S[^\n]{20,}$"):  # one sentence
