@@ -249,8 +249,8 @@ def refuse_values(what: str, lives: Mapping[str, object], values: object) -> Map
         if not isinstance(value, Tensor):
             raise ValueError(f"{what}: {name!r} must be a tensor; got a {type(value).__name__}.")
         if _kind(value) != _kind(live) or value.layout != live.layout or value.is_meta:
-            given = f"{value.dtype} ({value.layout}, {value.device})"
-            raise ValueError(f"{what}: {name!r} must be a {_kind(live)} tensor; got {given}.")
+            got = f"{value.dtype} ({value.layout}, {value.device})"
+            raise ValueError(f"{what}: {name!r} must be a {_kind(live)} tensor; got {got}.")
     refuse_misfit(what, _shapes_of(lives), _shapes_of(named))
     return cast("Mapping[str, Tensor]", named)
 
