@@ -77,7 +77,9 @@ class EMABankCallback(Accompanied, pl.Callback):
     ) -> None:
         criteria = None if criteria is None else dict(criteria)
         self._companion = Companion(
-            Settings(averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options)
+            Settings(
+                averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
+            )
         )
         self._steps = 0
         self._validated: dict[str, list[str]] = {}

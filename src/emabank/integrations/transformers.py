@@ -73,7 +73,9 @@ class EMABankCallback(Accompanied, TrainerCallback):
     ) -> None:
         criteria = None if criteria is None else dict(criteria)
         self._companion = Companion(
-            Settings(averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options)
+            Settings(
+                averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
+            )
         )
         self._trainer = trainer
         self._resume_from: str | Path | Literal[False] | None = resume_from
