@@ -144,21 +144,26 @@ def measure(case: Case, repeats: int, seed: int) -> Result:
         values = simulate(case, noise, generator)
         means = values.double().mean(2)
         curves = {name: dict(enumerate(curve)) for name, curve in zip(NAMES, means.tolist(), strict=False)}
-        last = sign * (values[1, -1] - values[0, -1])
-        chosen_before += float(last.mean()) > critical_value() * float(last.std()) / math.sqrt(case.samples)
+        chosen_before += _t(sign * (values[1, -1] - values[0, -1])) > critical_value()
         live, chosen = int((sign * means[0]).argmax()), int((sign * means[1:]).argmax())
         if bool(truth[1:].flatten()[chosen] > truth[0, live]) != (case.gain > 0.0):
             continue
-        candidates = list(values[1:].flatten(0, 1))
-        tested = paired_test(candidates, values[0, live], chosen=chosen, better=better, level=LEVEL)
+        if better == "max":
+            unpaired += advise(curves, criterion="m", better=better, samples=case.samples).is_clear
+        candidates = values[1:].flatten(0, 1)
+        if _t(sign * (candidates[chosen] - values[0, live])) <= critical_value():
+            continue  # not clear if nothing else had been looked at, so not clear: the bootstrap can be left out
+        tested = paired_test(list(candidates), values[0, live], chosen=chosen, better=better, level=LEVEL)
         assert tested is not None, "there are enough samples"
         error, critical = tested
         paired += advise(curves, criterion="m", better=better, error=error, critical=critical).is_clear
-        if better == "max":
-            unpaired += advise(curves, criterion="m", better=better, samples=case.samples).is_clear
     return Result(
         case, repeats, paired / repeats, unpaired / repeats if better == "max" else None, chosen_before / repeats
     )
+
+
+def _t(differences: Tensor) -> float:
+    return float(differences.mean() / differences.std()) * math.sqrt(len(differences))
 
 
 # What is shown -------------------------------------------------------------------------------------------------------

@@ -160,9 +160,16 @@ def test_trap40_trap44_values_are_in_the_state_and_load_with_weights_only():
 
 @pytest.mark.parametrize(
     "change",
-    [{"values": [0.5]}, {"values": torch.zeros(50)}, {"values": torch.zeros(50, dtype=torch.int64)}, {"epoch": 9},
-     {"average": "live", "values": torch.zeros(1, 50)}, {"criterion": []}],
-)  # fmt: skip
+    [
+        {"values": [0.5]},
+        {"values": torch.zeros(50)},
+        {"values": torch.zeros(1, 50)},
+        {"values": torch.zeros(50, dtype=torch.int64)},
+        {"values": torch.zeros(50).to_sparse()},
+        {"epoch": 9},
+        {"criterion": []},
+    ],
+)
 def test_trap41_damaged_values_are_refused_and_change_nothing(change: dict[str, Any]):
     run = run_with_values()
     good = run.tracker.state_dict()

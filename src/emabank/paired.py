@@ -93,7 +93,8 @@ def saved_per_sample(saved: Iterable[Mapping[str, Any]], rows: Iterable[Observat
     values: PerSample = {}
     for item in saved:
         one = item["values"]
-        if not isinstance(one, Tensor) or one.dim() != 1 or one.dtype not in (torch.bool, torch.float32):
+        is_plain = isinstance(one, Tensor) and one.layout is torch.strided and not one.is_meta
+        if not is_plain or one.dim() != 1 or one.dtype not in (torch.bool, torch.float32):
             raise TypeError("its per-sample values are not 1-D tensors of bool or float32")
         values[item["criterion"], item["average"], item["epoch"]] = one.cpu().clone()
     return check_per_sample(values, {}, rows)
