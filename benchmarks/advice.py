@@ -193,7 +193,7 @@ def _row(result: Result) -> list[str]:
 def read(path: Path) -> list[Result]:
     """The results of a file that `--json` has kept."""
     kept = json.loads(path.read_text(encoding="utf-8"))["results"]
-    return [Result(**{**each, "case": Case(**each["case"])}) for each in kept]
+    return [Result(Case(**item.pop("case")), **item) for item in kept]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

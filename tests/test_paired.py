@@ -112,8 +112,8 @@ def test_values_that_do_not_fit_are_refused_and_change_nothing(per_sample: Any, 
 
 def test_values_are_copies_as_small_as_they_can_be():
     tracker = tracker_of(BOTH)
-    right, losses = torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([0.25, 0.5, 0.5, 0.75], dtype=torch.float64)
-    per_sample = {"live": {"accuracy": right, "loss": losses, "f1": right}, 0.9: [True, False, True, True]}
+    right, losses = torch.tensor([True, False, True, True]), torch.tensor([0.25, 0.5, 0.5, 0.75])
+    per_sample = {"live": {"accuracy": right, "loss": losses, "f1": right}, 0.9: [1.0, 0.0, 1.0, 1.0]}
     tracker.observe(1, {"live": numbers(0.75, 0.5), 0.9: numbers(0.75, 9.0)}, per_sample=per_sample)
     right.zero_(), losses.zero_()
     kept = {(each["criterion"], each["average"]): each["values"] for each in tracker.state_dict()["per_sample"]}

@@ -24,28 +24,28 @@ _BLOCK = 2**24  # random numbers made at a time, 64 MiB
 def read_per_sample(
     per_sample: Mapping[Any, Any], criteria: Sequence[str], epoch: int, resolve: Callable[[Any], str]
 ) -> PerSample:
-    """What a user gave as per-sample values of one validation, of the criteria alone.
+    """The per-sample values of one validation, of the criteria alone.
 
     >>> per_sample = {"live": [0, 1, 1], "slow": {"accuracy": torch.ones(3), "f1": torch.ones(3)}}
     >>> sorted(read_per_sample(per_sample, ["accuracy"], epoch=7, resolve=str))
     [('accuracy', 'live', 7), ('accuracy', 'slow', 7)]
     """
     values: PerSample = {}
-    for key, given in per_sample.items():
+    for key, entry in per_sample.items():
         average = resolve(key)
-        by_metric: Mapping[str, Any] = given if isinstance(given, Mapping) else {criteria[0]: given}
+        by_metric: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {criteria[0]: entry}
         for metric in by_metric:
             if metric in criteria:
                 values[metric, average, epoch] = _compact(by_metric[metric], f"{metric!r} of {average!r}")
     return values
 
 
-def _compact(given: Any, what: str) -> Tensor:
+def _compact(sequence: Any, what: str) -> Tensor:
     """A copy on the CPU: bool where every value is 0 or 1, else float32."""
     try:
-        values = torch.as_tensor(given).detach().cpu()
+        values = torch.as_tensor(sequence).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"per_sample must have numbers, one per sample; got {given!r} as {what}.") from error
+        raise ValueError(f"per_sample must have numbers, one per sample; got {sequence!r} as {what}.") from error
     if values.dim() != 1 or not len(values) or values.is_complex():
         raise ValueError(
             f"per_sample must have one number per sample, a 1-D tensor; got {tuple(values.shape)} {values.dtype} as "
@@ -92,11 +92,11 @@ def saved_per_sample(saved: Iterable[Mapping[str, Any]], rows: Iterable[Observat
     """
     values: PerSample = {}
     for item in saved:
-        one = item["values"]
-        is_plain = isinstance(one, Tensor) and one.layout is torch.strided and not one.is_meta
-        if not is_plain or one.dim() != 1 or one.dtype not in (torch.bool, torch.float32):
+        tensor = item["values"]
+        is_plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+        if not is_plain or tensor.dim() != 1 or tensor.dtype not in (torch.bool, torch.float32):
             raise TypeError("its per-sample values are not 1-D tensors of bool or float32")
-        values[item["criterion"], item["average"], item["epoch"]] = one.cpu().clone()
+        values[item["criterion"], item["average"], item["epoch"]] = tensor.cpu().clone()
     return check_per_sample(values, {}, rows)
 
 

@@ -285,7 +285,7 @@ class BestTracker:
         candidates = [place for place in finite_places(curves) if place[0] != LIVE]
         values = [self._per_sample.get((criterion, *place)) for place in candidates]
         live_values = self._per_sample.get((criterion, LIVE, live.epoch))
-        known = [one for one in values if one is not None]
+        known = [tensor for tensor in values if tensor is not None]
         if live_values is None or len(known) < len(values):
             return None
         if samples not in (None, len(live_values)):

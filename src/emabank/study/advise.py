@@ -89,7 +89,8 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
     live, kept = _live(rows, criterion), max(gains, key=lambda gain: gain.on_val[0], default=None)
     if kept is None:
         advice = advise({LIVE: curves[LIVE]}, criterion=criterion, better=better)
-        return RunAdvice(folder.id, _title(rows[0]), replace(advice, live=live), gains, f"{LIVE}-accuracy")
+        advice = replace(advice, epoch=live.epoch, value=live.value, live=live, stop=min(advice.stop, live.epoch))
+        return RunAdvice(folder.id, _title(rows[0]), advice, gains, f"{LIVE}-accuracy")
     gain, error = kept.on_val
     # It was chosen among every epoch of every average, and the kept ones once more with recomputed statistics.
     choices = sum(len(curve) for name, curve in curves.items() if name != LIVE) + len(gains)
@@ -194,16 +195,15 @@ def _show(folder: RunFolder, found: RunAdvice, console: Console) -> None:
     say(console, str(found.advice))
     if found.on_test is not None:
         gain, error = found.on_test.on_test
-        verdict = "confirms it" if gain > critical_value() * error else "does not confirm a clear gain"
+        article = "a" if gain > critical_value() * error else "no"
         amount = _gain(found.advice.criterion, gain, error)
-        say(console, f"On test images, which chose nothing, it gains {amount}: that {verdict}.")
+        say(console, f"On test images, which chose nothing, it gains {amount}: {article} clear gain.")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("kept weights", "gain on validation", "gain on test"):
         table.add_column(head)
     for gain in found.gains:
-        table.add_row(
-            *map(Text, (gain.weights, *(_gain(found.advice.criterion, *each) for each in (gain.on_val, gain.on_test))))
-        )
+        amounts = [_gain(found.advice.criterion, *measured) for measured in (gain.on_val, gain.on_test)]
+        table.add_row(*map(Text, (gain.weights, *amounts)))
     console.print(table)
     say(console, f"Its weights: {folder.path / 'snapshots' / (found.kept + '.safetensors')}")
 
