@@ -49,10 +49,11 @@ def main(*, steps: int = 300, every: int = 50) -> None:
     rules = {f"half-life-{steps}": EMA(half_life=steps, warmup=None) for steps in (5, 15, 45)}
     bank = EMABank(model, rules, every=1)
     bank.attach(optimizer)  # every optimizer.step() is counted: no line in the loop
-    tracker = BestTracker(bank, {"loss": "min"})
+    tracker = BestTracker(bank, {"loss": "min"}, unit="step")
 
-    def loss(logits: Tensor) -> float:
-        return float(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    def validate(model: nn.Module) -> dict[str, Tensor]:
+        losses = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none")
+        return {"loss": losses.view(-1, LENGTH).mean(1)}  # one per text: characters of one text are not independent
 
     for step in range(1, steps + 1):
         starts = torch.randint(len(learnt) - LENGTH - 1, (16,))
@@ -61,11 +62,8 @@ def main(*, steps: int = 300, every: int = 50) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step % every == 0:
-            with torch.no_grad():
-                found = {"live": {"loss": loss(model(inputs))}}
-                found |= {name: {"loss": loss(bank.call(name, inputs))} for name in bank.names}
-            tracker.observe(step, found)
-            print(step, " ".join(f"{name} {values['loss']:.3f}" for name, values in found.items()))
+            metrics = tracker.evaluate(step, validate)
+            print(step, " ".join(f"{name} {values['loss']:.3f}" for name, values in metrics.items()))
     print(tracker.advice())
 
 

@@ -42,8 +42,8 @@ def main(out: str, *, epochs: int = 15) -> None:
     bank = EMABank(model, [0.8, 0.9, 0.95, 0.98, 0.99], every=4)
     tracker = BestTracker(bank, {"accuracy": "max"})
 
-    def accuracy(predicted: Tensor) -> float:
-        return float((predicted.argmax(1) == labels).float().mean())
+    def validate(model: nn.Module) -> dict[str, Tensor]:
+        return {"accuracy": model(images).argmax(1) == labels}  # sample by sample: its mean is the accuracy
 
     for epoch in range(1, epochs + 1):
         model.train()
@@ -54,16 +54,11 @@ def main(out: str, *, epochs: int = 15) -> None:
             bank.update()
 
         recalibrate_batchnorm(bank, loader, max_batches=16)  # all averages at once; the live model is left alone
-        model.eval()
-        with torch.no_grad():
-            found = {"live": {"accuracy": accuracy(model(images))}}
-            for name in bank.names:
-                found[name] = {"accuracy": accuracy(bank.call(name, images, batchnorm="recomputed"))}
-        tracker.observe(epoch, found, batchnorm="recomputed")
+        tracker.evaluate(epoch, validate, batchnorm="recomputed")  # the live weights and every average
         if tracker.should_stop(patience=8):
             break
 
-    print(tracker.advice(samples=len(labels)))
+    print(tracker.advice())
     torch.save(tracker.weights("accuracy"), out)  # a plain state dict: make_model().load_state_dict(torch.load(out))
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 import torch
 from observing import BANK, BOTH, Run, assert_equal, assert_same_state, numbers
-from torch import nn
+from torch import Tensor, nn
 
-from emabank import Best, BestTracker
+from emabank import Best, BestTracker, EMABank
 
 
 @pytest.mark.parametrize(
@@ -253,3 +253,82 @@ def test_observing_leaves_the_random_state_and_the_training_alone() -> None:
     run.tracker.observe(1, {"live": numbers(0.5), 0.9: numbers(0.6)})
     assert torch.equal(torch.get_rng_state(), before)
     assert_equal(run.model.state_dict(), state)
+
+
+# Evaluating ----------------------------------------------------------------------------------------------------------
+
+
+class Noisy(nn.Module):
+    """A linear model with dropout, one part of it frozen in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.drop, self.frozen = nn.Linear(3, 2), nn.Dropout(0.5), nn.BatchNorm1d(2)
+        self.frozen.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.frozen(self.drop(self.linear(inputs)))
+
+
+def test_evaluate_equals_applying_each_average_by_hand() -> None:
+    torch.manual_seed(0)
+    model, inputs, labels = Noisy(), torch.randn(30, 3), torch.arange(30) % 2
+    bank = EMABank(model, [0.5, 0.9], every=1)
+    for _ in range(3):
+        with torch.no_grad():
+            model.linear.weight.add_(torch.randn(2, 3))
+        bank.update()
+    by_hand: dict[str, Tensor] = {"live": copy.deepcopy(model).eval()(inputs).detach()}
+    by_hand |= {name: bank.module(name)(inputs).detach() for name in bank.names}
+    modes = [module.training for module in model.modules()]
+    drawn: list[float] = []
+
+    def fn(given: nn.Module) -> dict[str, Any]:
+        assert given is model and not any(module.training for module in given.modules())
+        drawn.append(float(torch.rand(1)))
+        logits = given(inputs)
+        assert not logits.requires_grad
+        loss = nn.functional.cross_entropy(logits, labels, reduction="none")
+        return {"accuracy": logits.argmax(1) == labels, "loss": loss, "worst": loss.max()}
+
+    tracker, before = BestTracker(bank, BOTH), torch.get_rng_state()
+    metrics = tracker.evaluate(1, fn)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert len(set(drawn)) == 1 and len(drawn) == 3
+    assert [module.training for module in model.modules()] == modes
+    assert list(metrics) == ["live", "ema-0.5", "ema-0.9"]
+    for name, logits in by_hand.items():
+        assert metrics[name]["accuracy"] == pytest.approx(float((logits.argmax(1) == labels).float().mean()))
+        assert metrics[name]["loss"] == pytest.approx(float(nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+    assert {(row.average, row.metric): row.value for row in tracker.history} == {
+        (name, metric): value for name, values in metrics.items() for metric, value in values.items()
+    }
+    assert tracker.advice().error is not None
+    assert tracker.advice("loss").error is not None
+
+
+def test_evaluate_with_numbers_alone_and_what_it_refuses() -> None:
+    run = Run()
+    run.tracker.evaluate(1, lambda model: numbers(0.5), complete=False)
+    assert not any(row.complete for row in run.tracker.history)
+    run.tracker.evaluate(1, lambda model: numbers(0.5))
+    assert run.tracker.advice().error is None
+    before = run.tracker.state_dict()
+    with pytest.raises(ValueError, match=r"fn must return its metrics.*got 0\.5"):
+        run.tracker.evaluate(2, lambda model: 0.5)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuntimeError, match="recomputed"):
+        run.tracker.evaluate(2, lambda model: numbers(0.6), batchnorm="recomputed")
+    assert run.model.training
+    assert_same_state(run.tracker.state_dict(), before)
+
+
+def test_evaluate_uses_recomputed_statistics_where_they_are_asked_for() -> None:
+    run = Run()
+    run.bank.update()
+    for name in run.bank.names:
+        run.bank.keep_recomputed(name, {"1.running_mean": torch.full((3,), 7.0)})
+    means = run.tracker.evaluate(
+        1, lambda model: numbers(0.5, float(model.get_buffer("1.running_mean").mean())), batchnorm="recomputed"
+    )
+    assert {name: values["loss"] for name, values in means.items()} == {"live": 0.0, "ema-0.5": 7.0, "ema-0.9": 7.0}
+    assert run.tracker.advice("loss").average == "live"

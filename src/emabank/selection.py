@@ -1,22 +1,26 @@
 """BestTracker: which average was best by which criterion at which epoch, its weights, and when to stop.
 
 It sees the numbers that it is given and asks the bank for weights, never for data. May import advice, kept, ledger,
-observed, tracked and torch.
+modules, observed, paired, randomness, tracked and torch.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from emabank.advice import Advice, advise
+from emabank.advice import LEVEL, Advice, Curve, advise, finite_places, leaders
 from emabank.kept import Kept, Place, copied
 from emabank.ledger import LIVE
+from emabank.modules import evaluating
 from emabank.observed import Best, Observation, Observed, saved_rows, whole
+from emabank.paired import PerSample, check_per_sample, paired_test, read_per_sample, saved_per_sample, split_per_sample
+from emabank.randomness import same_randomness
 from emabank.tracked import refuse_values
 
 if TYPE_CHECKING:
@@ -33,7 +37,8 @@ class BestTracker:
     """Keeps, per criterion, the best average and epoch, and a copy of its weights.
 
     `snapshots="best"` keeps one copy per criterion, `"each"` one per criterion and average, `None` none. They are kept
-    in memory (on the CPU), or with `folder` as files in that folder, which belongs to this tracker alone.
+    in memory (on the CPU), or with `folder` as files in that folder, which belongs to this tracker alone. `unit` is
+    what its epochs are called in messages, such as "step".
 
     >>> import torch
     >>> from emabank import EMABank
@@ -56,6 +61,7 @@ class BestTracker:
         *,
         snapshots: Literal["best", "each"] | None = "best",
         folder: str | os.PathLike[str] | None = None,
+        unit: str = "epoch",
     ) -> None:
         is_mapping = isinstance(criteria, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not is_mapping or not criteria or any(better not in ("max", "min") for better in criteria.values()):
@@ -72,6 +78,8 @@ class BestTracker:
         self._observed = Observed(criteria)
         self._kept = Kept(None if folder is None else Path(folder))
         self._recomputed: list[int] = []  # the epochs at which averages were observed with recomputed statistics
+        self._per_sample: PerSample = {}
+        self._unit = unit
 
     # What was seen ---------------------------------------------------------------------------------------------------
 
@@ -90,6 +98,7 @@ class BestTracker:
         epoch: int,
         metrics: Mapping[Any, Mapping[str, SupportsFloat]],
         *,
+        per_sample: Mapping[Any, Any] | None = None,
         complete: bool = True,
         batchnorm: Literal["averaged", "recomputed"] = "averaged",
     ) -> None:
@@ -101,17 +110,26 @@ class BestTracker:
         are never best. `batchnorm` says which statistics the averages had, so that the snapshot has the same.
         On any error nothing has changed.
 
+        `per_sample` has, for each average, the values whose mean the first criterion is, one per validation sample (for
+        an accuracy whether it was right), or `{criterion: values}`. From them `advice` knows whether a gain is more
+        than chance. The samples must be the same ones in the same order every time: do not shuffle validation data.
+        They are kept on the CPU, 1 byte for a value of 0 or 1, else 4.
+
         >>> import torch
         >>> from emabank import EMABank
         >>> tracker = BestTracker(EMABank(torch.nn.Linear(2, 1), [0.9]), {"loss": "min"})
-        >>> tracker.observe(1, {"live": {"loss": torch.tensor(0.5), "accuracy": 0.75}})
+        >>> metrics = {"live": {"loss": torch.tensor(0.5), "accuracy": 0.75}}
+        >>> tracker.observe(1, metrics, per_sample={"live": torch.tensor([0.75, 0.25])})
         >>> tracker.observe(1, {0.9: {"loss": float("nan")}})
         >>> [tuple(row) for row in tracker.history][:2]
         [(1, 'live', 'loss', 0.5, True), (1, 'live', 'accuracy', 0.75, True)]
         """
         if batchnorm not in ("averaged", "recomputed"):
             raise ValueError(f"batchnorm={batchnorm!r} is neither 'averaged' nor 'recomputed'.")
-        rows = self._observed.rows(whole("epoch", epoch), metrics, complete=bool(complete), resolve=self._bank.resolve)
+        epoch = whole("epoch", epoch)
+        rows = self._observed.rows(epoch, metrics, complete=bool(complete), resolve=self._bank.resolve)
+        values = read_per_sample(per_sample or {}, list(self.criteria), epoch, self._bank.resolve) if complete else {}
+        per_sample_values = check_per_sample(values, self._per_sample, rows)
         observed = self._observed.with_rows(rows)
         wanted = self._wanted(observed)
         fresh: dict[Place, dict[str, Any]] = {}
@@ -120,9 +138,43 @@ class BestTracker:
             statistics = "averaged" if average == LIVE else batchnorm
             fresh[average, at] = _on_cpu(self._bank.weights(average, batchnorm=statistics))
         self._kept.keep(fresh, wanted)
-        self._observed = observed
+        self._observed, self._per_sample = observed, per_sample_values
         if batchnorm == "recomputed" and epoch not in self._recomputed:
-            self._recomputed.append(whole("epoch", epoch))
+            self._recomputed.append(epoch)
+
+    def evaluate(
+        self,
+        epoch: int,
+        fn: Callable[[nn.Module], Mapping[str, Any]],
+        *,
+        batchnorm: Literal["averaged", "recomputed"] = "averaged",
+        complete: bool = True,
+    ) -> dict[str, dict[str, float]]:
+        """Observe what `fn(model)` measures of the live weights and of every average, each in the model in its turn.
+
+        `fn` returns `{metric: number}`. Where it returns a 1-D tensor of several elements instead, these are the
+        per-sample values (see `observe`) and their mean is the metric. The model is in eval mode without gradients, and
+        every call draws the same random numbers; afterwards modes and random streams are as before. Returns the metrics
+        by average.
+
+        >>> import torch
+        >>> from emabank import EMABank
+        >>> model, inputs, targets = torch.nn.Linear(2, 2), torch.randn(50, 2), torch.arange(50) % 2
+        >>> tracker = BestTracker(EMABank(model, [0.9]), {"accuracy": "max"})
+        >>> metrics = tracker.evaluate(1, lambda model: {"accuracy": model(inputs).argmax(1) == targets})
+        >>> sorted(metrics)
+        ['ema-0.9', 'live']
+        """
+        model = self._bank.model
+        metrics: dict[str, dict[str, Any]] = {}
+        per_sample: dict[str, dict[str, Tensor]] = {}
+        for name in (LIVE, *self._bank.names):
+            statistics = "averaged" if name == LIVE else batchnorm
+            applied = self._bank.applied(name, batchnorm=statistics)
+            with applied, evaluating(model), same_randomness(), torch.no_grad():
+                metrics[name], per_sample[name] = split_per_sample(fn(model))
+        self.observe(epoch, metrics, per_sample=per_sample, complete=complete, batchnorm=batchnorm)
+        return {name: {metric: float(value) for metric, value in values.items()} for name, values in metrics.items()}
 
     # What was best ---------------------------------------------------------------------------------------------------
 
@@ -165,8 +217,8 @@ class BestTracker:
         place = (best.average, best.epoch)
         if place not in self._kept.places:
             raise RuntimeError(
-                f"The weights of {best.average!r} at epoch {best.epoch} were not kept, because they are not the best "
-                f"{criterion} of all; use snapshots='each' to keep those of each average."
+                f"The weights of {best.average!r} at {self._unit} {best.epoch} were not kept, because they are not the "
+                f"best {criterion} of all; use snapshots='each' to keep those of each average."
             )
         return self._kept.copy(place)
 
@@ -190,10 +242,12 @@ class BestTracker:
         """Which average to ship, from which epoch, with what gain over the live weights, and whether training could
         have stopped earlier; `print(tracker.advice())` says it in sentences.
 
-        By the first criterion, unless another is named. Observe "live" as well, or no gain can be told. `samples` is
-        the number of validation samples, from which the uncertainty of an accuracy follows; without it the scatter of
-        the curves from epoch to epoch has to tell. The gain is over the live weights at their own best epoch, on the
-        data by which both were chosen.
+        By the first criterion, unless another is named. The gain is over the live weights at their own best epoch, so
+        observe "live" as well. Its standard error, and whether it is clear, follow from the per-sample values, if every
+        complete observation has them and there are 20 samples or more: the test is paired and allows for the choice
+        among averages and epochs, so that a gain is called clear in at most 5 % of cases without one. Without them,
+        `samples` (the number of validation samples) gives an upper bound of the error of an accuracy from 0 to 1, which
+        finds large gains only; without either the uncertainty is unknown, and no gain is called clear.
 
         >>> import torch
         >>> from emabank import EMABank
@@ -213,14 +267,35 @@ class BestTracker:
         for row in self._observed.history:
             if row.complete and row.metric == criterion:
                 curves.setdefault(row.average, {})[row.epoch] = row.value
+        error, critical = self._paired(criterion, curves, samples) or (None, None)
         return advise(
             curves,
             criterion=criterion,
             better=self.criteria[criterion],
             samples=samples,
+            error=error,
+            critical=critical,
             recomputed=self._recomputed,
             has_batchnorm=any(key.endswith("running_mean") for key in self._bank.averaged_keys()),
+            unit=self._unit,
         )
+
+    def _paired(self, criterion: str, curves: Mapping[str, Curve], samples: int | None) -> tuple[float, float] | None:
+        """The error of the gain and its critical value; None unless all that was chosen among has per-sample values."""
+        better = self.criteria[criterion]
+        top, live = leaders(curves, criterion, better)
+        if top is None or live is None:
+            return None
+        candidates = [place for place in finite_places(curves) if place[0] != LIVE]
+        values = [self._per_sample.get((criterion, *place)) for place in candidates]
+        live_values = self._per_sample.get((criterion, LIVE, live.epoch))
+        known = [tensor for tensor in values if tensor is not None]
+        if live_values is None or len(known) < len(values):
+            return None
+        if samples not in (None, len(live_values)):
+            raise ValueError(f"samples must be {len(live_values)}, as many as per-sample values; got {samples}.")
+        chosen = candidates.index((top.average, top.epoch))
+        return paired_test(known, live_values, chosen=chosen, better=better, level=LEVEL)
 
     def _wanted(self, observed: Observed) -> set[Place]:
         """Which weights have to be kept; criteria that agree on average and epoch share one snapshot."""
@@ -238,11 +313,11 @@ class BestTracker:
         found = [
             f"best {criterion} none yet"
             if best is None
-            else f"best {criterion} {best.value:g} ({best.average}, epoch {best.epoch})"
+            else f"best {criterion} {best.value:g} ({best.average}, {self._unit} {best.epoch})"
             for criterion, best in bests.items()
         ]
         epochs = len({row.epoch for row in self._observed.history})
-        return f"BestTracker({', '.join(found)}; epochs observed: {epochs}, snapshots={self._mode!r})"
+        return f"BestTracker({', '.join(found)}; {self._unit}s observed: {epochs}, snapshots={self._mode!r})"
 
     # Saving and loading ----------------------------------------------------------------------------------------------
 
@@ -264,6 +339,10 @@ class BestTracker:
             "snapshots": self._mode,
             "history": [list(row) for row in self._observed.history],
             "recomputed": list(self._recomputed),
+            "per_sample": [
+                {"criterion": criterion, "average": average, "epoch": epoch, "values": values.clone()}
+                for (criterion, average, epoch), values in self._per_sample.items()
+            ],
             "weights": [
                 {"average": average, "epoch": epoch, "weights": self._kept.copy((average, epoch))}
                 for average, epoch in sorted(self._kept.places)
@@ -288,7 +367,8 @@ class BestTracker:
             rows = saved_rows(state["history"])
             saved = [(item["average"], whole("epoch", item["epoch"]), item["weights"]) for item in state["weights"]]
             weights = {(average, epoch): copied(dict(values)) for average, epoch, values in saved}
-            recomputed = [whole("epoch", epoch) for epoch in state.get("recomputed", [])]  # older states have none
+            recomputed = [whole("epoch", epoch) for epoch in state["recomputed"]]
+            per_sample = saved_per_sample(state["per_sample"], rows)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error
         unknown = {row.average for row in rows} - {LIVE, *self._bank.names}
@@ -307,12 +387,16 @@ class BestTracker:
         for (average, epoch), values in weights.items():
             refuse_values(f"The snapshot of {average!r} at epoch {epoch} does not fit the model", live, values)
         self._kept.keep(weights, wanted)
-        self._observed, self._recomputed = observed, recomputed
+        self._observed, self._recomputed, self._per_sample = observed, recomputed, per_sample
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"The state of a BestTracker must be a mapping; got a {type(state).__name__}.")
-        absent = [key for key in ("version", "criteria", "snapshots", "history", "weights") if key not in state]
+        absent = [
+            key
+            for key in ("version", "criteria", "snapshots", "history", "recomputed", "per_sample", "weights")
+            if key not in state
+        ]
         if absent:
             raise ValueError(f"This is not the state of a BestTracker: it has no {' and no '.join(absent)}.")
         if type(state["version"]) is not int or state["version"] != VERSION:

@@ -23,4 +23,5 @@ def test_it_saves_the_weights_it_advises_to_ship(tmp_path: Path, capsys: pytest.
     tested = example["digits_dataset"]().test
     with torch.no_grad():
         accuracy = float((module.eval()(tested.images.float() / 255.0).argmax(1) == tested.labels).float().mean())
-    assert f"its val_accuracy of {accuracy:.4f}" in said
+    assert f"{100 * accuracy:.2f} %" in said
+    assert " of step " in said

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -52,7 +53,17 @@ def test_what_is_shipped_is_the_best_on_validation_images(run: RunFolder):
     assert found.advice.value == pytest.approx(right(run, found.kept, "val").mean())
     assert (found.advice.batchnorm == "recomputed") == ("recomputed" in found.kept)
     assert (run.path / "snapshots" / f"{found.kept}.safetensors").exists()
-    assert 1 <= found.advice.stop <= found.advice.epochs == 6
+    assert 1 <= found.advice.stop <= found.advice.epoch
+    assert found.advice.epochs == tuple(range(1, 7))
+
+
+def test_the_choice_among_averages_and_epochs_is_allowed_for(run: RunFolder):
+    rows = [row for row in run.rows() if row.split == "val" and row.metric == "accuracy"]
+    epochs = [row for row in rows if row.selected_by is None and row.weights != "live"]
+    again = [row for row in rows if row.selected_by == "accuracy" and row.weights != "live"]
+    assert len(epochs) >= 6
+    expected = NormalDist().inv_cdf(1 - 0.05 / (len(epochs) + len(again)))
+    assert advise_run(run).advice.critical == pytest.approx(expected)
 
 
 def test_it_is_shown_with_its_reason_and_where_the_weights_are(run: RunFolder):

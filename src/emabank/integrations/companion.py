@@ -44,6 +44,7 @@ class Settings:
     snapshots: Literal["best", "each"] | None = "best"
     finish_with: str | float | None = None
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    unit: str = "epoch"
 
     def __post_init__(self) -> None:
         # The bank is built when training begins; a misspelt option shall be heard of now.
@@ -81,7 +82,7 @@ class Companion:
         self._bank = EMABank(model, settings.averages, every=settings.every, **settings.options)
         self._tracker = None
         if settings.criteria:
-            self._tracker = BestTracker(self._bank, settings.criteria, snapshots=settings.snapshots)
+            self._tracker = BestTracker(self._bank, settings.criteria, snapshots=settings.snapshots, unit=settings.unit)
         self._model, self._waiting = of, None
         if state:
             self._load(state)

@@ -49,7 +49,7 @@ class EMABankCallback(Accompanied, pl.Callback):
     `averages`, `every` and `options` are those of `EMABank`. At each validation every average goes through the
     validation loop as well, and what the module logs there is logged again under `<metric>/<average>`, such as
     `val_loss/ema-0.998`: for loggers, `EarlyStopping` and `ModelCheckpoint`. `criteria` says which metrics make an
-    average the best (the tracker's epochs are optimizer steps here); None tracks nothing. `recalibrate` says on how
+    average the best (the tracker counts optimizer steps here); None tracks nothing. `recalibrate` says on how
     many training batches the batch-norm statistics of averages are measured before they are validated: True is all,
     False leaves them the averaged ones. A batch goes through the module as `module(batch[0])`, unless `forward(module,
     batch)` does it; `recalibrate_on` is another loader for it. The state is in Lightning's checkpoints.
@@ -77,7 +77,9 @@ class EMABankCallback(Accompanied, pl.Callback):
     ) -> None:
         criteria = None if criteria is None else dict(criteria)
         self._companion = Companion(
-            Settings(averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options)
+            Settings(
+                averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
+            )
         )
         self._steps = 0
         self._validated: dict[str, list[str]] = {}

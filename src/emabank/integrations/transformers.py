@@ -44,7 +44,7 @@ class EMABankCallback(Accompanied, TrainerCallback):
     `averages`, `every` and `options` are those of `EMABank`. Whenever the Trainer evaluates during training, every
     average is evaluated as well; its metrics are logged under `<metric>/<average>`, such as `eval_loss/ema-0.998`, and
     `metric_for_best_model` or an `EarlyStoppingCallback` may name them. `criteria` says which metrics make an average
-    the best (the tracker's epochs are optimizer steps here); None tracks nothing. `recalibrate` says on how many
+    the best (the tracker counts optimizer steps here); None tracks nothing. `recalibrate` says on how many
     training batches the batch-norm statistics of averages are measured before: True is all, False leaves them the
     averaged ones. A batch goes through the model as `model(**batch)`, unless `forward(model, batch)` does it;
     `recalibrate_on` is another loader for it.
@@ -73,7 +73,9 @@ class EMABankCallback(Accompanied, TrainerCallback):
     ) -> None:
         criteria = None if criteria is None else dict(criteria)
         self._companion = Companion(
-            Settings(averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options)
+            Settings(
+                averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
+            )
         )
         self._trainer = trainer
         self._resume_from: str | Path | Literal[False] | None = resume_from

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emabank import Best
-from emabank.advice import Advice, advise, is_clear, reason_of
+from emabank.advice import Advice, advise, critical_value, gain_text
 from emabank.study.metrics.probabilities import log_softmax
 from emabank.study.rows import Row
 from emabank.study.runs.arrays import Predictions
@@ -86,33 +86,31 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
         if row.batchnorm != "recomputed" and row.value is not None and row.epoch is not None and row.weights != "swa":
             curves.setdefault(row.weights, {})[row.epoch] = row.value
     gains = tuple(_gains(folder, rows, criterion))
-    has_batchnorm = bool(summary.get("has_batchnorm"))
-    advice = advise(curves, criterion=criterion, better=better, has_batchnorm=has_batchnorm)
-    kept = max(gains, key=lambda gain: gain.on_val[0], default=None)
-    if kept is None or kept.on_val[0] <= 0.0:
-        shipped = _live(rows, criterion)
-        advice = replace(advice, average=LIVE, epoch=shipped.epoch, value=shipped.value, batchnorm=None, note="")
+    live, kept = _live(rows, criterion), max(gains, key=lambda gain: gain.on_val[0], default=None)
+    if kept is None:
+        advice = advise({LIVE: curves[LIVE]}, criterion=criterion, better=better)
+        advice = replace(advice, epoch=live.epoch, value=live.value, live=live, stop=min(advice.stop, live.epoch))
         return RunAdvice(folder.id, _title(rows[0]), advice, gains, f"{LIVE}-accuracy")
-    return RunAdvice(folder.id, _title(rows[0]), _by_image(advice, kept, rows, better, curves), gains, kept.weights)
-
-
-def _by_image(
-    advice: Advice, kept: Gain, rows: Sequence[Row], better: Literal["max", "min"], curves: dict[str, dict[int, float]]
-) -> Advice:
-    """The advice with what was measured image by image: recomputed statistics, and the error of the gain."""
-    row = next(row for row in _on_val(rows, advice.criterion) if _name(row) == kept.weights)
     gain, error = kept.on_val
-    live, chosen = _live(rows, advice.criterion), _as_best(row)
-    return replace(
-        advise(curves, criterion=advice.criterion, better=better, error=error),
-        average=chosen.average,
-        epoch=chosen.epoch,
-        value=chosen.value,
-        batchnorm=None if row.batchnorm == "own" or advice.batchnorm is None else row.batchnorm,
+    # It was chosen among every epoch of every average, and the kept ones once more with recomputed statistics.
+    choices = sum(len(curve) for name, curve in curves.items() if name != LIVE) + len(gains)
+    row = next(row for row in _on_val(rows, criterion) if _name(row) == kept.weights)
+    shipped = _as_best(row) if gain > 0.0 else live
+    has_statistics = gain > 0.0 and row.batchnorm != "own" and summary.get("has_batchnorm")
+    advice = advise(curves, criterion=criterion, better=better, error=error, critical=critical_value(choices))
+    advice = replace(
+        advice,
+        average=shipped.average,
+        epoch=shipped.epoch,
+        value=shipped.value,
+        batchnorm=row.batchnorm if has_statistics else None,
         live=live,
+        best_average=_as_best(row),
         gain=gain,
-        reason=reason_of(chosen, chosen, live, gain, error),
+        stop=min(advice.stop, shipped.epoch),
     )
+    name = kept.weights if gain > 0.0 else f"{LIVE}-accuracy"
+    return RunAdvice(folder.id, _title(rows[0]), advice, gains, name)
 
 
 def _live(rows: Sequence[Row], criterion: Criterion | str) -> Best:
@@ -182,9 +180,9 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
             left_out += 1
             continue
         test, advice = found.on_test, found.advice
-        gain = _gain((advice.gain or 0.0, advice.error or 0.0))
-        stop = f"{advice.stop} of {advice.epochs}"
-        on_test = "" if test is None else _gain(test.on_test)
+        gain = "" if advice.gain is None else _gain(criterion, advice.gain, advice.error)
+        stop = f"{advice.stop} of {advice.epochs[-1]}"
+        on_test = "" if test is None else _gain(criterion, *test.on_test)
         lines.append((found.run, found.title, found.kept, str(advice.epoch), gain, on_test, stop))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:  # in full, however narrow the terminal
@@ -197,16 +195,18 @@ def _show(folder: RunFolder, found: RunAdvice, console: Console) -> None:
     say(console, str(found.advice))
     if found.on_test is not None:
         gain, error = found.on_test.on_test
-        verdict = "confirms it" if is_clear(gain, error) else "does not confirm a clear gain"
-        say(console, f"On test images, which chose nothing, it gains {gain:+.4f} ± {error:.4f}: that {verdict}.")
+        article = "a" if gain > critical_value() * error else "no"
+        amount = _gain(found.advice.criterion, gain, error)
+        say(console, f"On test images, which chose nothing, it gains {amount}: {article} clear gain.")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("kept weights", "gain on validation", "gain on test"):
         table.add_column(head)
     for gain in found.gains:
-        table.add_row(*map(Text, (gain.weights, _gain(gain.on_val), _gain(gain.on_test))))
+        amounts = [_gain(found.advice.criterion, *measured) for measured in (gain.on_val, gain.on_test)]
+        table.add_row(*map(Text, (gain.weights, *amounts)))
     console.print(table)
     say(console, f"Its weights: {folder.path / 'snapshots' / (found.kept + '.safetensors')}")
 
 
-def _gain(gain: tuple[float, float]) -> str:
-    return f"{gain[0]:+.4f} ± {gain[1]:.4f}"
+def _gain(criterion: str, gain: float, error: float | None) -> str:
+    return gain_text(gain, error, is_share=criterion == "accuracy", signed=True)
