@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Advice", "Best", "BestTracker", "Observation"]
 
 VERSION = 1
+_LISTS = ("history", "recomputed", "per_sample", "weights")  # of a state
 
 Name = str | float
 
@@ -392,13 +393,12 @@ class BestTracker:
     def _check_same(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"The state of a BestTracker must be a mapping; got a {type(state).__name__}.")
-        absent = [
-            key
-            for key in ("version", "criteria", "snapshots", "history", "recomputed", "per_sample", "weights")
-            if key not in state
-        ]
+        absent = [key for key in ("version", "criteria", "snapshots", *_LISTS) if key not in state]
         if absent:
             raise ValueError(f"This is not the state of a BestTracker: it has no {' and no '.join(absent)}.")
+        for key in _LISTS:
+            if not isinstance(state[key], list):
+                raise ValueError(f"The state of the tracker is damaged: {key} must be a list; got {state[key]!r:.50}.")
         if type(state["version"]) is not int or state["version"] != VERSION:
             raise ValueError(
                 f"The tracker's state has version {state['version']!r}, this emabank reads {VERSION}; upgrade emabank."
