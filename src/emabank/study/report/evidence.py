@@ -46,6 +46,10 @@ class Run:
     posthoc: Mapping[Curve, np.ndarray] = field(default_factory=dict)
     """The same of averages that were put together after the training, where the run has snapshots for that; their
     metrics have "profile_error" among them, and for the last epoch "weight_distance"."""
+    copied_back: str | None = None
+    """The average that was copied into the live weights after each epoch, by the run's configuration."""
+    constant_from: int | None = None
+    """The epoch after which its learning rate was held, by the run's configuration."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
     """Versions and hardware of its last session."""
     predictions: Callable[[str], Predictions] = lambda name: {}

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
+from emabank.study.report.curves import OnTrain
 from emabank.study.report.evidence import LIVE, Curve
-from emabank.study.report.figures.label_noise import accuracy, memorisation, when_reached
+from emabank.study.report.figures.label_noise import accuracy, memorisation, reached_mark
 from emabank.study.report.figures.smoothing import smooth
 
 PAIRS = ("cifar100n-resnet34", "cifar10n-resnet34")
@@ -37,7 +38,10 @@ def test_memorised_and_clean_are_there_for_both():
     setting, panel = made_setting(PAIRS[0]), figure.panels[0]
     expected = [
         (f"{words}: {short}", Curve(weights, batchnorm, "train", metric), dashed)
-        for weights, words, batchnorm in ((LIVE, "live weights", "own"), (AVERAGES[-1], AVERAGES[-1], "averaged"))
+        for weights, words, batchnorm in (
+            (LIVE, "live weights", "own"),
+            (AVERAGES[-1], f"{AVERAGES[-1]}, averaged statistics", "averaged"),
+        )
         for short, metric, dashed in (("memorised", "memorised", False), ("clean", "clean_accuracy", True))
     ]
     for line, (label, curve, dashed) in zip(panel.lines, expected, strict=True):
@@ -61,10 +65,12 @@ def test_the_marks_are_where_each_seeds_clean_accuracy_first_reaches_ninety_perc
 
 
 def test_no_mark_unless_every_seed_reaches_it():
-    memorised = np.full((2, 3), 0.25)
-    assert when_reached(memorised, np.array([[0.5, 0.9, 0.95], [0.5, 0.8, 0.85]]), "live") == []
-    assert when_reached(memorised, np.array([[0.5, 0.9, 0.95], [0.5, np.nan, 0.9]]), "live")[0][0] == 2.5
-    assert when_reached(np.full((1, 1), np.nan), np.array([[0.95]]), "live") == []
+    def mark(clean: list[list[float]], memorised: float = 0.25):
+        return reached_mark(OnTrain(np.array(clean), np.full((len(clean), len(clean[0])), memorised), "own"), "live")
+
+    assert mark([[0.5, 0.9, 0.95], [0.5, 0.8, 0.85]]) == []
+    assert mark([[0.5, 0.9, 0.95], [0.5, np.nan, 0.9]])[0][0] == 2.5
+    assert mark([[0.95]], memorised=np.nan) == []
 
 
 def test_without_curves_there_is_no_figure():

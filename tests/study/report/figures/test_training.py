@@ -50,6 +50,14 @@ def test_the_point_of_parting_is_on_the_shared_line():
     assert "epoch 25" in label
 
 
+def test_the_point_of_parting_is_where_the_runs_held_the_rate_whatever_was_chosen():
+    setting = made_setting("cifar100n-resnet18")
+    runs = tuple(replace(run, constant_from=30) for run in setting.arms["constant"])
+    held = made_evidence(replace(setting, arms={**setting.arms, "constant": runs}))
+    ((x, _, label),) = constant_rate(held, "demo")[0].panels[0].marks
+    assert x == 30.0 and "epoch 30" in label
+
+
 def test_step_decay_has_the_live_weights_the_best_average_and_the_steps():
     setting = made_setting()
     (figure,) = step_decay(made_evidence(setting), "demo")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, is_mean_of, named, setting, the_papers, whole, with_values
+from study.report.tables.looking import at, is_mean_of, setting, the_papers, whole, with_values
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.tables.label_noise import leaderboard, memorisation
@@ -97,9 +97,7 @@ def test_an_accuracy_that_a_seed_never_reaches_is_a_dash():
     assert at(sheet, "80%", "memorised, %", "SGD").n == 3 == at(sheet, "90%", "memorised, %", "EMA, slowest").n
 
 
-def test_tuning_is_read_where_the_refits_were_not_measured_and_nothing_where_neither_was():
+def test_without_curves_on_the_training_images_there_is_no_table():
     one = setting("cifar100n-resnet34")
-    tuned = memorisation(made_evidence(replace(one, arms={"tune": one.arms["refit"]})), "demo")
-    assert named(tuned, "label-noise/memorisation").rows == memorisation(made_evidence(one), "demo")[0].rows
     assert memorisation(made_evidence(replace(one, arms={})), "demo") == []
     assert memorisation(made_evidence(replace(one, averages=())), "demo") == []

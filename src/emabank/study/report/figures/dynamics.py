@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from emabank.study.report.curves import first_quarter
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import BEST_ON_TEST, CUT, ORACLE, figure_of, how, pairs_of, statistics
 from emabank.study.report.figures.lines import best_of, chosen_mark, curves_of, focus, line, rate_line
@@ -71,7 +72,7 @@ def _whole(setting: Setting) -> list[Panel]:
 
 def _beginning(setting: Setting) -> list[Panel]:
     runs = setting.arms.get("refit", ())
-    until = -(-runs[0].epochs // 4) if runs else None
+    until = first_quarter(runs[0].epochs) if runs else None
     lines = live_and_best(setting, "refit", smoothed=False, until=until)
     return [Panel(title=setting.title, lines=lines)] if lines else []
 

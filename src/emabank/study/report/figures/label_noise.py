@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from emabank.study.metrics.inputs import Floats
+from emabank.study.report.curves import REACHED, OnTrain, on_train, when_reached
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import CUT, figure_of, how, named
 from emabank.study.report.figures.lines import (
@@ -18,9 +18,6 @@ from emabank.study.report.figures.lines import (
 )
 from emabank.study.report.pairs import NOISY, Scale
 from emabank.study.report.panel import Figure, Panel
-
-REACHED = 0.9
-"""The accuracy on clean training images at which the paper compares what is memorised."""
 
 
 def accuracy(evidence: Evidence, scale: Scale) -> list[Figure]:
@@ -92,16 +89,17 @@ def _accuracy(setting: Setting) -> list[Panel]:
 def _memorisation(setting: Setting) -> list[Panel]:
     lines, marks = [], []
     for weights, words in ((LIVE, "live weights"), (setting.slowest, setting.slowest)):
-        memorised = curves_of(setting, "refit", weights, "train", metric="memorised")
-        clean = curves_of(setting, "refit", weights, "train", metric="clean_accuracy")
-        if memorised is None or clean is None:
+        curves = on_train(setting, weights)
+        if curves is None:
             return []
         kind, order = ("live", 0) if weights == LIVE else ("average", len(setting.averages) - 1)
+        if weights != LIVE and setting.has_batchnorm:
+            words = f"{words}, {curves.batchnorm} statistics"
         lines += [
-            line(memorised, f"{words}: memorised", kind=kind, order=order),
-            line(clean, f"{words}: clean", kind=kind, order=order, dashed=True),
+            line(curves.memorised, f"{words}: memorised", kind=kind, order=order),
+            line(curves.clean, f"{words}: clean", kind=kind, order=order, dashed=True),
         ]
-        marks += when_reached(memorised, clean, words)
+        marks += reached_mark(curves, words)
     return [
         Panel(
             title=setting.title,
@@ -114,21 +112,19 @@ def _memorisation(setting: Setting) -> list[Panel]:
     ]
 
 
-def when_reached(memorised: Floats, clean: Floats, words: str) -> list[Mark]:
+def reached_mark(curves: OnTrain, words: str) -> list[Mark]:
     """What is memorised at the epoch at which the clean accuracy first reaches 90%, mean of the seeds, as a mark.
 
     None unless every seed reaches it.
 
-    >>> when_reached(np.array([[0.1, 0.25, 0.5]]), np.array([[0.5, 0.95, 0.8]]), "live weights")
+    >>> curves = OnTrain(np.array([[0.5, 0.95, 0.8]]), np.array([[0.1, 0.25, 0.5]]), "own")
+    >>> reached_mark(curves, "live weights")
     [(2.0, 25.0, 'live weights: 25.0% (n = 1) memorised when clean reaches 90% (epoch 2)')]
     """
-    reached = clean >= REACHED
-    if not reached.any(axis=1).all():
+    seeds = [when_reached(*both) for both in zip(curves.clean, curves.memorised, strict=True)]
+    reached = [seed for seed in seeds if seed is not None]
+    if not reached or len(reached) < len(seeds):
         return []
-    first = reached.argmax(axis=1)
-    there = memorised[np.arange(len(first)), first]
-    if not np.isfinite(there).all():
-        return []
-    epochs = (first + 1).tolist()
-    label = f"{words}: {percent_of(there.tolist())} memorised when clean reaches {REACHED:.0%} ({epochs_of(epochs)})"
-    return [(float(np.mean(epochs)), 100 * float(there.mean()), label)]
+    epochs, shares = [seed.epoch for seed in reached], [seed.memorised for seed in reached]
+    label = f"{words}: {percent_of(shares)} memorised when clean reaches {REACHED:.0%} ({epochs_of(epochs)})"
+    return [(float(np.mean(epochs)), 100 * float(np.mean(shares)), label)]

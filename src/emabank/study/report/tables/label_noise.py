@@ -2,23 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.curves import OnTrain, Reached, on_train, when_reached
+from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.pairs import NOISY, PAIRS, Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
 from emabank.study.report.tables.measures import MISSING, OVER_SEEDS, REFIT, SLOWEST, cell, there
-from emabank.study.report.tables.peaks import (
-    Curves,
-    Values,
-    at,
-    average,
-    chosen_epochs,
-    epochs,
-    first_reached,
-    live,
-    minus,
-    percent,
-)
+from emabank.study.report.tables.peaks import chosen_epochs
 from emabank.study.report.tables.settings import compares, labels, standing_for, titled
 
 STUDY = "label-noise"
@@ -28,8 +18,6 @@ LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95)
 """Accuracies on the training images with right labels, at which memorisation is compared; the paper's is 90%."""
 
 Row = tuple[str, list[Cell]]
-OnTrain = tuple[tuple[Curves, Curves], tuple[Curves, Curves]]
-"""Accuracy on right labels and share of wrong ones memorised, of SGD and of EMA."""
 
 
 # The leaderboard ------------------------------------------------------------------------------------------------------
@@ -140,9 +128,8 @@ def memorisation(evidence: Evidence, scale: Scale) -> list[Sheet]:
             notes=(
                 "clean: accuracy on the training images with a right label. memorised: of those with a wrong label, "
                 "the share predicted as that label.",
-                "The first epoch at which each seed reaches the accuracy; curves of the refits, or of tuning where "
-                "those were not measured on the training images. EMA: recomputed batch-norm statistics where they were "
-                "measured at every epoch, else averaged ones.",
+                "The first epoch at which each seed reaches the accuracy. EMA: recomputed batch-norm statistics where "
+                "they were measured at every epoch, else averaged ones.",
                 *(["The paper's numbers (Appendix E.1) are of CIFAR-100N with ResNet-34."]
                   if any(each.paper for _, cells in rows for each in cells) else []),
             ),
@@ -150,48 +137,55 @@ def memorisation(evidence: Evidence, scale: Scale) -> list[Sheet]:
     ]  # fmt: skip
 
 
-def _on_train(setting: Setting) -> OnTrain | None:
-    """Of the live weights and of the slowest average: their curves on right and on wrong labels."""
-    metrics = ("clean_accuracy", "memorised")
+def _on_train(setting: Setting) -> tuple[OnTrain, OnTrain] | None:
+    """The curves of the live weights and of the slowest average on right and on wrong labels."""
     if not setting.averages:
         return None
-    for arm in ("refit", "tune"):
-        sgd = [live(setting, arm, "train", metric) for metric in metrics]
-        for batchnorm in ("recomputed", "averaged"):
-            ema = [average(setting, arm, setting.slowest, "train", each, batchnorm=batchnorm) for each in metrics]
-            if all(sgd) and all(ema):
-                return (sgd[0], sgd[1]), (ema[0], ema[1])
-    return None
+    sgd, ema = on_train(setting, LIVE), on_train(setting, setting.slowest)
+    return None if sgd is None or ema is None else (sgd, ema)
 
 
 def _memorised(setting: Setting) -> list[Row]:
-    found = _on_train(setting)
-    if found is None:
+    both = _on_train(setting)
+    if both is None:
         return []
     made: list[Row] = []
     for level in LEVELS:
-        made.append(
-            (f"{100 * level:g}%", _compared(found, [first_reached(clean, level) for clean, _ in found], setting, level))
-        )
+        reached = [
+            [when_reached(*curves, level) for curves in zip(one.clean, one.memorised, strict=True)] for one in both
+        ]
+        made.append((f"{100 * level:g}%", _compared(reached, setting, level)))
     chosen = chosen_epochs(setting)
-    last: Values = {seed: len(curve) for seed, curve in found[0][0].items()}
-    made.append(("at the EMA (acc.) epoch", _compared(found, [chosen, chosen], setting)))
-    made.append(("at the end", _compared(found, [last, last], setting)))
+    at_choice = [chosen.get(run.seed) for run in setting.arms["refit"]]
+    last = [run.epochs for run in setting.arms["refit"]]
+    for words, epochs in (("at the EMA (acc.) epoch", at_choice), ("at the end", last)):
+        made.append((words, _compared([_at(one, epochs) for one in both], setting)))
     return [row for row in made if there(row[1])]
 
 
-def _compared(
-    found: OnTrain, when: Sequence[Values], setting: Setting, level: float = 0
-) -> list[Cell]:  # fmt: skip
-    """Epoch, accuracy on right labels and share memorised, of both weights; then the difference of the shares."""
+def _at(curves: OnTrain, epochs: Sequence[float | None]) -> list[Reached | None]:
+    """What each seed has at an epoch of its own."""
+    return [
+        Reached(int(epoch), float(clean[int(epoch) - 1]), float(memorised[int(epoch) - 1]))
+        if epoch is not None and 1 <= epoch <= len(clean)
+        else None
+        for clean, memorised, epoch in zip(curves.clean, curves.memorised, epochs, strict=True)
+    ]
+
+
+def _compared(both: Sequence[Sequence[Reached | None]], setting: Setting, level: float = 0) -> list[Cell]:
+    """Epoch, accuracy on right labels and share memorised, of SGD and EMA; then the difference of the shares."""
     cells: list[Cell] = []
-    shares: list[Values] = []
-    for (clean, wrong), epoch, weights in zip(found, when, ("SGD", "EMA"), strict=True):
-        shares.append(at(wrong, epoch))
+    for seeds, weights in zip(both, ("SGD", "EMA"), strict=True):
         papers = [_printed(setting, weights, metric, level) for metric in ("epoch", "memorised")]
-        cells += [epochs(epoch, paper=papers[0]), percent(at(clean, epoch)), percent(shares[-1], paper=papers[1])]
+        cells += [
+            Cell.of([seed and seed.epoch for seed in seeds], digits=1, paper=papers[0]),
+            Cell.of([seed and seed.clean for seed in seeds], scale=100),
+            Cell.of([seed and seed.memorised for seed in seeds], scale=100, paper=papers[1]),
+        ]
+    differences = [ema.memorised - sgd.memorised if ema and sgd else None for sgd, ema in zip(*both, strict=True)]
     ema, sgd = (_printed(setting, weights, "memorised", level) for weights in ("EMA", "SGD"))
-    return [*cells, percent(minus(shares[1], shares[0]), paper=beside.difference(ema, sgd))]
+    return [*cells, Cell.of(differences, scale=100, paper=beside.difference(ema, sgd))]
 
 
 def _printed(setting: Setting, weights: str, metric: str, level: float) -> str:
