@@ -1,6 +1,6 @@
 """What was measured, as the report sees it: settings with their runs, curves and tables, and what was left out.
 
-Arrays in, arrays out; `load.py` fills it from a folder of runs. May import numpy and pairs.
+Arrays in, arrays out; `load.py` fills it from a folder of runs. May import numpy, pairs and wrong labels.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from emabank.study.report.pairs import Scale
+from emabank.study.report.wrong_labels import LABELS, chosen_on, validation_labels
 
 LIVE = "live"
 
@@ -94,6 +95,11 @@ class Setting:
         return tuple(choice["seed"] for choice in self.choices)
 
     @property
+    def validation_labels(self) -> str:
+        """The labels of the validation images where some training labels are wrong: "clean" or "noisy"; else empty."""
+        return validation_labels(self.config)
+
+    @property
     def slowest(self) -> str:
         return self.averages[-1]
 
@@ -150,6 +156,35 @@ class Setting:
             if len(there) == len(runs) and len({len(each) for each in there}) == 1:
                 made[name] = np.stack(there)
         return made
+
+
+def compares(setting: Setting) -> bool:
+    """Whether it is the paper's own data set, whole, and its own network: then the paper's numbers compare with it.
+
+    >>> made = Setting(scale="demo", pair="cifar10-resnet18", title="digits, ResNet-8", dataset="digits",
+    ...                network="resnet8", protocol="", averages=(), has_batchnorm=True, choices=[], tables=[], arms={})
+    >>> compares(made)
+    False
+    """
+    data: Any = setting.config.get("data") or {}
+    whole = not (data.get("subset") or data.get("test_subset") or data.get("noise"))
+    published = data.get("labels") in (None, "worse", "noisy")  # of CIFAR-10N, the worse labels alone
+    return whole and published and f"{setting.dataset}-{setting.network}" == setting.pair
+
+
+def all_chosen_on(settings: Iterable[Setting]) -> str:
+    """What a caption says of the validation labels of its settings; where it is true of some alone, these are named.
+
+    >>> all_chosen_on([])
+    ''
+    """
+    settings = list(settings)
+    titles = {labels: dict.fromkeys(s.title for s in settings if s.validation_labels == labels) for labels in LABELS}
+    return "".join(
+        chosen_on(labels, "" if all(s.validation_labels == labels for s in settings) else f" ({'; '.join(own)})")
+        for labels, own in titles.items()
+        if own
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,12 @@ def test_the_place_is_counted_by_the_mean_among_the_printed_methods(accuracy, pl
     assert found.verdict == verdict
 
 
+def test_other_data_have_no_place_in_the_leaderboard():
+    found = leaderboard(0.87).settings
+    assert values(PLACE, 0, *(replace(each, dataset="digits") for each in found)) == []
+    assert values(PLACE, 0, *(replace(each, config={"data": {"subset": 4000}}) for each in found)) == []
+
+
 def test_the_lead_is_over_the_method_that_the_paper_has_below():
     (one, other) = values(PLACE, 0, *leaderboard(0.87).settings)
     assert np.mean(one) == pytest.approx(87 - 61.73, abs=0.05) and np.mean(other) == pytest.approx(87 - 85.36, abs=0.05)

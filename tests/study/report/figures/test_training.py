@@ -7,17 +7,16 @@ import pytest
 from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve
-from emabank.study.report.figures.smoothing import smooth
 from emabank.study.report.figures.training import bootstrap, constant_rate, step_decay
 
 
 def mean(setting, arm: str, weights: str, split: str) -> np.ndarray:
-    """The smoothed mean of an accuracy in percent; of all averages the best if none is named."""
+    """The mean of an accuracy in percent; of all averages the best if none is named."""
     if weights == "best":
         curves = np.max([setting.curves(arm, Curve(name, "averaged", split, "accuracy")) for name in AVERAGES], axis=0)
     else:
         curves = setting.curves(arm, Curve(weights, "own" if weights == LIVE else "averaged", split, "accuracy"))
-    return 100 * smooth(curves).mean(axis=0)
+    return 100 * curves.mean(axis=0)
 
 
 def cut(setting, split: str):

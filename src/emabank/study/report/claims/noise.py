@@ -18,7 +18,7 @@ from emabank.study.report.claims.paired import (
 from emabank.study.report.claims.paper_values import LEADERBOARD
 from emabank.study.report.claims.question import Measured, Question, Statistic, sentences
 from emabank.study.report.curves import on_train, when_reached
-from emabank.study.report.evidence import LIVE, Run, Setting
+from emabank.study.report.evidence import LIVE, Run, Setting, compares
 from emabank.study.report.pairs import NOISY
 
 _REFIT = "100%"
@@ -89,7 +89,7 @@ def _fall(setting: Setting, run: Run, trunk: Run) -> float | None:
 
 def _leaderboard(setting: Setting) -> Sequence[Measured]:
     found = setting.values("slowest (acc.)", "accuracy", trained_on=_REFIT, split="test")
-    if found is None:
+    if found is None or not compares(setting):
         return []
     published = LEADERBOARD[setting.pair]
     accuracies = measured(

@@ -2,16 +2,17 @@
 
 import numpy as np
 
+from emabank.study.metrics.inputs import Floats
 from emabank.study.report.curves import REACHED, OnTrain, on_train, when_reached
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import CUT, figure_of, how, named
 from emabank.study.report.figures.lines import (
     Mark,
-    chosen_mark,
     curves_of,
     epochs_of,
     focus,
     line,
+    mark_at,
     percent_of,
     rate_line,
     slowest_of,
@@ -34,8 +35,9 @@ def accuracy(evidence: Evidence, scale: Scale) -> list[Figure]:
         panels,
         scale=scale,
         title="Trained on wrong labels: the live weights and the slowest average",
-        caption=f"Accuracy on test images, whose labels are clean. {_names(settings)}The point marks what validation "
-        f"chose, statistics recomputed there. {how(panels)} {CUT}",
+        caption=f"Accuracy on test images, whose labels are clean. {_names(settings)}The points mark the epochs that "
+        "validation chose for the live weights and for the average, each read off its own curves: the mean of the "
+        f"seeds. {how(panels)} {CUT}",
         columns=min(2, len(panels)),
         item="Figure 2",
     )
@@ -57,7 +59,7 @@ def memorisation(evidence: Evidence, scale: Scale) -> list[Figure]:
         title="Wrong labels memorised, beside clean training images learnt",
         caption="On the training images: the share of wrongly labelled ones predicted as that label (memorised), and "
         f"the accuracy on those with a right label (clean). {_names(settings)}The points mark what is memorised when "
-        f"the clean accuracy first reaches {REACHED:.0%}, found in each seed's own curve before smoothing; weights "
+        f"the clean accuracy first reaches {REACHED:.0%}, found in each seed's own curve; weights "
         f"without a point did not reach it with every seed. {how(panels)}",
         columns=min(2, len(panels)),
         item="Figure 7",
@@ -82,8 +84,20 @@ def _accuracy(setting: Setting) -> list[Panel]:
         line(live, "live weights", kind="live"),
         line(curves, f"{setting.slowest}{statistics}", kind="average", order=len(setting.averages) - 1),
     )
-    rate, marks = rate_line(setting.arms["refit"]), chosen_mark(setting, "slowest (acc.)")
+    rate, marks = rate_line(setting.arms["refit"]), _chosen(setting, live, curves)
     return [Panel(title=setting.title, lines=lines, rate=rate, marks=marks, y_limits=focus(lines, marks))]
+
+
+def _chosen(setting: Setting, live: Floats, slowest: Floats) -> list[Mark]:
+    """Live weights and average, each at the epoch that validation accuracy chose for it, on the curves as drawn."""
+    choices = {choice["seed"]: choice for choice in setting.choices}
+    own = [choices[run.seed] for run in setting.arms["refit"] if run.seed in choices]
+    return [
+        *mark_at(live, [choice["live_epoch"] for choice in own], "live weights, chosen on validation"),
+        *mark_at(
+            slowest, [choice["averages"]["accuracy"][1] for choice in own], f"{setting.slowest}, chosen on validation"
+        ),
+    ]
 
 
 def _memorisation(setting: Setting) -> list[Panel]:

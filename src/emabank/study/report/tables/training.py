@@ -1,7 +1,7 @@
 """Other ways to train: a constant learning rate, step decay, and copying the average back: peak, end, difference."""
 
 from emabank.study.report.curves import copied_back
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.evidence import Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -151,6 +151,6 @@ def _sheet(
         Sheet(
             name=name, title=title, columns=_COLUMNS, rows=rows, breaks=[at for at in breaks if at], study=study,
             scale=scale, item=item, notes=(*notes, *other),
-            caption=f"{_CAPTION}{' (oracle)' if ORACLE in notes else ''}. {_PAIRED}",
+            caption=f"{_CAPTION}{' (oracle)' if ORACLE in notes else ''}. {_PAIRED}{all_chosen_on(settings)}",
         )
     ]  # fmt: skip
