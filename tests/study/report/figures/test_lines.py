@@ -144,6 +144,13 @@ def test_the_axis_leaves_out_the_first_rise_and_nothing_else():
     assert focus([made], [(3.0, 99.0, "a mark")])[1] > 99
 
 
+def test_a_late_dip_of_one_seed_is_on_the_axis():
+    curves = np.full((3, 40), 0.5)
+    curves[1, 17] = 0.1
+    low, _ = focus([line(curves, "live weights", kind="live")])
+    assert low < 10
+
+
 def test_the_axis_is_wide_enough_for_every_seed_and_passes_gaps_over():
     curves = np.full((2, 10), 0.5)
     curves[0] += 0.1

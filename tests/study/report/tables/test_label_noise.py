@@ -1,4 +1,4 @@
-"""The leaderboard is sorted where it may be, and memorisation is read at the first epoch that reaches the accuracy."""
+"""The leaderboard stands beside the paper's own data alone, and memorisation is read at the first epoch that reaches the accuracy."""
 
 from dataclasses import replace
 

@@ -118,7 +118,7 @@ def _mean(values: Floats, label: str, *, kind: str, order: int, dashed: bool) ->
 
 
 def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, float]:
-    """Limits of the y axis within which all marks are, and all lines but for the lowest tenth of each.
+    """Limits of the y axis within which all marks are, and every seed of all lines after the first tenth of the epochs.
 
     With the first steep rise, one point of difference late in training could not be seen.
 
@@ -130,10 +130,11 @@ def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, flo
     high = max((y for _, y, _ in marks), default=-math.inf)
     for each in lines:
         curves = each.y[None] if each.seeds is None else each.seeds
-        there = np.isfinite(each.y)
-        if there.any():
-            low = min(low, float(np.quantile(curves.min(axis=0)[there], 0.1)))
-            high = max(high, float(curves.max(axis=0)[there].max()))
+        there = np.flatnonzero(np.isfinite(each.y))
+        if len(there):
+            late = there[there >= len(each.y) // 10]
+            low = min(low, float(curves[:, late if len(late) else there].min()))
+            high = max(high, float(curves[:, there].max()))
     margin = max(0.05 * (high - low), 0.1)
     return low - margin, high + margin
 
