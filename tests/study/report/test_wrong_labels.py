@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from study.report.made_evidence import PAIRS, column, made_evidence, made_setting
 
+from emabank.study.report.claims.all import claims
 from emabank.study.report.columns import protocol_tables
 from emabank.study.report.evidence import Evidence, all_chosen_on
 from emabank.study.report.figures.all import figures
@@ -34,6 +35,13 @@ def test_every_table_and_figure_under_label_noise_says_it(words: str):
 def test_without_wrong_labels_nothing_is_said():
     evidence = with_data(NONE)
     assert [each.name for each in (*sheets(evidence), *figures(evidence)) if "wrong;" in each.caption] == []
+    assert not any("validation labels" in part.note for claim in claims(evidence) for part in claim.parts)
+
+
+@pytest.mark.parametrize(("data", "word"), [(NOISE[CLEAN], "clean"), (NOISE[GIVEN], "noisy")])
+def test_every_part_of_a_claim_that_was_run_under_label_noise_says_it(data: dict[str, object], word: str):
+    parts = [part for claim in claims(with_data(data)) for part in claim.parts if part.setting.startswith("digits")]
+    assert len(parts) > 40 and all(f"chosen with {word} validation labels" in part.note for part in parts)
 
 
 def test_the_headline_of_the_page_says_it():

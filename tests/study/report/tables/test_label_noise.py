@@ -1,4 +1,4 @@
-"""The leaderboard stands beside the paper's own data alone, and memorisation is read at the first epoch that reaches the accuracy."""
+"""The leaderboard stands beside the paper's own data alone; memorised is what the first epoch that gets there has."""
 
 from dataclasses import replace
 
