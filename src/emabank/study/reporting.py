@@ -16,7 +16,7 @@ from emabank.study.report.forms.terminal import terminal
 from emabank.study.report.load import load_evidence
 from emabank.study.status import say, tell_left_out
 
-SHOWN = ("generalization/headline", "label-noise/leaderboard")
+SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test-accuracy")
 """The tables that are printed when no others are asked for."""
 
 

@@ -144,10 +144,11 @@ def made_setting(
 ) -> Setting:  # fmt: skip
     """A setting with every arm; `changed` replaces measures of the tables, `arms` whole arms."""
     every = {arm: made_runs(arm) for arm in ARMS}
-    every["constant"] = made_runs("constant", gain=0.03, peak=0.95, late=0.03)
+    held = made_runs("constant", gain=0.03, peak=0.95, late=0.03)
+    every["constant"] = tuple(replace(run, constant_from=25) for run in held)
     every["bootstrap"] = tuple(
         Run(id=f"bootstrap-{run.seed}", seed=run.seed, rate=run.rate, rates=run.rates, conditions=run.conditions,
-            curves={key: found - 0.02 for key, found in run.curves.items()})
+            copied_back=AVERAGES[2], curves={key: found - 0.02 for key, found in run.curves.items()})
         for run in made_runs("bootstrap")
     )  # fmt: skip
     every["posthoc"] = tuple(replace(run, posthoc=made_posthoc(run)) for run in made_runs("posthoc"))

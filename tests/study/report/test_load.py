@@ -93,6 +93,8 @@ def test_an_arm_has_the_right_runs_in_the_order_of_the_seeds(
     assert [each["seed"] for each in given] == list(range(SEEDS))
     assert [(each.seed, each.rate) for each in setting.arms[arm]] == [(each["seed"], each["rate"]) for each in given]
     assert {each["trained_on"] for each in given} == {trained_on} and all(map(holds, given))
+    own = [(each["recipe"]["training"]["bootstrap"], each["constant_from"]) for each in given]
+    assert [(each.copied_back, each.constant_from) for each in setting.arms[arm]] == own
 
 
 def test_the_tuned_runs_are_those_that_each_seed_chose(setting: Setting, finished: Path):

@@ -8,6 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from emabank.study.report.wrong_labels import chosen_on, validation_labels
+
 _TRANSFER = "transfer:"
 _PERCENT = {"accuracy", "churn", "ece", "ece_if_calibrated", "ece_ts", "clean_accuracy", "memorised"}
 _LABELS = {
@@ -71,7 +73,7 @@ def protocol_tables(summary: Mapping[str, Any], *, width: int = 100) -> list[Gro
     for stage, columns in by_stage.items():
         title = Text(f"{_TITLES[stage]}; learning rate by seed: {rates}", style="bold")
         made.append(Group(title, *_fitting(columns, width)))
-    return [*made, Text(_caption(summary["tables"]), style="italic")] if made else []
+    return [*made, Text(_caption(summary), style="italic")] if made else []
 
 
 def _fitting(columns: Sequence[Mapping[str, Any]], width: int) -> list[Table]:
@@ -133,8 +135,9 @@ def _cell(metric: str, column: Mapping[str, Any]) -> str:
     return f"{scale * mean:.{digits}f}{spread}"
 
 
-def _caption(columns: Sequence[Mapping[str, Any]]) -> str:
-    there = dict.fromkeys(metric for column in columns for metric in column["mean"])
+def _caption(summary: Mapping[str, Any]) -> str:
+    there = dict.fromkeys(metric for column in summary["tables"] for metric in column["mean"])
     targets = [metric.removeprefix(_TRANSFER) for metric in there if metric.startswith(_TRANSFER)]
     transfer = f" transfer: accuracy of a linear head on frozen features, on {', '.join(targets)}." if targets else ""
-    return _CAPTION + (_CAPTION_ON_TRAIN if "clean_accuracy" in there else "") + transfer
+    on_train = _CAPTION_ON_TRAIN if "clean_accuracy" in there else ""
+    return _CAPTION + on_train + transfer + chosen_on(validation_labels(summary.get("config", {})))

@@ -1,6 +1,6 @@
 """What was measured, as the report sees it: settings with their runs, curves and tables, and what was left out.
 
-Arrays in, arrays out; `load.py` fills it from a folder of runs. May import numpy and pairs.
+Arrays in, arrays out; `load.py` fills it from a folder of runs. May import numpy, pairs and wrong labels.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from emabank.study.report.pairs import Scale
+from emabank.study.report.wrong_labels import LABELS, chosen_on, validation_labels
 
 LIVE = "live"
 
@@ -46,6 +47,10 @@ class Run:
     posthoc: Mapping[Curve, np.ndarray] = field(default_factory=dict)
     """The same of averages that were put together after the training, where the run has snapshots for that; their
     metrics have "profile_error" among them, and for the last epoch "weight_distance"."""
+    copied_back: str | None = None
+    """The average that was copied into the live weights after each epoch, by the run's configuration."""
+    constant_from: int | None = None
+    """The epoch after which its learning rate was held, by the run's configuration."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
     """Versions and hardware of its last session."""
     predictions: Callable[[str], Predictions] = lambda name: {}
@@ -88,6 +93,11 @@ class Setting:
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(choice["seed"] for choice in self.choices)
+
+    @property
+    def validation_labels(self) -> str:
+        """The labels of the validation images where some training labels are wrong: "clean" or "noisy"; else empty."""
+        return validation_labels(self.config)
 
     @property
     def slowest(self) -> str:
@@ -146,6 +156,35 @@ class Setting:
             if len(there) == len(runs) and len({len(each) for each in there}) == 1:
                 made[name] = np.stack(there)
         return made
+
+
+def compares(setting: Setting) -> bool:
+    """Whether it is the paper's own data set, whole, and its own network: then the paper's numbers compare with it.
+
+    >>> made = Setting(scale="demo", pair="cifar10-resnet18", title="digits, ResNet-8", dataset="digits",
+    ...                network="resnet8", protocol="", averages=(), has_batchnorm=True, choices=[], tables=[], arms={})
+    >>> compares(made)
+    False
+    """
+    data: Any = setting.config.get("data") or {}
+    whole = not (data.get("subset") or data.get("test_subset") or data.get("noise"))
+    published = data.get("labels") in (None, "worse", "noisy")  # of CIFAR-10N, the worse labels alone
+    return whole and published and f"{setting.dataset}-{setting.network}" == setting.pair
+
+
+def all_chosen_on(settings: Iterable[Setting]) -> str:
+    """What a caption says of the validation labels of its settings; where it is true of some alone, these are named.
+
+    >>> all_chosen_on([])
+    ''
+    """
+    settings = list(settings)
+    titles = {labels: dict.fromkeys(s.title for s in settings if s.validation_labels == labels) for labels in LABELS}
+    return "".join(
+        chosen_on(labels, "" if all(s.validation_labels == labels for s in settings) else f" ({'; '.join(own)})")
+        for labels, own in titles.items()
+        if own
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

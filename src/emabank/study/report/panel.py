@@ -19,6 +19,8 @@ class Line:
     y: np.ndarray
     std: np.ndarray | None = None
     """Of the seeds; None with one seed."""
+    seeds: np.ndarray | None = None
+    """The curve of each seed, [seeds, points], drawn thin beneath the mean; None with one seed."""
     n: int = 1
     kind: str = "average"
     """What it shows: "live", "best", "average", "swa", "rate", "ideal", ...: it gives the colour."""

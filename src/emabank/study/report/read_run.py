@@ -43,6 +43,8 @@ def read_run(folder: RunFolder) -> Run:
             rates=np.array(rates, dtype=float),
             curves=_curves(_rows(folder, config), len(rates)),
             posthoc=_curves(folder.posthoc() if config.posthoc else (), len(rates)),
+            copied_back=config.recipe.training.bootstrap,
+            constant_from=config.constant_from,
             conditions=conditions,
             predictions=lambda name: _predictions(folder, name),
         )

@@ -1,5 +1,7 @@
 """One panel on its axes: everything that a panel holds can be found there again."""
 
+from dataclasses import replace
+
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -27,6 +29,16 @@ def test_lines_have_their_values_colours_and_dashes_and_bands_their_width():
     (band,) = drawn.collections  # the line with one seed has none
     corners = band.get_paths()[0].vertices
     assert corners[:, 1].min() == 8 and corners[:, 1].max() == 52
+
+
+def test_every_seed_is_a_thin_line_beneath_the_mean_and_then_there_is_no_band():
+    seeds = np.stack([LIVE.y - 3, LIVE.y, LIVE.y + 3])
+    drawn = axes()
+    draw_panel(drawn, Panel(title="digits", lines=[replace(LIVE, seeds=seeds)]))
+    *thin, mean = drawn.lines
+    np.testing.assert_array_equal([line.get_ydata() for line in thin], seeds)
+    assert all(line.get_linewidth() < mean.get_linewidth() and line.get_zorder() < mean.get_zorder() for line in thin)
+    assert not drawn.collections
 
 
 def test_limits_are_those_asked_for_or_those_of_the_epochs():

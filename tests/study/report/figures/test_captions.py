@@ -14,13 +14,8 @@ def panel(*counts: int) -> Panel:
 
 def test_the_number_of_seeds_is_said_and_an_ideal_line_does_not_count():
     assert (seeds_of([panel(3)]), seeds_of([panel(3), panel(2, 5)]), seeds_of([panel()])) == ("3", "2 to 5", "")
-    assert how([panel(3)]).startswith("Mean of 3 seeds; the band is one standard deviation over them.")
+    assert how([panel(3)]).startswith("Bold: the mean of 3 seeds; thin: each seed.")
     assert how([panel(1)]).startswith("One seed. ")
-
-
-def test_smoothing_is_said_where_it_was_done():
-    assert "sliding window of 5 epochs" in how([panel(3)])
-    assert "not smoothed" in how([panel(3)], smoothed=False)
 
 
 def test_names_of_both_kinds_are_explained():

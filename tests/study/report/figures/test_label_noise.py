@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
+from emabank.study.report.curves import OnTrain
 from emabank.study.report.evidence import LIVE, Curve
-from emabank.study.report.figures.label_noise import accuracy, memorisation, when_reached
-from emabank.study.report.figures.smoothing import smooth
+from emabank.study.report.figures.label_noise import accuracy, memorisation, reached_mark
 
 PAIRS = ("cifar100n-resnet34", "cifar10n-resnet34")
 EVIDENCE = made_evidence(*(made_setting(pair) for pair in reversed(PAIRS)))
@@ -21,9 +21,25 @@ def test_accuracy_is_that_of_the_live_weights_and_the_slowest_average_the_papers
     setting, panel = made_setting(PAIRS[0]), figure.panels[0]
     for line, key in zip(panel.lines, ((LIVE, "own"), (AVERAGES[-1], "recomputed")), strict=True):
         curves = setting.curves("refit", Curve(*key, "test", "accuracy"))
-        np.testing.assert_allclose(line.y, 100 * smooth(curves).mean(axis=0))
+        np.testing.assert_allclose(line.y, 100 * curves.mean(axis=0))
     assert panel.lines[1].label == f"{AVERAGES[-1]}, recomputed statistics"
-    assert panel.rate is not None and "slowest (acc.), chosen on validation" in panel.marks[0][2]
+    assert panel.rate is not None
+
+
+@pytest.mark.parametrize("batchnorm", ["recomputed", "averaged"])
+def test_the_points_are_on_the_curves_that_are_drawn_each_where_validation_chose_it(batchnorm):
+    setting = made_setting(PAIRS[0])
+    runs = tuple(replace(run, curves={key: y for key, y in run.curves.items() if key.batchnorm in ("own", batchnorm)})
+                 for run in setting.arms["refit"])  # fmt: skip
+    choices = [{**choice, "live_epoch": 30 + choice["seed"]} for choice in setting.choices]
+    setting = replace(setting, choices=choices, arms={**setting.arms, "refit": runs})
+    (figure,) = accuracy(made_evidence(setting), "demo")
+    live = setting.curves("refit", Curve(LIVE, "own", "test", "accuracy"))
+    slowest = setting.curves("refit", Curve(AVERAGES[-1], batchnorm, "test", "accuracy"))
+    (x_live, y_live, _), (x, y, label) = figure.panels[0].marks
+    assert (x_live, y_live) == (31.0, pytest.approx(100 * np.mean([live[i, 29 + i] for i in range(3)])))
+    assert (x, y) == (25.0, pytest.approx(100 * slowest[:, 24].mean()))
+    assert AVERAGES[-1] in label and f"{batchnorm} statistics" in figure.panels[0].lines[1].label
 
 
 def test_a_network_without_batch_norm_has_no_statistics_to_speak_of():
@@ -37,11 +53,14 @@ def test_memorised_and_clean_are_there_for_both():
     setting, panel = made_setting(PAIRS[0]), figure.panels[0]
     expected = [
         (f"{words}: {short}", Curve(weights, batchnorm, "train", metric), dashed)
-        for weights, words, batchnorm in ((LIVE, "live weights", "own"), (AVERAGES[-1], AVERAGES[-1], "averaged"))
+        for weights, words, batchnorm in (
+            (LIVE, "live weights", "own"),
+            (AVERAGES[-1], f"{AVERAGES[-1]}, averaged statistics", "averaged"),
+        )
         for short, metric, dashed in (("memorised", "memorised", False), ("clean", "clean_accuracy", True))
     ]
     for line, (label, curve, dashed) in zip(panel.lines, expected, strict=True):
-        np.testing.assert_allclose(line.y, 100 * smooth(setting.curves("refit", curve)).mean(axis=0))
+        np.testing.assert_allclose(line.y, 100 * setting.curves("refit", curve).mean(axis=0))
         assert (line.label, line.dashed) == (label, dashed)
     assert figure.item == "Figure 7" and len(panel.marks) == 2
 
@@ -61,10 +80,12 @@ def test_the_marks_are_where_each_seeds_clean_accuracy_first_reaches_ninety_perc
 
 
 def test_no_mark_unless_every_seed_reaches_it():
-    memorised = np.full((2, 3), 0.25)
-    assert when_reached(memorised, np.array([[0.5, 0.9, 0.95], [0.5, 0.8, 0.85]]), "live") == []
-    assert when_reached(memorised, np.array([[0.5, 0.9, 0.95], [0.5, np.nan, 0.9]]), "live")[0][0] == 2.5
-    assert when_reached(np.full((1, 1), np.nan), np.array([[0.95]]), "live") == []
+    def mark(clean: list[list[float]], memorised: float = 0.25):
+        return reached_mark(OnTrain(np.array(clean), np.full((len(clean), len(clean[0])), memorised), "own"), "live")
+
+    assert mark([[0.5, 0.9, 0.95], [0.5, 0.8, 0.85]]) == []
+    assert mark([[0.5, 0.9, 0.95], [0.5, np.nan, 0.9]])[0][0] == 2.5
+    assert mark([[0.95]], memorised=np.nan) == []
 
 
 def test_without_curves_there_is_no_figure():

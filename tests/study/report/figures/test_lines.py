@@ -15,6 +15,7 @@ from emabank.study.report.figures.lines import (
     epochs_of,
     focus,
     line,
+    mark_at,
     percent_of,
     rate_line,
     slowest_of,
@@ -24,16 +25,24 @@ CURVES = np.random.default_rng(1).random((3, 12))
 
 
 def test_a_line_is_the_mean_of_the_seeds_in_percent_with_their_standard_deviation():
-    made = line(CURVES, "live weights", kind="live", smoothed=False)
+    made = line(CURVES, "live weights", kind="live")
     np.testing.assert_allclose(made.y, [100 * sum(column) / 3 for column in CURVES.T])
     np.testing.assert_allclose(made.std, 100 * np.sqrt(((CURVES - CURVES.mean(axis=0)) ** 2).sum(axis=0) / 2))
     assert made.n == 3 and made.x.tolist() == list(range(1, 13))
 
 
-def test_each_seed_is_smoothed_before_the_mean_and_the_spread_are_taken():
+def test_every_seed_is_there_as_it_was_measured():
     made = line(CURVES, "live weights", kind="live")
-    middle = CURVES[:, 3:8].mean(axis=1)  # five epochs around the sixth
-    np.testing.assert_allclose([made.y[5], made.std[5]], [100 * middle.mean(), 100 * middle.std(ddof=1)])
+    np.testing.assert_array_equal(made.seeds, 100 * CURVES)
+    np.testing.assert_array_equal(line(CURVES, "live weights", kind="live", until=4).seeds, 100 * CURVES[:, :4])
+    assert line(CURVES[:1], "live weights", kind="live").seeds is None
+
+
+def test_the_peak_of_a_line_is_the_peak_that_was_measured():
+    """One epoch far above its neighbours: any smoothing would lower it."""
+    spike = np.full((3, 11), 0.3)
+    spike[:, 5] = 0.43
+    assert line(spike, "live weights", kind="live").y.max() == pytest.approx(43.0)
 
 
 def test_one_seed_has_no_spread():
@@ -46,7 +55,7 @@ def test_there_is_a_mean_only_where_every_seed_has_a_value():
     assert np.flatnonzero(np.isnan(line(curves, "live weights", kind="live").y)).tolist() == [4]
 
 
-def test_a_line_can_end_early_and_is_smoothed_with_what_comes_after():
+def test_a_line_can_end_early():
     whole, beginning = (line(CURVES, "live weights", kind="live", until=until) for until in (None, 4))
     np.testing.assert_array_equal(beginning.y, whole.y[:4])
     assert beginning.x.tolist() == [1, 2, 3, 4]
@@ -58,7 +67,7 @@ def test_a_difference_is_taken_seed_by_seed():
     np.testing.assert_allclose(made.std, 0.0, atol=1e-9)
 
 
-def test_the_rate_is_the_mean_over_the_seeds_and_never_smoothed():
+def test_the_rate_is_the_mean_over_the_seeds():
     one, other = made_runs("refit", rate=0.4)[0], made_runs("refit", rate=0.8)[1]
     made = rate_line([one, other])
     np.testing.assert_allclose(made.y, (one.rates + other.rates) / 2)
@@ -135,13 +144,29 @@ def test_the_axis_leaves_out_the_first_rise_and_nothing_else():
     assert focus([made], [(3.0, 99.0, "a mark")])[1] > 99
 
 
-def test_the_axis_is_wide_enough_for_bands_and_passes_gaps_over():
+def test_a_late_dip_of_one_seed_is_on_the_axis():
+    curves = np.full((3, 40), 0.5)
+    curves[1, 17] = 0.1
+    low, _ = focus([line(curves, "live weights", kind="live")])
+    assert low < 10
+
+
+def test_the_axis_is_wide_enough_for_every_seed_and_passes_gaps_over():
     curves = np.full((2, 10), 0.5)
     curves[0] += 0.1
     curves[:, 3] = np.nan
     low, high = focus([line(curves, "live weights", kind="live")])
-    spread = 100 * np.std([0.6, 0.5], ddof=1)
-    assert low < 55 - spread and high > 55 + spread
+    assert low < 50 and high > 60
+
+
+def test_a_mark_is_read_off_the_curves_at_each_seeds_own_epoch():
+    ((x, y, label),) = mark_at(CURVES, [3, 12, 6], "live weights")
+    values = 100 * np.array([CURVES[0, 2], CURVES[1, 11], CURVES[2, 5]])
+    assert (x, y) == (7.0, pytest.approx(values.mean()))
+    assert label == f"live weights: {values.mean():.1f} ± {values.std(ddof=1):.1f}% (n = 3), epochs 3, 12, 6"
+    assert (
+        mark_at(CURVES, [3, 13, 6], "") == mark_at(CURVES, [3, 12], "") == mark_at(CURVES * np.nan, [3, 3, 3], "") == []
+    )
 
 
 def test_what_validation_chose_is_marked_with_the_refits_test_accuracy():

@@ -7,7 +7,6 @@ from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 from emabank.study.report.evidence import Curve
 from emabank.study.report.figures.sampling_period import sampling_period
-from emabank.study.report.figures.smoothing import smooth
 
 
 def best(setting, period: int) -> np.ndarray:
@@ -31,7 +30,7 @@ def test_there_is_a_line_for_each_period_in_order_and_the_live_weights():
     accuracy = figure.panels[0]
     assert [line.label for line in accuracy.lines] == ["live weights", "T = 1", "T = 2", "T = 4", "T = 8"]
     for line, period in zip(accuracy.lines[1:], (1, 2, 4, 8), strict=True):
-        np.testing.assert_allclose(line.y, 100 * smooth(best(setting, period)).mean(axis=0))
+        np.testing.assert_allclose(line.y, 100 * best(setting, period).mean(axis=0))
     assert figure.name == "demo/sampling-period/accuracy" and figure.item == ""
     assert "an oracle's choice" in figure.caption
 

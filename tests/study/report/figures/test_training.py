@@ -7,17 +7,16 @@ import pytest
 from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve
-from emabank.study.report.figures.smoothing import smooth
 from emabank.study.report.figures.training import bootstrap, constant_rate, step_decay
 
 
 def mean(setting, arm: str, weights: str, split: str) -> np.ndarray:
-    """The smoothed mean of an accuracy in percent; of all averages the best if none is named."""
+    """The mean of an accuracy in percent; of all averages the best if none is named."""
     if weights == "best":
         curves = np.max([setting.curves(arm, Curve(name, "averaged", split, "accuracy")) for name in AVERAGES], axis=0)
     else:
         curves = setting.curves(arm, Curve(weights, "own" if weights == LIVE else "averaged", split, "accuracy"))
-    return 100 * smooth(curves).mean(axis=0)
+    return 100 * curves.mean(axis=0)
 
 
 def cut(setting, split: str):
@@ -48,6 +47,14 @@ def test_the_point_of_parting_is_on_the_shared_line():
     ((x, y, label),) = figure.panels[0].marks
     assert (x, y) == (25.0, pytest.approx(mean(setting, "refit", "best", "test")[24]))
     assert "epoch 25" in label
+
+
+def test_the_point_of_parting_is_where_the_runs_held_the_rate_whatever_was_chosen():
+    setting = made_setting("cifar100n-resnet18")
+    runs = tuple(replace(run, constant_from=30) for run in setting.arms["constant"])
+    held = made_evidence(replace(setting, arms={**setting.arms, "constant": runs}))
+    ((x, _, label),) = constant_rate(held, "demo")[0].panels[0].marks
+    assert x == 30.0 and "epoch 30" in label
 
 
 def test_step_decay_has_the_live_weights_the_best_average_and_the_steps():

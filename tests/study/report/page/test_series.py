@@ -41,6 +41,12 @@ def test_every_value_is_there_to_a_digit_more_than_is_shown():
     assert made["n"] == 3
 
 
+def test_every_seed_is_there():
+    seeds = 100 * np.random.default_rng(2).random((3, 200))
+    made = read(Panel(title="a", lines=[line(y=seeds.mean(axis=0), seeds=seeds, n=3)]))["panels"][0]["lines"][0]
+    np.testing.assert_allclose(made["seeds"], seeds, atol=1e-3)
+
+
 def test_a_value_that_is_missing_stays_missing():
     y = np.where(EPOCHS % 5 == 0, 70.0, np.nan)
     made = read(Panel(title="a", lines=[line(y=y, std=None)]))["panels"][0]["lines"][0]

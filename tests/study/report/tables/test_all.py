@@ -18,7 +18,7 @@ from emabank.study.report.sheet import Sheet
 from emabank.study.report.tables.all import sheets
 
 NAMES = {
-    "generalization/headline", "generalization/differences", "generalization/summary-80", "label-noise/leaderboard",
+    "generalization/headline", "generalization/differences", "generalization/summary-80", "label-noise/test-accuracy",
     "label-noise/memorisation", "constant-lr/peak", "consistency/agreement", "consistency/differences",
     "transfer/linear",
     "calibration/ece", "lr-search/rates", "batchnorm/sensitivity", "sampling-period/accuracy", "step-decay/end",

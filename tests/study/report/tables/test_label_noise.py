@@ -1,10 +1,11 @@
-"""The leaderboard is sorted where it may be, and memorisation is read at the first epoch that reaches the accuracy."""
+"""The leaderboard stands beside the paper's own data alone; memorised is what the first epoch that gets there has."""
 
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, is_mean_of, named, setting, the_papers, whole, with_values
+from study.report.tables.looking import at, is_mean_of, setting, the_papers, whole, with_values
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.tables.label_noise import leaderboard, memorisation
@@ -31,7 +32,7 @@ def test_ours_are_sorted_in_among_the_published_where_data_and_network_are_the_s
     assert is_mean_of(at(sheet, "EMA (acc.), ours", "CIFAR-10N, %"), [0.84, 0.85, 0.86])
     assert is_mean_of(at(sheet, "SGD (last), ours", "CIFAR-100N, %"), [0.49, 0.5, 0.51])
     assert at(sheet, "DivideMix", "CIFAR-100N, %").text == "71.13 ± 0.48"
-    assert not sheet.breaks and not any("cannot be compared" in " ".join(note.split()) for note in sheet.notes)
+    assert sheet.name == "label-noise/leaderboard" and sheet.item == "Table 2"
 
 
 def test_with_cifar_10n_alone_that_column_sorts():
@@ -41,18 +42,36 @@ def test_with_cifar_10n_alone_that_column_sorts():
     assert at(sheet, "EMA (acc.), ours", "CIFAR-100N, %").text == "–"
 
 
-def test_other_data_stand_apart_with_a_note_and_the_published_keep_their_order():
+def test_other_data_have_columns_of_their_own_name_and_no_published_method_beside_them():
     (sheet,) = leaderboard(made_evidence(*map(setting, BOTH)), "demo")
-    (place,) = sheet.breaks
-    assert len(sheet.rows) == place + 6 and sheet.rows[place - 1][0] == "CE (standard)"
-    assert all("digits, ResNet-8" in row for row, _ in sheet.rows[place:])
-    assert any("cannot be compared" in note for note in sheet.notes)
+    assert sheet.name == "label-noise/test-accuracy" and sheet.item == ""
+    assert [row for row, _ in sheet.rows] == ["SGD (best)", "SGD (last)", "EMA (acc.)"]
+    assert sheet.columns == ["weights", *(f"{setting(pair).title}, %" for pair in BOTH)]
+    for pair in BOTH:
+        one = setting(pair)
+        for row, column in (("SGD (best)", "SGD (best)"), ("SGD (last)", "SGD"), ("EMA (acc.)", "slowest (acc.)")):
+            expected = one.values(column, "accuracy", trained_on="100%", split="test")
+            assert is_mean_of(at(sheet, row, f"{one.title}, %"), expected)
 
 
-def test_a_subset_of_the_real_data_is_other_data():
-    some = the_papers(BOTH[1], config={"data": {"subset": 4000}})
-    (sheet,) = leaderboard(made_evidence(some), "paper")
-    assert sheet.breaks and all("ours" not in row for row, _ in sheet.rows)
+@pytest.mark.parametrize(
+    ("changed", "scale"),
+    [
+        ({"config": {"data": {"subset": 4000}}}, "paper"),
+        ({"network": "resnet18"}, "paper"),
+        ({"scale": "small"}, "small"),
+    ],
+)
+def test_a_subset_another_network_or_a_smaller_scale_is_not_in_the_leaderboard(changed, scale):
+    (sheet,) = leaderboard(made_evidence(the_papers(BOTH[1], **changed)), scale)
+    assert sheet.name == "label-noise/test-accuracy" and "DivideMix" not in [row for row, _ in sheet.rows]
+
+
+def test_what_compares_and_what_does_not_are_two_tables():
+    other = replace(the_papers(BOTH[1], config={"data": {"subset": 4000}}), title="some of it")
+    made = leaderboard(made_evidence(the_papers(BOTH[0]), other), "paper")
+    assert [sheet.name for sheet in made] == ["label-noise/leaderboard", "label-noise/test-accuracy"]
+    assert made[1].columns == ["weights", "some of it, %"] and whole(made)
 
 
 def test_two_tries_at_one_data_set_are_both_there_with_their_titles():
@@ -97,9 +116,7 @@ def test_an_accuracy_that_a_seed_never_reaches_is_a_dash():
     assert at(sheet, "80%", "memorised, %", "SGD").n == 3 == at(sheet, "90%", "memorised, %", "EMA, slowest").n
 
 
-def test_tuning_is_read_where_the_refits_were_not_measured_and_nothing_where_neither_was():
+def test_without_curves_on_the_training_images_there_is_no_table():
     one = setting("cifar100n-resnet34")
-    tuned = memorisation(made_evidence(replace(one, arms={"tune": one.arms["refit"]})), "demo")
-    assert named(tuned, "label-noise/memorisation").rows == memorisation(made_evidence(one), "demo")[0].rows
     assert memorisation(made_evidence(replace(one, arms={})), "demo") == []
     assert memorisation(made_evidence(replace(one, averages=())), "demo") == []

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from emabank.study.report.claims.interval import above
-from emabank.study.report.claims.paired import POINTS, at, average, chosen, gap, mean, of_runs, peak, quarter
+from emabank.study.report.claims.paired import POINTS, at, average, chosen, gap, mean, of_runs, peak
 from emabank.study.report.claims.question import Measured, Question, Statistic
+from emabank.study.report.curves import first_quarter
 from emabank.study.report.evidence import Run, Setting
 from emabank.study.report.pairs import CLEAN, NOISY
 
@@ -16,7 +17,7 @@ _ALL = (*CLEAN, *NOISY)
 def _early(setting: Setting) -> Sequence[Measured]:
     def recovered(run: Run) -> float | None:
         found = _gain(setting, run)
-        return None if found is None else mean(found[: quarter(found)])
+        return None if found is None else mean(found[: first_quarter(len(found))])
 
     return _of_refits(setting, recovered)
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from emabank.study.report.claims.interval import EQUAL, above, below, within
-from emabank.study.report.claims.paired import at, average, best, chosen, gap, live, mean, minus, of_runs, quarter
+from emabank.study.report.claims.paired import at, average, best, chosen, gap, live, mean, minus, of_runs
 from emabank.study.report.claims.question import Measured, Question, Statistic
+from emabank.study.report.curves import first_quarter
 from emabank.study.report.evidence import Run, Setting
 from emabank.study.report.pairs import CLEAN, NOISY
 
@@ -32,7 +33,7 @@ def _ahead(setting: Setting) -> Sequence[Measured]:
 def _early(setting: Setting) -> Sequence[Measured]:
     def gain(run: Run) -> float | None:
         found = _lead(setting, run)
-        return None if found is None else mean(found[: quarter(found)])
+        return None if found is None else mean(found[: first_quarter(len(found))])
 
     return of_runs(setting, "refit", gain)
 
@@ -42,7 +43,7 @@ def _most_early(setting: Setting) -> Sequence[Measured]:
         found = _lead(setting, run)
         if found is None:
             return None
-        early, later = mean(found[: quarter(found)]), mean(found[quarter(found) :])
+        early, later = mean(found[: first_quarter(len(found))]), mean(found[first_quarter(len(found)) :])
         return None if early is None or later is None else early - later
 
     return of_runs(setting, "refit", more)

@@ -145,15 +145,6 @@ def minus(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else POINTS * (one - other)
 
 
-def quarter(curve: np.ndarray) -> int:
-    """How many epochs the first quarter of a run has.
-
-    >>> quarter(np.zeros(40)), quarter(np.zeros(3))
-    (10, 1)
-    """
-    return max(1, len(curve) // 4)
-
-
 def chosen(setting: Setting, seed: int, criterion: str) -> tuple[str, int] | None:
     """The average and the epoch that validation chose for a seed, by its accuracy or its loss."""
     for choice in setting.choices:

@@ -106,7 +106,8 @@ def parts_of(number: int, statistic: Statistic, evidence: Evidence) -> list[Part
             part = part_of(found, words=words, rule=statistic.rule, setting=setting.title, scale=setting.scale)
             paper = paper_value(number, statistic.key, setting.pair, found.target)
             orientation = ORIENTATION if paper and setting.scale != "paper" else ""
-            made.append(replace(part, paper=paper, note=sentences(part.note, statistic.note, orientation)))
+            chosen = f"chosen with {setting.validation_labels} validation labels" if setting.validation_labels else ""
+            made.append(replace(part, paper=paper, note=sentences(part.note, statistic.note, chosen, orientation)))
     return made
 
 

@@ -23,7 +23,7 @@ def demo_figure(record: Record) -> Figure:
     return Figure(
         name="demo/curves",
         title=f"ResNet-8 on handwritten digits, {noise:g}% of the training labels wrong",
-        caption="One run. The point: what was chosen on validation images. The learning rate beneath.",
+        caption="One run. The point: what was chosen on validation images with clean labels. Beneath: the rate.",
         columns=2,
         study="demo",
         panels=[
@@ -71,7 +71,7 @@ def demo_sheet(record: Record) -> Sheet:
         rows=[(chosen.average, _cells(chosen, best=chosen.average == record.best)) for chosen in record.chosen],
         caption="One run; chance alone moves a test accuracy near 90% by about 2 points. memorised: wrongly labelled "
         "training images predicted as that wrong label. recomputed: with batch-norm statistics measured anew. Bold: "
-        "what validation chose.",
+        "what validation chose, on images with clean labels.",
         study="demo",
     )
 

@@ -15,7 +15,7 @@ _HEADINGS = (
     "memorised\nat end",
 )
 _CAPTION = (
-    "there: at the epoch that was chosen on 250 other images (validation)\n"
+    "there: at the epoch chosen on 250 other images, with clean labels (validation)\n"
     "memorised: wrongly labelled training images predicted as that wrong label\n"
     "Chance alone moves a test accuracy near 90% by about 2 points."
 )

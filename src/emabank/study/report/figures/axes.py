@@ -1,4 +1,4 @@
-"""One panel on its axes: lines with bands, marks, bars, a heat map, the learning rate on axes of its own beneath."""
+"""One panel on its axes: lines with seeds or bands, marks, bars, a heat map, the learning rate on axes beneath."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,9 +38,11 @@ def _draw_marks(axes: Axes, panel: Panel) -> None:
 
 
 def draw_line(axes: Axes, line: Line, *, points: bool = False) -> None:
-    """A line, and one standard deviation around it as a band."""
+    """A line; beneath it each seed as a thin line, or without these one standard deviation as a band."""
     look = look_of(line)
-    if line.std is not None:
+    if line.seeds is not None:
+        axes.plot(line.x, line.seeds.T, color=tint(look.colour, 0.55), linewidth=0.6, zorder=1.5)
+    elif line.std is not None:
         low, high = line.y - line.std, line.y + line.std
         axes.fill_between(line.x, low, high, color=look.colour, alpha=0.18, linewidth=0)
     axes.add_line(key_of_line(line, points=points, x=line.x, y=line.y))

@@ -52,7 +52,7 @@ def heatmap(evidence: Evidence, scale: Scale) -> list[Figure]:
         scale=scale,
         title="Test accuracy over average and epoch; points: the best epoch of each, on test",
         caption=f"From the average with the shortest memory to that with the longest. {_names(settings)}The points "
-        "mark the best epoch of each average, found on the test curve itself: an oracle's choice. "
+        "mark the best epoch of each average's mean over the seeds, found on test itself: an oracle's choice. "
         f"{_spread(settings)}Not smoothed.",
         columns=2,
     )
@@ -91,8 +91,8 @@ def _decay_lines(live: Floats | None, averages: dict[str, Floats]) -> list[Line]
 
 def _limits(lines: Sequence[Line]) -> tuple[float, float]:
     """The same for both panels, and whole: that slow averages fail early is what is to be seen."""
-    low = min(float(np.nanmin(each.y)) for each in lines)
-    high = max(float(np.nanmax(each.y)) for each in lines)
+    curves = [each.y if each.seeds is None else each.seeds for each in lines]
+    low, high = min(float(np.nanmin(each)) for each in curves), max(float(np.nanmax(each)) for each in curves)
     return low - 0.05 * (high - low), high + 0.05 * (high - low)
 
 

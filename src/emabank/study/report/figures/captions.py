@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from emabank.study.report.evidence import Evidence, Setting
-from emabank.study.report.figures.smoothing import WINDOW
+from emabank.study.report.evidence import Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import PAIRS, Scale
 from emabank.study.report.panel import Figure, Panel
 
@@ -12,7 +11,7 @@ ORACLE = (
     "The best of the averages is taken anew at each epoch, on the test curve itself, as in the paper: an oracle's "
     "choice, which nobody could make without the test images."
 )
-CUT = "The vertical axis leaves out the first steep rise."
+CUT = "The vertical axis leaves out the first steep rise, in the first tenth of the epochs."
 
 
 def pairs_of(evidence: Evidence, scale: Scale) -> list[str]:
@@ -35,22 +34,17 @@ def seeds_of(panels: Sequence[Panel]) -> str:
     return " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
 
 
-def how(panels: Sequence[Panel], *, smoothed: bool = True) -> str:
+def how(panels: Sequence[Panel]) -> str:
     """How the lines were made of the seeds' curves.
 
-    >>> how([], smoothed=False)
+    >>> how([])
     'Each epoch as it was measured, not smoothed.'
     """
     many = seeds_of(panels)
-    seeds = f"Mean of {many} seeds; the band is one standard deviation over them. " if many else ""
+    seeds = f"Bold: the mean of {many} seeds; thin: each seed. " if many else ""
     if many == "1":
         seeds = "One seed. "
-    smoothing = (
-        f"Each seed's curve is smoothed with a sliding window of {WINDOW} epochs, shorter at its ends."
-        if smoothed
-        else "Each epoch as it was measured, not smoothed."
-    )
-    return seeds + smoothing
+    return f"{seeds}Each epoch as it was measured, not smoothed."
 
 
 def statistics(settings: Sequence[Setting]) -> str:
@@ -103,7 +97,7 @@ def figure_of(
             title=title,
             panels=panels,
             columns=columns,
-            caption=caption,
+            caption=caption + all_chosen_on(settings),
             item=item,
             study=name.partition("/")[0],
             scale=scale,

@@ -226,4 +226,11 @@ def _place_shared_key(made: matplotlib_figure.Figure, figure: Figure, plan: _Pla
 def _seeds(figure: Figure) -> str:
     """What lines and bands are, with n."""
     many = seeds_of(figure.panels)
-    return "one seed" if many == "1" else f"mean of {many} seeds, band: one standard deviation over them"
+    if many == "1":
+        return "one seed"
+    thin = any(line.seeds is not None for panel in figure.panels for line in panel.lines)
+    return (
+        f"bold: mean of {many} seeds, thin: each seed"
+        if thin
+        else (f"mean of {many} seeds, band: one standard deviation over them")
+    )

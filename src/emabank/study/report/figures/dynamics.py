@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from emabank.study.report.curves import first_quarter
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import BEST_ON_TEST, CUT, ORACLE, figure_of, how, pairs_of, statistics
 from emabank.study.report.figures.lines import best_of, chosen_mark, curves_of, focus, line, rate_line
@@ -55,7 +56,7 @@ def early(evidence: Evidence, scale: Scale) -> list[Figure]:
         panels,
         scale=scale,
         title="Early training: the first quarter enlarged",
-        caption=f"{ORACLE} {statistics(settings)}{how(panels, smoothed=False)}",
+        caption=f"{ORACLE} {statistics(settings)}{how(panels)}",
         columns=min(2, len(panels)),
     )
 
@@ -71,19 +72,17 @@ def _whole(setting: Setting) -> list[Panel]:
 
 def _beginning(setting: Setting) -> list[Panel]:
     runs = setting.arms.get("refit", ())
-    until = -(-runs[0].epochs // 4) if runs else None
-    lines = live_and_best(setting, "refit", smoothed=False, until=until)
+    until = first_quarter(runs[0].epochs) if runs else None
+    lines = live_and_best(setting, "refit", until=until)
     return [Panel(title=setting.title, lines=lines)] if lines else []
 
 
-def live_and_best(
-    setting: Setting, arm: str, *, smoothed: bool = True, until: int | None = None, dashed: bool = False
-) -> Sequence[Line]:
+def live_and_best(setting: Setting, arm: str, *, until: int | None = None, dashed: bool = False) -> Sequence[Line]:
     """The two lines of the paper's Figure 1a for an arm with test curves; none where one of them is missing."""
     live, best = curves_of(setting, arm, LIVE, "test"), best_of(setting, arm, "test")
     if live is None or best is None:
         return ()
     return (
-        line(live, "live weights", kind="live", smoothed=smoothed, until=until, dashed=dashed),
-        line(best, BEST_ON_TEST, kind="best", smoothed=smoothed, until=until, dashed=dashed),
+        line(live, "live weights", kind="live", until=until, dashed=dashed),
+        line(best, BEST_ON_TEST, kind="best", until=until, dashed=dashed),
     )

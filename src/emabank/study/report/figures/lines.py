@@ -1,4 +1,4 @@
-"""From the curves of the seeds to the lines of a panel: smoothed, mean and spread, in percent. Numpy alone."""
+"""From the curves of the seeds to the lines of a panel: each seed as it was measured, mean and spread, in percent."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ import numpy as np
 
 from emabank.study.metrics.inputs import Floats
 from emabank.study.report.evidence import LIVE, Curve, Run, Setting
-from emabank.study.report.figures.smoothing import smooth
 from emabank.study.report.panel import Line
 from emabank.study.report.sheet import Cell
 
@@ -74,20 +73,20 @@ def line(
     kind: str,
     order: int = 0,
     dashed: bool = False,
-    smoothed: bool = True,
     until: int | None = None,
 ) -> Line:
     """The mean of curves [seeds, epochs] and their standard deviation (of a sample), fractions become percent.
 
-    Each seed's curve is smoothed before the mean is taken. There is a mean only where every seed has a value, so that
-    `n` holds all along. `until` is the last epoch shown.
+    Nothing is smoothed. There is a mean only where every seed has a value, so that `n` holds all along. `until` is the
+    last epoch shown.
 
     >>> made = line(np.array([[0.25, 0.5], [0.75, 0.5]]), "live weights", kind="live")
     >>> made.x.tolist(), made.y.tolist(), made.std.round(2).tolist(), made.n
     ([1, 2], [50.0, 50.0], [35.36, 0.0], 2)
     """
-    percent = 100 * (smooth(curves) if smoothed else np.asarray(curves, dtype=np.float64))
-    return _mean(percent[:, :until], label, kind=kind, order=order, dashed=dashed)
+    percent = 100 * curves[:, :until]
+    made = _mean(percent, label, kind=kind, order=order, dashed=dashed)
+    return replace(made, seeds=percent if len(percent) > 1 else None)
 
 
 def difference(curves: Floats, other: Floats, label: str, *, kind: str, order: int = 0) -> Line:
@@ -100,7 +99,7 @@ def difference(curves: Floats, other: Floats, label: str, *, kind: str, order: i
 
 
 def rate_line(runs: Sequence[Run], label: str = "learning rate", *, until: int | None = None) -> Line:
-    """The learning rate of some runs, epoch by epoch, never smoothed; seeds may have chosen different peaks."""
+    """The learning rate of some runs, epoch by epoch; seeds may have chosen different peaks."""
     return _mean(np.stack([run.rates for run in runs])[:, :until], label, kind="rate", order=0, dashed=False)
 
 
@@ -119,22 +118,23 @@ def _mean(values: Floats, label: str, *, kind: str, order: int, dashed: bool) ->
 
 
 def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, float]:
-    """Limits of the y axis within which all marks are, and all lines but for the lowest tenth of each.
+    """Limits of the y axis within which all marks are, and every seed of all lines after the first tenth of the epochs.
 
     With the first steep rise, one point of difference late in training could not be seen.
 
-    >>> rising = line(np.linspace(0, 1, 101)[None], "live weights", kind="live", smoothed=False)
+    >>> rising = line(np.linspace(0, 1, 101)[None], "live weights", kind="live")
     >>> [round(limit, 1) for limit in focus([rising])]
     [5.5, 104.5]
     """
     low = min((y for _, y, _ in marks), default=math.inf)
     high = max((y for _, y, _ in marks), default=-math.inf)
     for each in lines:
-        spread = np.zeros_like(each.y) if each.std is None else each.std
-        there = np.isfinite(each.y)
-        if there.any():
-            low = min(low, float(np.quantile((each.y - spread)[there], 0.1)))
-            high = max(high, float((each.y + spread)[there].max()))
+        curves = each.y[None] if each.seeds is None else each.seeds
+        there = np.flatnonzero(np.isfinite(each.y))
+        if len(there):
+            late = there[there >= len(each.y) // 10]
+            low = min(low, float(curves[:, late if len(late) else there].min()))
+            high = max(high, float(curves[:, there].max()))
     margin = max(0.05 * (high - low), 0.1)
     return low - margin, high + margin
 
@@ -160,6 +160,21 @@ def epochs_of(epochs: Sequence[int]) -> str:
     ('epoch 25', 'epochs 25, 27')
     """
     return f"epoch {epochs[0]}" if len(set(epochs)) == 1 else f"epochs {', '.join(map(str, epochs))}"
+
+
+def mark_at(curves: Floats, epochs: Sequence[int], words: str) -> list[Mark]:
+    """The mean of the seeds' epochs and of what their curves have there: with the statistics of the line itself.
+
+    >>> mark_at(np.array([[0.5, 0.75], [0.25, 0.5]]), [2, 1], "live weights, chosen on validation")
+    [(1.5, 50.0, 'live weights, chosen on validation: 50.0 ± 35.4% (n = 2), epochs 2, 1')]
+    """
+    if len(epochs) != len(curves) or not all(1 <= epoch <= curves.shape[1] for epoch in epochs):
+        return []
+    values = [float(curve[epoch - 1]) for curve, epoch in zip(curves, epochs, strict=True)]
+    if not np.isfinite(values).all():
+        return []
+    label = f"{words}: {percent_of(values)}, {epochs_of(epochs)}"
+    return [(float(np.mean(epochs)), 100 * float(np.mean(values)), label)]
 
 
 def chosen_mark(setting: Setting, column: str) -> list[Mark]:

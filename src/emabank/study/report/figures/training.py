@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from emabank.study.report.curves import copied_back
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import CUT, ORACLE, figure_of, how, named, statistics
 from emabank.study.report.figures.dynamics import live_and_best
@@ -58,9 +59,10 @@ def bootstrap(evidence: Evidence, scale: Scale) -> list[Figure]:
     >>> bootstrap(Evidence(), "demo")
     []
     """
-    settings = evidence.of("cifar100-resnet18", scale=scale)
-    panels = [panel for setting in settings for panel in _bootstrap(setting)]
-    names = f"{named([_middle(settings[0])])} " if settings else ""
+    averages = [(each, name) for each in evidence.of("cifar100-resnet18", scale=scale) if (name := copied_back(each))]
+    settings = [setting for setting, _ in averages]
+    panels = [panel for setting, name in averages for panel in _bootstrap(setting, name)]
+    names = "".join(f"{named([name])} " for name in dict.fromkeys(name for _, name in averages))
     return figure_of(
         "bootstrap/accuracy",
         settings,
@@ -88,7 +90,7 @@ def _constant(setting: Setting) -> list[Panel]:
 
 def _fork(setting: Setting, best: Line) -> list[Mark]:
     """Where the two part: on the line of the best average, which they share up to there."""
-    epochs = [choice["averages"]["accuracy"][1] for choice in setting.choices]
+    epochs = [run.constant_from for run in setting.arms["constant"] if run.constant_from is not None]
     if not epochs or not all(1 <= epoch <= len(best.y) for epoch in epochs):
         return []
     mean = float(np.mean(epochs))
@@ -102,13 +104,7 @@ def _step(setting: Setting) -> list[Panel]:
     return [Panel(title=setting.title, lines=lines, rate=rate_line(setting.arms["step"]), y_limits=focus(lines))]
 
 
-def _middle(setting: Setting) -> str:
-    """The third of five: the paper's 0.992."""
-    return setting.averages[len(setting.averages) // 2]
-
-
-def _bootstrap(setting: Setting) -> list[Panel]:
-    average = _middle(setting)
+def _bootstrap(setting: Setting, average: str) -> list[Panel]:
     lines: list[Line] = []
     for arm, words in (("tune", "plain"), ("bootstrap", "bootstrapped")):
         live, averaged = (curves_of(setting, arm, weights, "val") for weights in (LIVE, average))

@@ -128,10 +128,11 @@
       const untouched = this.reset.disabled && this.visible().length === this.lines.length;
       if (yLimits && untouched && yLimits[1] > yLimits[0]) return yLimits;
       const found = bars.flatMap((bar) => [0, bar[2]]);
-      for (const { xs, y, std } of this.visible()) {
+      for (const { xs, y, std, seeds } of this.visible()) {
         xs.forEach((x, place) => {
           const reach = std?.[place] ?? 0;
-          if (within(x, this.view) && there(y[place])) found.push(y[place] - reach, y[place] + reach);
+          const ends = seeds ? seeds.map((seed) => seed[place]) : [y[place] - reach, y[place] + reach];
+          if (within(x, this.view) && there(y[place])) found.push(...ends);
         });
       }
       for (const [x, y] of marks) if (within(x, this.view) && there(y)) found.push(y);

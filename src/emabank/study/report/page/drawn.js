@@ -28,19 +28,31 @@
       return [...grid, words(0, 11, this.panel.yLabel), lines, ...this.marks(), ...rate, ...this.axis()];
     }
 
-    trace({ xs, y, std, entry }) {
-      const at = (place, add = 0) => `${this.x(xs[place]).toFixed(1)} ${this.y(y[place] + add).toFixed(1)}`;
+    pieces(y) {
       const pieces = [[]]; // what is missing is a gap
-      xs.forEach((_, place) => (there(y[place]) ? pieces.at(-1).push(place) : pieces.push([])));
+      y.forEach((value, place) => (there(value) ? pieces.at(-1).push(place) : pieces.push([])));
+      return pieces;
+    }
+
+    thin(xs, y, { colour }) {
+      const at = (place) => `${this.x(xs[place]).toFixed(1)} ${this.y(y[place]).toFixed(1)}`;
+      const d = this.pieces(y).filter((piece) => piece.length > 1).map((piece) => `M${piece.map(at).join("L")}`).join("");
+      return svg("path", { class: `seed c-${colour}`, d: d || "M0 0" });
+    }
+
+    trace({ xs, y, std, seeds, entry }) {
+      const at = (place, add = 0) => `${this.x(xs[place]).toFixed(1)} ${this.y(y[place] + add).toFixed(1)}`;
+      const pieces = this.pieces(y);
       const band = (piece) => [...piece.map((place) => at(place, std[place])),
         ...[...piece].reverse().map((place) => at(place, -std[place]))];
-      const bands = std ? pieces.map((piece) => piece.filter((place) => there(std[place]))) : [];
+      const bands = std && !seeds ? pieces.map((piece) => piece.filter((place) => there(std[place]))) : [];
       const area = bands.filter((piece) => piece.length > 1).map((piece) => `M${band(piece).join("L")}Z`).join("");
       const path = (piece) => `M${piece.map((place) => at(place)).join("L")}`;
       const line = pieces.filter((piece) => piece.length > 1).map(path);
       const lone = pieces.filter((piece) => piece.length === 1).map(([place]) =>
         svg("circle", { class: `dot c-${entry.colour}`, cx: this.x(xs[place]), cy: this.y(y[place]), r: 3 }));
       return [svg("path", { class: `band c-${entry.colour}`, d: area }),
+        ...(seeds || []).map((seed) => this.thin(xs, seed, entry)),
         stroke(entry, { d: line.join("") || "M0 0", "data-label": entry.label }), ...lone];
     }
 

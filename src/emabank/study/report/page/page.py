@@ -16,11 +16,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from emabank.study.report.evidence import Evidence, Run, Setting, Study
+from emabank.study.report.evidence import Evidence, Run, Setting, Study, all_chosen_on
 from emabank.study.report.forms import words
 from emabank.study.report.page.series import labels, series
 from emabank.study.report.panel import Figure
 from emabank.study.report.sheet import Cell, Sheet
+from emabank.study.report.tables.measures import REFIT, cell, difference
 from emabank.study.report.verdict import Claim, Part
 
 _TITLE = "Averages of weights: the paper’s studies, run again"
@@ -86,6 +87,7 @@ def page(
         verdicts=[(verdict, sum(claim.verdict == verdict for claim in claims)) for verdict in _VERDICTS],
         claims=[(claim, _statistics(claim.parts)) for claim in claims],
         headline=_headline(evidence.settings, claims),
+        chosen_on=all_chosen_on(evidence.settings),
         sections=_sections(evidence.studies, sheets, figures),
         conditions=_conditions(evidence),
         words=words,
@@ -172,28 +174,27 @@ def _rows(sheet: Sheet) -> list[dict[str, Any]]:
 
 
 def _headline(settings: Sequence[Setting], claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """The test accuracy of the refits in each setting: live weights at the end, slowest average where validation chose.
+    """The test accuracy of the refits in each setting: live weights and slowest average, each where validation chose.
 
-    These are the columns of the report's headline table; the paper's gain is what the claims have for the same thing.
+    The gain over the live weights at the end stands beside, because the paper has that; its own gain is what the claims
+    have for the same thing.
     """
     theirs = {(part.setting, part.scale): part.paper for claim in claims for part in claim.parts
               if part.statistic == _GAIN}  # fmt: skip
     rows: list[dict[str, Any]] = []
     for setting in settings:
-        live, average = (
-            setting.values(column, "accuracy", trained_on="100%", split="test") for column in ("SGD", "slowest (acc.)")
-        )
-        if not live or not average or None in live or None in average or len(live) != len(average):
-            continue
-        gain = Cell.of(
-            [b - a for a, b in zip(live, average, strict=True) if a is not None and b is not None], scale=100
-        )
-        cells = {"live": Cell.of(live, scale=100), "average": Cell.of(average, scale=100), "gain": gain}
-        if all(cell.mean is not None for cell in cells.values()):
+        average = (setting, "slowest (acc.)", "accuracy", REFIT)
+        cells = {
+            "live": cell(setting, "SGD (best)", "accuracy", REFIT),
+            "average": cell(*average),
+            "gain": difference(*average, minus="SGD (best)"),
+            "over_last": difference(*average, minus="SGD"),
+        }
+        if all(each.mean is not None for each in cells.values()):
             rows.append({"setting": setting, **cells, "paper": theirs.get((setting.title, setting.scale), "")})
     for scale in _SCALES:
         own = [row for row in rows if row["setting"].scale == scale]
-        at = _axis(end for row in own for cell in (row["live"], row["average"]) for end in _ends(cell))
+        at = _axis(end for row in own for each in (row["live"], row["average"]) for end in _ends(each))
         for row in own:
             row["at"] = {name: [at(end) for end in (row[name].mean, *_ends(row[name]))] for name in ("live", "average")}
     return sorted(rows, key=lambda row: _SCALES.index(row["setting"].scale))

@@ -92,6 +92,8 @@ def _line(line: Line, xs: list[Any], shown: int) -> dict[str, Any]:
     made: dict[str, Any] = {"x": xs.index(x), "y": _rounded(line.y, shown + 1), "n": line.n}
     if line.std is not None:
         made["std"] = _rounded(line.std, shown + 1)
+    if line.seeds is not None:
+        made["seeds"] = [_rounded(seed, shown + 1) for seed in line.seeds]
     return made
 
 

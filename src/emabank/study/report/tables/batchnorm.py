@@ -1,6 +1,6 @@
 """Batch norm and the decay: how good each average gets with recomputed statistics, and when; beside averaged ones."""
 
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.evidence import Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -43,7 +43,7 @@ def sensitivity(evidence: Evidence, scale: Scale) -> list[Sheet]:
                     ("averaged, chosen", 1)],
             rows=rows, breaks=breaks, study="batchnorm", scale=scale, item=ITEM,
             caption=f"Trained on all training images, measured on test. {OVER_SEEDS} recomputed, averaged: the "
-            "batch-norm statistics. Bold: the best of a column.",
+            f"batch-norm statistics. Bold: the best of a column.{all_chosen_on(settings)}",
             notes=(
                 ORACLE,
                 "chosen: at the epoch that each seed chose on validation for EMA (acc.), the same for all averages.",

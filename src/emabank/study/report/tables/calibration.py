@@ -1,6 +1,6 @@
 """Calibration: ECE with and without temperature scaling, of the models trained on 80%, measured on test."""
 
-from emabank.study.report.evidence import Evidence
+from emabank.study.report.evidence import Evidence, all_chosen_on
 from emabank.study.report.pairs import CLEAN, Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -54,7 +54,7 @@ def ece(evidence: Evidence, scale: Scale) -> list[Sheet]:
             name="calibration/ece", title=title, columns=["", "SGD", "EMA (loss)", "EMA − SGD, points"], rows=rows,
             breaks=breaks, study="calibration", scale=scale, item=ITEM,
             caption=f"Trained on 80%, the temperature fitted on the other 20%, measured on test. {OVER_SEEDS} {PAIRED} "
-            "ECE: the lower the better. Bold: the better of two.",
+            f"ECE: the lower the better. Bold: the better of two.{all_chosen_on(settings)}",
             notes=(
                 f"EMA (loss): {SLOWEST} by the lowest loss. SGD: the live weights at their best epoch.",
                 "ECE if calibrated: the ECE that a perfectly calibrated model with these confidences would have.",

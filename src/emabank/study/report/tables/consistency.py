@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.evidence import Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import CLEAN, Scale
 from emabank.study.report.paper.numbers import Printed
 from emabank.study.report.sheet import Cell, Sheet
@@ -65,7 +65,7 @@ def agreement(evidence: Evidence, scale: Scale) -> list[Sheet]:
                 name="consistency/agreement", title="Agreement between the refits of all pairs of seeds", groups=groups,
                 columns=["", *list(METHODS.values()) * 3], rows=[*rows, *published], breaks=[len(rows)], study=STUDY,
                 scale=scale, item=ITEM, caption=f"Trained on all training images, measured on test. {OVER_PAIRS} "
-                "Churn and JS: the lower the better. Bold: the better of two.",
+                f"Churn and JS: the lower the better. Bold: the better of two.{all_chosen_on(settings)}",
                 notes=(*notes, *([said] if published else []), *orientation(settings)),
             )
         )  # fmt: skip
@@ -75,7 +75,7 @@ def agreement(evidence: Evidence, scale: Scale) -> list[Sheet]:
                 name="consistency/differences", title="Agreement between refits: EMA (loss) against SGD, paired",
                 columns=["", "churn, EMA − SGD, points", "churn, EMA / SGD", "JS, EMA / SGD"], rows=compared,
                 study=STUDY, scale=scale, notes=(beside.OF_MEANS, *notes, *orientation(settings)),
-                caption=f"Below 0 and below 1: EMA agrees more. {_PAIRED}",
+                caption=f"Below 0 and below 1: EMA agrees more. {_PAIRED}{all_chosen_on(settings)}",
             )
         )  # fmt: skip
     return made

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from emabank.study.report.evidence import LIVE, Evidence, Setting
+from emabank.study.report.evidence import LIVE, Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import CLEAN, PAIRS, Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -27,47 +27,61 @@ from emabank.study.report.tables.settings import label, labels, orientation, sta
 STUDY = "generalization"
 FULL = tuple(PAIRS)[:7]
 """The pairs that have a full table."""
-SHOWN = {"SGD": "SGD", "slowest (acc.)": "EMA (acc.)", "slowest (loss)": "EMA (loss)", "SWA": "SWA"}
-"""The columns of the short tables, and their titles there: as in the paper, EMA is the slowest average, recomputed."""
+BASELINES = {"SGD (best)": "SGD (best)", "SGD": "SGD (last)"}
+"""The live weights of a refit at the epoch that tuning chose for them, as for an average; and at the last, as in the
+paper."""
+AVERAGES = {"slowest (acc.)": "EMA (acc.)", "slowest (loss)": "EMA (loss)"}
+"""As in the paper, EMA is the slowest average, recomputed."""
 BN = {"slowest (acc.)": "EMA (acc.) (BN)", "slowest (loss)": "EMA (loss) (BN)"}
 """Titles of the full tables that are not those of the protocol."""
 
 
 def headline(evidence: Evidence, scale: Scale) -> list[Sheet]:
-    """Accuracy and loss on test of SGD, EMA by both criteria, and SWA's accuracy; and the paired differences to SGD.
+    """Accuracy and loss on test of SGD, EMA by both criteria, and SWA's accuracy; and paired differences to both SGD.
 
     >>> headline(Evidence(), "demo")
     []
     """
     settings = standing_for(evidence, scale, CLEAN)
+    titles = {**BASELINES, **AVERAGES, "SWA": "SWA"}
     places = [
-        (column, metric) for column in SHOWN for metric in ("accuracy", "loss") if (column, metric) != ("SWA", "loss")
+        (column, metric) for column in titles for metric in ("accuracy", "loss") if (column, metric) != ("SWA", "loss")
     ]
     rows: list[tuple[str, list[Cell]]] = []
     gains: list[tuple[str, list[Cell]]] = []
     for setting, title in zip(settings, labels(settings), strict=True):
         printed = {place: beside.text("Table 1", pair=setting.pair, ours=place[0], metric=place[1]) for place in places}
         cells = [cell(setting, *place, REFIT, paper=printed[place]) for place in places]
-        cells = with_best(with_best(cells, (0, 2, 4, 6)), (1, 3, 5), lower=True)
-        minus = [
-            difference(setting, *place, REFIT, paper=beside.difference(printed[place], printed["SGD", place[1]]))
-            for place in places[2:]
-        ]
+        cells = with_best(with_best(cells, (0, 2, 4, 6, 8)), (1, 3, 5, 7), lower=True)
         rows += [(title, cells)] if there(cells) else []
-        gains += [(title, minus)] if there(minus) else []
-    notes = (f"EMA: {SLOWEST}. SGD: the live weights at the last epoch.", *orientation(settings))
+        for baseline, short in BASELINES.items():
+            minus = [
+                difference(
+                    setting, *place, REFIT, minus=baseline,
+                    paper=beside.difference(printed[place], printed[baseline, place[1]]),
+                )
+                for place in places[4:]
+            ]  # fmt: skip
+            gains += [(f"{title}: minus {short}", minus)] if there(minus) else []
+    notes = (
+        f"EMA: {SLOWEST}. SGD (best): the live weights at the epoch that validation chose for them, so that both sides "
+        "stop where they choose. SGD (last): at the last epoch, as in the paper.",
+        *orientation(settings),
+    )
     columns = [MEASURES[metric].short for _, metric in places]
-    groups = [("", 1), *((title, 1 if title == "SWA" else 2) for title in SHOWN.values())]
+    groups = [("", 1), *((title, 1 if title == "SWA" else 2) for title in titles.values())]
     made = [
         Sheet(
             name="generalization/headline", title="Test accuracy and loss of SGD, its averages, and SWA",
             columns=["", *columns], groups=groups, rows=rows, study=STUDY, scale=scale, item="Table 1", notes=notes,
-            caption=f"Trained on all training images. {OVER_SEEDS} Bold: the best accuracy and loss of a row.",
+            caption=f"Trained on all training images. {OVER_SEEDS} Bold: the best accuracy and loss of a row."
+            f"{all_chosen_on(settings)}",
         ),
         Sheet(
             name="generalization/differences", title="Test accuracy and loss: paired difference to SGD",
-            columns=["", *(each.replace("%", "points") for each in columns[2:])], groups=[groups[0], *groups[2:]],
-            rows=gains, study=STUDY, scale=scale, caption=f"Above 0 is better in accuracy, below 0 in loss. {PAIRED}",
+            columns=["", *(each.replace("%", "points") for each in columns[4:])], groups=[groups[0], *groups[3:]],
+            rows=gains, study=STUDY, scale=scale, caption=f"Above 0 is better in accuracy, below 0 in loss. {PAIRED}"
+            f"{all_chosen_on(settings)}",
             notes=(beside.OF_MEANS, *notes),
         ),
     ]  # fmt: skip
@@ -81,10 +95,10 @@ def summary(evidence: Evidence, scale: Scale) -> list[Sheet]:
     []
     """
     settings = standing_for(evidence, scale, CLEAN)
-    columns = [column for column in SHOWN if column != "SWA"]
+    titles = {"SGD": "SGD", **AVERAGES}
     rows: list[tuple[str, list[Cell]]] = []
     for setting, title in zip(settings, labels(settings), strict=True):
-        cells = [each for column in columns for each in _summed(setting, column)]
+        cells = [each for column in titles for each in _summed(setting, column)]
         cells = with_best(with_best(cells, (0, 3, 6)), (1, 4, 7), lower=True)
         rows += [(title, cells)] if there(cells) else []
     if not rows:
@@ -92,10 +106,11 @@ def summary(evidence: Evidence, scale: Scale) -> list[Sheet]:
     return [
         Sheet(
             name="generalization/summary-80", title="Trained on 80%: accuracy, loss, and the epoch that was chosen",
-            columns=["", *("acc., %", "loss", "epoch") * 3], groups=[("", 1), *((SHOWN[each], 3) for each in columns)],
-            rows=rows, study=STUDY, scale=scale, item="Table 6",
+            columns=["", *("acc., %", "loss", "epoch") * 3],
+            groups=[("", 1), *((title, 3) for title in titles.values())], rows=rows, study=STUDY, scale=scale,
+            item="Table 6",
             caption=f"Measured on the validation images that epochs were chosen on. {OVER_SEEDS} "
-            "Bold: the best accuracy and the lowest loss of a row.",
+            f"Bold: the best accuracy and the lowest loss of a row.{all_chosen_on(settings)}",
             notes=(
                 f"EMA: {SLOWEST}. SGD: the live weights at their best epoch.",
                 "The paper's text speaks of test accuracy here; what it prints is in its validation tables.",
@@ -152,7 +167,8 @@ def _full(setting: Setting, stage: Stage, *, suffix: str) -> list[Sheet]:
             title=f"{label(setting)}: trained on {stage.trained_on}, measured on {measured}",
             columns=["", *(BN.get(column, column) for column in columns)], rows=[*rows, *_chosen(setting, stage)],
             breaks=[len(rows)], study=STUDY, scale=setting.scale, item=item,
-            caption=f"{OVER_PAIRS} Last, what each seed chose, once where all chose the same. Bold: the best of a row.",
+            caption=f"{OVER_PAIRS} Last, what each seed chose, once where all chose the same. Bold: the best of a row."
+            f"{all_chosen_on([setting])}",
             notes=(
                 f"SGD: the live weights, {sgd}. EMA: the average that validation chose, averaged batch-norm "
                 f"statistics. (BN): {SLOWEST}.",

@@ -1,6 +1,6 @@
 """Learning-rate search: the best validation accuracy of the live weights and of their averages, by learning rate."""
 
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.evidence import Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import PAIRS, Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -45,7 +45,7 @@ def rates(evidence: Evidence, scale: Scale) -> list[Sheet]:
             name="lr-search/rates", title=title, columns=["learning rate", "SGD, %", "EMA, %", "EMA − SGD, points"],
             rows=rows, breaks=breaks, study="lr-search", scale=scale, item=ITEM,
             caption=f"Trained on 80%, measured on validation. {OVER_SEEDS} The difference is paired: of each seed. "
-            "Bold: the best rate of a column.",
+            f"Bold: the best rate of a column.{all_chosen_on(settings)}",
             notes=(
                 "SGD: the best epoch of the live weights. EMA: the best epoch and average, averaged batch-norm "
                 "statistics.",

@@ -112,17 +112,6 @@ def end(curves: Curves) -> Values:
     return {seed: _value(curve, len(curve)) for seed, curve in curves.items()}
 
 
-def first_reached(curves: Curves, level: float) -> Values:
-    """The first epoch at which each has so much.
-
-    >>> first_reached({0: np.array([0.5, 0.75, 0.9]), 1: np.array([0.5])}, 0.7)
-    {0: 2, 1: None}
-    """
-    return {
-        seed: int(np.argmax(curve >= level)) + 1 if (curve >= level).any() else None for seed, curve in curves.items()
-    }
-
-
 def minus(ours: Values, theirs: Values) -> Values:
     """The difference of each seed that both have.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emabank.study.report.evidence import Curve, Evidence, Setting
+from emabank.study.report.evidence import Curve, Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import PAIRS, Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables.measures import OVER_SEEDS, with_best
@@ -34,7 +34,7 @@ def windows(evidence: Evidence, scale: Scale) -> list[Sheet]:
                      "weights off, %"],
             rows=rows, breaks=breaks, study="posthoc", scale=scale,
             caption=f"Trained on 80%, measured on validation. {OVER_SEEDS} The difference is paired: of each seed. "
-            "Bold: the best of a column.",
+            f"Bold: the best of a column.{all_chosen_on(settings)}",
             notes=(
                 "window: the decay per update; a percentage is the half-life as a share of the run. A dash: nobody "
                 "kept that average.",

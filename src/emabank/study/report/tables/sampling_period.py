@@ -2,7 +2,7 @@
 
 import math
 
-from emabank.study.report.evidence import Evidence, Overhead, Setting
+from emabank.study.report.evidence import Evidence, Overhead, Setting, all_chosen_on
 from emabank.study.report.pairs import Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -83,7 +83,7 @@ def accuracy(evidence: Evidence, scale: Scale) -> list[Sheet]:
             groups=[("", 1), ("best average", 3), ("slowest average", 1), ("best, minus the shortest T", 2)],
             rows=rows, breaks=breaks, study=STUDY, scale=scale,
             caption=f"Trained on all training images, no warm-up of the decay, averaged batch-norm statistics. "
-            f"{OVER_SEEDS} The differences, in points, are paired: of each seed.",
+            f"{OVER_SEEDS} The differences, in points, are paired: of each seed.{all_chosen_on(settings)}",
             notes=(
                 "best average: the best of all at each epoch. chosen: at the epoch that each seed chose on validation "
                 "for EMA (acc.).",

@@ -6,7 +6,7 @@ May import the evidence alone.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.evidence import Evidence, Setting, compares
 from emabank.study.report.pairs import PAIRS
 
 FOR_ORIENTATION = (
@@ -22,20 +22,6 @@ def standing_for(evidence: Evidence, scale: str, pairs: Iterable[str] = tuple(PA
     []
     """
     return [setting for pair in pairs for setting in evidence.of(pair, scale=scale)]
-
-
-def compares(setting: Setting) -> bool:
-    """Whether it is the paper's own data set, whole, and its own network: then its numbers can be held against these.
-
-    >>> made = Setting(scale="demo", pair="cifar10-resnet18", title="digits, ResNet-8", dataset="digits",
-    ...                network="resnet8", protocol="", averages=(), has_batchnorm=True, choices=[], tables=[], arms={})
-    >>> compares(made)
-    False
-    """
-    data = part(setting.config, "data")
-    whole = not (data.get("subset") or data.get("test_subset") or data.get("noise"))
-    published = data.get("labels") in (None, "worse", "noisy")  # of CIFAR-10N, the worse labels alone
-    return whole and published and f"{setting.dataset}-{setting.network}" == setting.pair
 
 
 def label(setting: Setting) -> str:

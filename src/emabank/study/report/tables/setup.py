@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from emabank.study.report.evidence import Evidence
+from emabank.study.report.evidence import Evidence, all_chosen_on
 from emabank.study.report.pairs import Scale
 from emabank.study.report.paper.numbers import Printed
 from emabank.study.report.sheet import Cell, Sheet
@@ -33,7 +33,8 @@ def hyperparameters(evidence: Evidence, scale: Scale) -> list[Sheet]:
         Sheet(
             name="setup/hyperparameters", title="Hyper-parameters of what was run, beside the paper's",
             columns=["", *labels(settings), "paper"], rows=rows, study="setup", scale=scale, item=ITEM,
-            caption="A percentage among the averages is the half-life as a share of the run.",
+            caption="A percentage among the averages is the half-life as a share of the run."
+            f"{all_chosen_on(settings)}",
         )
     ]  # fmt: skip
 

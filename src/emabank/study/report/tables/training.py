@@ -1,6 +1,7 @@
 """Other ways to train: a constant learning rate, step decay, and copying the average back: peak, end, difference."""
 
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.curves import copied_back
+from emabank.study.report.evidence import Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -81,30 +82,30 @@ def bootstrap(evidence: Evidence, scale: Scale) -> list[Sheet]:
     >>> bootstrap(Evidence(), "demo")
     []
     """
-    settings = [each for each in standing_for(evidence, scale) if each.arms.get("bootstrap")]
+    averages = [(each, name) for each in standing_for(evidence, scale) if (name := copied_back(each))]
+    settings = [setting for setting, _ in averages]
     title, begins = titled("The average copied back into training after each epoch (bootstrap)", settings)
     rows: Rows = []
     breaks: list[int] = []
-    for setting, begin in zip(settings, begins, strict=True):
+    for (setting, copied), begin in zip(averages, begins, strict=True):
         mine: Rows = []
-        third = setting.averages[min(2, len(setting.averages) - 1)] if setting.averages else ""
         for weights in ("SGD", "EMA"):
-            plain, copied = (
-                live(setting, arm, "val") if weights == "SGD" else average(setting, arm, third, "val")
+            plain, bootstrapped = (
+                live(setting, arm, "val") if weights == "SGD" else average(setting, arm, copied, "val")
                 for arm in ("tune", "bootstrap")
             )
             mine += [
                 (f"{begin}{weights}", _line(plain, paper=_printed(setting, weights, copied=False))),
-                (f"{begin}{weights}, bootstrapped", _line(copied, paper=_printed(setting, weights, copied=True))),
-                (f"{begin}{weights}, difference", _difference(copied, plain)),
+                (f"{begin}{weights}, bootstrapped", _line(bootstrapped, paper=_printed(setting, weights, copied=True))),
+                (f"{begin}{weights}, difference", _difference(bootstrapped, plain)),
             ]
         _add(rows, breaks, mine)
     return _sheet(
         "bootstrap/accuracy", title, rows, breaks, study="bootstrap", scale=scale, item="Figure 5", settings=settings,
         notes=(
             "Trained on 80%, measured on validation; the paper prints the accuracy of SGD alone, as final.",
-            "EMA: the third of the averages from fast to slow, the paper's 0.992, averaged batch-norm statistics; it "
-            "is the one that is copied.",
+            f"EMA: the average that is copied back, {', '.join(dict.fromkeys(name for _, name in averages))} (in the "
+            "paper 0.992), averaged batch-norm statistics.",
             "peak: of the validation curve of each seed, as an epoch is chosen.",
         ),
     )  # fmt: skip
@@ -150,6 +151,6 @@ def _sheet(
         Sheet(
             name=name, title=title, columns=_COLUMNS, rows=rows, breaks=[at for at in breaks if at], study=study,
             scale=scale, item=item, notes=(*notes, *other),
-            caption=f"{_CAPTION}{' (oracle)' if ORACLE in notes else ''}. {_PAIRED}",
+            caption=f"{_CAPTION}{' (oracle)' if ORACLE in notes else ''}. {_PAIRED}{all_chosen_on(settings)}",
         )
     ]  # fmt: skip

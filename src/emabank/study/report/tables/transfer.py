@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from emabank.study.report.evidence import Evidence, Setting
+from emabank.study.report.evidence import Evidence, Setting, all_chosen_on
 from emabank.study.report.pairs import CLEAN, PAIRS, Scale
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables import beside
@@ -89,7 +89,7 @@ def linear(evidence: Evidence, scale: Scale) -> list[Sheet]:
             rows=[*rows, *([("Supervised", supervised)] if there(supervised) else []), *differences],
             breaks=sorted({len(rows), len(rows) + there(supervised)}), study="transfer", scale=scale, item=ITEM,
             caption=f"Features of the models trained on all training images. {OVER_SEEDS} {PAIRED} Bold: the best of a "
-            "column.",
+            f"column.{all_chosen_on(way.setting for way in ways)}",
             notes=(
                 f"EMA: {SLOWEST}. Baseline: the live weights at the last epoch. Supervised: the same kind of network "
                 "trained on the target itself, SGD, last epoch.",
