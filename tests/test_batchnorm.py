@@ -3,7 +3,7 @@
 import copy
 import random
 from collections import OrderedDict, UserDict
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,6 +189,7 @@ class Graph:
         (Encoding(x=torch.ones(4, 2)), lambda batch: batch["x"][: batch.lengths[1]]),
         (Graph(torch.ones(4, 2)), lambda batch: batch.nodes),
         (OrderedDict(x=(torch.ones(4, 2),)), lambda batch: batch["x"][0]),
+        (MappingProxyType({"x": torch.ones(4, 2)}), lambda batch: batch["x"]),
         ([torch.ones(4, 2), "name"], lambda batch: batch[0]),
         (SimpleNamespace(x=torch.ones(4, 2)), lambda batch: batch.x),
     ],
@@ -210,7 +211,8 @@ def test_trap21_a_batch_keeps_its_type_and_the_loader_its_batch(batch: Any, inpu
 def test_trap21_every_part_of_a_batch_is_moved() -> None:
     seen = []
     model = nn.BatchNorm1d(2).to("meta")
-    batches = [Pair(torch.ones(4, 2), {"mask": torch.ones(4)}), Encoding(x=torch.ones(4, 2)), Graph(torch.ones(4, 2))]
+    data = torch.ones(4, 2)
+    batches = [Pair(data, {"mask": torch.ones(4)}), Encoding(x=data), Graph(data), MappingProxyType({"x": [data]})]
 
     def forward(_: nn.Module, batch: Any) -> None:
         seen.append(batch)
@@ -219,7 +221,7 @@ def test_trap21_every_part_of_a_batch_is_moved() -> None:
     for batch in batches:
         with pytest.raises(StopIteration):
             recalibrate_batchnorm(model, [batch], forward=forward)
-    moved = [seen[0].inputs, seen[0].extra["mask"], seen[1]["x"], seen[2].nodes]
+    moved = [seen[0].inputs, seen[0].extra["mask"], seen[1]["x"], seen[2].nodes, seen[3]["x"][0]]
     assert {tensor.device.type for tensor in moved} == {"meta"}
     assert {batches[0].inputs.device.type, batches[1]["x"].device.type, batches[2].nodes.device.type} == {"cpu"}
 

@@ -121,6 +121,22 @@ def test_a_scripted_layer_is_refused_by_name(inner: bool) -> None:
     model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(part)) if inner else torch.jit.script(part)
     with pytest.raises(ValueError, match="'1.1' is a TorchScript module" if inner else "'1' is a TorchScript module"):
         recalibrate_batchnorm(model, [torch.randn(8, 2)])
+    dict(model.train().named_modules())["1.1" if inner else "1"].eval()
+    assert recalibrate_batchnorm(model, [torch.randn(8, 2)]).frozen == (("1.1",) if inner else ("1",))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_layers_behind_a_scripted_part_are_measured_with_the_weights_of_the_average() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.BatchNorm1d(2))
+    bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    bank.update()
+    data, live = torch.randn(8, 2), model[0].weight.clone()
+    recalibrate_batchnorm(bank, [data])
+    state = bank.weights(0.5, batchnorm="recomputed")
+    torch.testing.assert_close(state["1.running_mean"], (data @ state["0.weight"].T + state["0.bias"]).mean(0))
+    assert torch.equal(model[0].weight, live)
 
 
 def test_a_compiled_part_is_measured_even_if_it_was_compiled_before() -> None:

@@ -131,17 +131,21 @@ def _layers(model: nn.Module) -> tuple[_Layers, _Layers]:
     """The layers to measure, and the frozen ones."""
     layers: _Layers = {}
     for prefix, _, module in walk(model):
-        name = prefix.removesuffix(".")
-        if isinstance(module, torch.jit.ScriptModule) and "running_mean" in dict(module.named_buffers(recurse=False)):
+        scripted = isinstance(module, torch.jit.ScriptModule) and "BatchNorm" in str(module.original_name)
+        if scripted or isinstance(module, _BatchNorm):
+            layer = cast(_BatchNorm, module)
+            if layer.running_mean is not None and layer.running_var is not None:
+                layers[prefix.removesuffix(".")] = layer
+    training = unwrap(model).training or any(layer.training for layer in layers.values())
+    frozen = {name: layer for name, layer in layers.items() if training and not layer.training}
+    measured = {name: layer for name, layer in layers.items() if name not in frozen}
+    for name, layer in measured.items():
+        if isinstance(layer, torch.jit.ScriptModule):
             raise ValueError(
                 f"The batch-norm layer {name!r} is a TorchScript module, whose inputs cannot be measured: "
                 "recalibrate the model before torch.jit.script or torch.jit.trace."
             )
-        if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None:
-            layers[name] = module
-    training = unwrap(model).training or any(layer.training for layer in layers.values())
-    frozen = {name: layer for name, layer in layers.items() if training and not layer.training}
-    return {name: layer for name, layer in layers.items() if name not in frozen}, frozen
+    return measured, frozen
 
 
 # The pass -------------------------------------------------------------------------------------------------------------
@@ -324,8 +328,9 @@ def _holders(root: nn.Module) -> list[tuple[str, _Tensors]]:
 
 def _refill(holder: _Tensors, tensors: _Tensors) -> None:
     """Put these tensors and no others there; where they are already, an interrupt at any point does no harm."""
-    holder.update(tensors)
-    for key in holder.keys() - tensors.keys():
+    for key, tensor in tensors.items():  # one by one: a TorchScript module has another kind of dict, without update
+        holder[key] = tensor
+    for key in set(holder.keys()) - set(tensors):
         del holder[key]
 
 
@@ -339,11 +344,11 @@ def _undo(model: nn.Module, loader: object) -> Callable[[], None]:
     restart = remembered(loader)
 
     def undo() -> None:
-        for holder, before in tensors:
-            _refill(holder, before)
+        torch.set_grad_enabled(grad)
         for module, mode in modes:
             module.training = mode
-        torch.set_grad_enabled(grad)
+        for holder, before in tensors:
+            _refill(holder, before)
         restart()
 
     return undo
@@ -461,9 +466,11 @@ def _moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, tuple):
         values = [_moved(value, device) for value in batch]
         return make(values) if (make := getattr(batch, "_make", None)) else type(batch)(values)
-    if isinstance(batch, list | MutableMapping):
+    if isinstance(batch, Mapping) and not isinstance(batch, MutableMapping):
+        return cast(Any, type(batch))({key: _moved(value, device) for key, value in batch.items()})
+    if isinstance(batch, list | Mapping):
         moved: Any = copy(batch)
-        for key, value in batch.items() if isinstance(batch, MutableMapping) else enumerate(batch):
+        for key, value in batch.items() if isinstance(batch, Mapping) else enumerate(batch):
             moved[key] = _moved(value, device)
         return moved
     return batch
