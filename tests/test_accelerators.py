@@ -61,11 +61,11 @@ def test_no_float64_from_the_first_update_to_recomputed_statistics(
             assert averages.update()
         assert averages.update()
         averages.weights(0.9)
-        averages.call(0.9, torch.ones(9, 2, 5, 5, dtype=dtype, device="meta"))
+        averages.call(0.9, torch.ones(17, 2, 5, 5, dtype=dtype, device="meta"))
         with averages.applied(0.9):
             pass
         averages.module(0.99)
-        batches = [torch.ones(9, 2, 5, 5, dtype=dtype), torch.ones(1, 2, 5, 5, dtype=dtype)]
+        batches = [torch.ones(17, 2, 5, 5, dtype=dtype), torch.ones(1, 2, 5, 5, dtype=dtype)]
         recalibrate_batchnorm(averages, batches)
         averages.load_state_dict(averages.state_dict())
         with averages.applied(0.9, batchnorm="recomputed"):

@@ -329,7 +329,7 @@ def test_trap25_a_model_without_batch_norm_needs_no_pass() -> None:
 
 def test_trap58_a_last_batch_of_one_is_fine() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2), nn.BatchNorm1d(2))
-    data = torch.randn(9, 3)
+    data = torch.randn(17, 3)
     bank = EMABank(model, [0.9], every=1)
     bank.update()
     recalibrate_batchnorm(bank, DataLoader(TensorDataset(data), batch_size=4))
@@ -340,7 +340,7 @@ def test_trap58_a_last_batch_of_one_is_fine() -> None:
     assert torch.isfinite(state["4.running_var"]).all()
 
 
-@pytest.mark.parametrize("sizes", [[1], [1] * 30, [1, 29], [2, 1, 27]])
+@pytest.mark.parametrize("sizes", [[1], [1] * 40, [1, 29], [2, 1, 27], [8, 1]])
 def test_trap58_a_lone_value_that_nothing_can_normalise_is_refused(sizes: list[int]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2), nn.BatchNorm1d(2))
     before = copy.deepcopy(model.state_dict())
