@@ -1,5 +1,6 @@
-"""Ctrl-C at every line of the library, and of torch where it swaps tensors, that a call runs through, one at a time."""
+"""Ctrl-C everywhere in a call, one at a time: in the library, in contextlib, and where torch swaps tensors."""
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,27 +11,30 @@ import torch
 
 import emabank
 
-_SOURCES = (str(Path(emabank.__file__).parent), str(Path(torch.__file__).parent / "nn" / "utils"))
+_SOURCES = (str(Path(emabank.__file__).parent), contextlib.__file__, str(Path(torch.__file__).parent / "nn" / "utils"))
 
 
-def interrupted_at_every_line(call: Callable[[], Any]) -> Iterator[str]:
-    """Run `call` over and over, with a KeyboardInterrupt one line later each time; yields where, until none is left."""
-    for count in range(100_000):
-        place = _interrupted(call, count)
+def interrupted_everywhere(call: Callable[[], Any], event: str = "line", step: int = 1) -> Iterator[str]:
+    """Run `call` over and over, with a KeyboardInterrupt `step` lines (or opcodes) later each time.
+
+    Yields where it was interrupted, until it runs to its end.
+    """
+    for count in range(0, 1_000_000, step):
+        place = _interrupted(call, event, count)
         if place is None:
             return
         yield place
-    raise AssertionError("the call does not end")
 
 
-def _interrupted(call: Callable[[], Any], count: int) -> str | None:
+def _interrupted(call: Callable[[], Any], event: str, count: int) -> str | None:
     left, place = count, None
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
+    def trace(frame: FrameType, kind: str, _: Any) -> Any:
         nonlocal left, place
         if not frame.f_code.co_filename.startswith(_SOURCES):
             return None
-        if event == "line" and place is None:
+        frame.f_trace_opcodes = event == "opcode"
+        if kind == event and place is None:
             left -= 1
             if left < 0:
                 place = f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -2,6 +2,9 @@
 
 import copy
 import random
+from collections import OrderedDict, UserDict
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -105,6 +108,25 @@ def test_trap20_frozen_layers_stay_and_are_named_but_a_model_in_eval_mode_is_rec
     assert not any(m.training for m in model.modules())
 
 
+def test_trap20_what_else_is_in_training_mode_freezes_no_layer() -> None:
+    model = nn.Sequential(net(), nn.Dropout()).eval()
+    model[1].train()
+    assert recalibrate_batchnorm(model, [images()]).layers == ("0.1", "0.4")
+    model[0][1].train()  # the model is in eval mode, but one such layer is not: the other is frozen
+    assert recalibrate_batchnorm(model, [images()]).frozen == ("0.4",)
+
+
+def test_trap20_recomputed_statistics_of_frozen_layers_are_their_own_and_not_averaged_ones() -> None:
+    model = net()
+    bank = trained_bank(model)
+    for layer in (model[1], model[4]):
+        layer.eval()
+    assert recalibrate_batchnorm(bank, [images()]).frozen == ("1", "4")
+    state = bank.weights(0.9, batchnorm="recomputed")
+    assert torch.equal(state["4.running_var"], model[4].running_var)
+    assert not torch.equal(state["4.running_var"], bank.weights(0.9)["4.running_var"])
+
+
 @pytest.mark.parametrize("kind", ["tensor", "tuple", "list", "mapping", "forward"])
 def test_trap21_batches_of_every_kind(kind: str) -> None:
     class Named(nn.Module):
@@ -134,6 +156,74 @@ def test_trap21_batches_of_every_kind(kind: str) -> None:
 def test_trap21_other_batches_get_a_clear_sentence() -> None:
     with pytest.raises(ValueError, match=r"a batch is a str; .* pass forward=".replace("a batch", "A batch")):
         recalibrate_batchnorm(net(), ["text"])
+
+
+class Pair(NamedTuple):
+    inputs: Tensor
+    extra: dict[str, Tensor]
+
+
+class Encoding(UserDict):
+    """As the tokenizers' BatchEncoding: it moves itself, and knows more than its items."""
+
+    lengths = (3, 4)
+
+    def to(self, device: torch.device) -> "Encoding":
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
+
+
+class Graph:
+    def __init__(self, nodes: Tensor) -> None:
+        self.nodes = nodes
+
+    def to(self, device: torch.device) -> "Graph":
+        self.nodes = self.nodes.to(device)
+        return self
+
+
+@pytest.mark.parametrize(
+    ("batch", "inputs"),
+    [
+        (Pair(torch.ones(4, 2), {"mask": torch.ones(4)}), lambda batch: batch.inputs),
+        (Encoding(x=torch.ones(4, 2)), lambda batch: batch["x"][: batch.lengths[1]]),
+        (Graph(torch.ones(4, 2)), lambda batch: batch.nodes),
+        (OrderedDict(x=(torch.ones(4, 2),)), lambda batch: batch["x"][0]),
+        (MappingProxyType({"x": torch.ones(4, 2)}), lambda batch: batch["x"]),
+        ([torch.ones(4, 2), "name"], lambda batch: batch[0]),
+        (SimpleNamespace(x=torch.ones(4, 2)), lambda batch: batch.x),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_trap21_a_batch_keeps_its_type_and_the_loader_its_batch(batch: Any, inputs: Any) -> None:
+    seen = []
+
+    def forward(model: nn.Module, batch: Any) -> None:
+        seen.append(batch)
+        model(inputs(batch).double())
+
+    before = copy.deepcopy(vars(batch)) if hasattr(batch, "__dict__") else None
+    recalibrate_batchnorm(nn.BatchNorm1d(2).double(), [batch], forward=forward)
+    assert type(seen[0]) is type(batch)
+    assert before is None or str(vars(batch)) == str(before)
+
+
+def test_trap21_every_part_of_a_batch_is_moved() -> None:
+    seen = []
+    model = nn.BatchNorm1d(2).to("meta")
+    data = torch.ones(4, 2)
+    batches = [Pair(data, {"mask": torch.ones(4)}), Encoding(x=data), Graph(data), MappingProxyType({"x": [data]})]
+
+    def forward(_: nn.Module, batch: Any) -> None:
+        seen.append(batch)
+        raise StopIteration
+
+    for batch in batches:
+        with pytest.raises(StopIteration):
+            recalibrate_batchnorm(model, [batch], forward=forward)
+    moved = [seen[0].inputs, seen[0].extra["mask"], seen[1]["x"], seen[2].nodes, seen[3]["x"][0]]
+    assert {tensor.device.type for tensor in moved} == {"meta"}
+    assert {batches[0].inputs.device.type, batches[1]["x"].device.type, batches[2].nodes.device.type} == {"cpu"}
 
 
 def test_trap21_under_autocast_statistics_stay_float32() -> None:
@@ -239,7 +329,7 @@ def test_trap25_a_model_without_batch_norm_needs_no_pass() -> None:
 
 def test_trap58_a_last_batch_of_one_is_fine() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2), nn.BatchNorm1d(2))
-    data = torch.randn(9, 3)
+    data = torch.randn(17, 3)
     bank = EMABank(model, [0.9], every=1)
     bank.update()
     recalibrate_batchnorm(bank, DataLoader(TensorDataset(data), batch_size=4))
@@ -248,9 +338,41 @@ def test_trap58_a_last_batch_of_one_is_fine() -> None:
     torch.testing.assert_close(state["1.running_mean"], first.mean(0), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(state["1.running_var"], first.var(0), rtol=1e-4, atol=1e-6)
     assert torch.isfinite(state["4.running_var"]).all()
-    recalibrate_batchnorm(model, [data[:1], data[1:]])  # and a first batch of one
-    with pytest.raises(ValueError, match="at least two samples"):
-        recalibrate_batchnorm(model, [data[:1]])
+
+
+@pytest.mark.parametrize("sizes", [[1], [1] * 40, [1, 29], [2, 1, 27], [8, 1]])
+def test_trap58_a_lone_value_that_nothing_can_normalise_is_refused(sizes: list[int]) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2), nn.BatchNorm1d(2))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="layer '1' got a single value .* at least two samples"):
+        recalibrate_batchnorm(model, list(torch.randn(sum(sizes), 3).split(sizes)))
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_trap58_lone_values_after_others_leave_deep_variances_right() -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())]
+    model, data = nn.Sequential(*layers), torch.randn(300, 6) + 1
+    want = pooled(model, list(data.split(50)))
+    recalibrate_batchnorm(model, list(data.split([50, 50] + [1] * 200)))
+    for name in ("1", "4", "7"):
+        ratio = model.state_dict()[f"{name}.running_var"] / want[f"{name}.running_var"]
+        assert ratio.min() > 0.7 and ratio.max() < 1.4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_trap49_bad_values_in_the_data_are_refused_by_the_names_of_layer_and_average(bad: float) -> None:
+    for target in (trained_bank(net()), net()):
+        model = target if isinstance(target, nn.Module) else target.model
+        before = copy.deepcopy(model.state_dict())
+        data = images()
+        data[3, 0, 2, 2] = bad
+        with pytest.raises(FloatingPointError, match="layer '1'" + (" .*'ema-0.5'" * isinstance(target, EMABank))):
+            recalibrate_batchnorm(target, [images(), data])
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+        if isinstance(target, EMABank):
+            with pytest.raises(RuntimeError, match="recalibrate_batchnorm"):
+                target.weights(0.9, batchnorm="recomputed")
 
 
 def test_statistics_that_are_nan_are_repaired() -> None:
@@ -288,6 +410,14 @@ def test_layers_that_no_batch_reaches_are_named_and_keep_what_they_had() -> None
     assert done.layers == ("used",)
     assert done.unreached == ("spare",)
     assert torch.equal(model.spare.running_mean, torch.zeros(2))
+
+
+def test_a_pass_that_reaches_no_layer_is_refused() -> None:
+    bank = trained_bank(net())
+    with pytest.raises(ValueError, match="No batch reached a batch-norm layer \\('1', '4'\\)"):
+        recalibrate_batchnorm(bank, [images()], forward=lambda model, batch: model[0](batch))
+    with pytest.raises(RuntimeError):
+        bank.weights(0.9, batchnorm="recomputed")
 
 
 def test_averages_belong_to_a_bank() -> None:

@@ -36,6 +36,17 @@ def test_trap46_statistics_are_averaged_over_ranks(tmp_path: Path) -> None:
         torch.testing.assert_close(first["uniform"][key], torch.stack(means).mean(0))
 
 
+def test_equal_statistics_stay_as_they_are_over_three_ranks(tmp_path: Path) -> None:
+    for before, after in together(data_parallel.equal_statistics, folder=tmp_path, world=3):
+        assert torch.equal(before, after)
+
+
+def test_nothing_is_sent_in_float64_which_an_accelerator_may_not_have(tmp_path: Path) -> None:
+    for dtypes in together(data_parallel.sent, folder=tmp_path):
+        assert torch.float32 in dtypes
+        assert torch.float64 not in dtypes
+
+
 def test_recalibration_pools_what_all_ranks_see(tmp_path: Path) -> None:
     first, second = together(data_parallel.recalibrating, folder=tmp_path)
     assert_equal(first, second)

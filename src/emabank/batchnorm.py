@@ -5,30 +5,29 @@ pass over the data serves all. The live model, its modes and the random streams 
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
-from torch.utils.hooks import RemovableHandle
+from torch.utils._pytree import tree_map_only
 
 from emabank.bank import EMABank
-from emabank.copies import functional_tensors, swapped
-from emabank.modules import evaluating, parts_of, unwrap, walk
-from emabank.pools import Pool, pooled_by_all
+from emabank.copies import Swap, claim, functional_tensors, holding, places, release, swapped
+from emabank.modules import unwrap, walk
+from emabank.pools import ENOUGH, Pool, pooled_by_all
 from emabank.processes import Processes
-from emabank.randomness import same_randomness
-from emabank.sharded import gathers
+from emabank.randomness import remembered
+from emabank.sharded import gathers, reshard
 
 Forward = Callable[[nn.Module, Any], Any]
-
-_PIECE = 2**18  # elements
-_WORTHWHILE = 2**16
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,8 @@ class Recalibration:
     layers: tuple[str, ...]
     """Names of the layers whose statistics were measured again."""
     frozen: tuple[str, ...]
-    """Those left alone: in eval mode inside a model in training mode."""
+    """Those left alone, in eval mode while the model or another such layer is in training mode: they keep what they
+    have in the live model."""
     unreached: tuple[str, ...]
     """Those that no batch came by."""
     batches: int
@@ -59,9 +59,12 @@ def recalibrate_batchnorm(
     `averages` limits it to some ("live" may be among them), `max_batches` to the first batches: about 1,024 images are
     enough for a look during training (docs/speed.md has the curve), all of them for what is shipped. By default a batch
     that is a tensor becomes `model(batch)`, a tuple or list `model(batch[0])`, a mapping `model(**batch)`, each moved
-    to the model's device; `forward(model, batch)` does it your way. Only the batch-norm layers are in training mode;
-    those that are frozen (in eval mode inside a model in training mode) stay as they are, and are named in what is
-    returned.
+    to the model's device; `forward(model, batch)` does it your way. The model is in eval mode, but batch-norm layers
+    normalise each batch by its own statistics, as in training. Those that are frozen (in eval mode inside a model in
+    training mode) stay as they are, and are named in what is returned.
+
+    An error names the layer, and nothing is changed, where the input of a layer holds NaN, where a batch of one comes
+    before there are others to normalise it by, and where a layer cannot be measured (TorchScript, own arithmetic).
 
     The processes of a DistributedDataParallel or FSDP2 model must all call it, each with its own part of the data (as
     many batches as the others, for FSDP2): what they measure is pooled, and all have the same statistics.
@@ -85,237 +88,340 @@ def recalibrate_batchnorm(
     else:
         names = [""]
     layers, frozen = _layers(model)
-    if not layers:
-        pools: dict[str, dict[str, Pool]] = {name: {} for name in names}
-        batches = 0
-    else:
-        sets = {name: _holder(target, name) for name in names}
-        with evaluating(unwrap(model)), same_randomness(loader):
-            pools, batches = _measure(unwrap(model), sets, layers, loader, max_batches, forward or _default_forward)
+    pools: dict[str, dict[str, Pool]] = {name: {} for name in names}
+    batches = 0
+    if layers:
+        pools, batches, used_otherwise = _measure(
+            target, names, layers, loader, max_batches, forward or _default_forward
+        )
         processes = Processes.of(model)
         if processes is not None:
-            channels = {name: layer.num_features for name, layer in layers.items()}
+            channels = {name: _statistics_of(layer)[0].numel() for name, layer in layers.items()}
             pools, batches = pooled_by_all(processes, pools, channels, batches)
-        if batches == 0:
-            raise ValueError(
-                "The loader gave no batch, so there is nothing to measure statistics on: give one with data."
-            )
-    for name in names:
-        statistics = _statistics(layers, pools[name])
-        if isinstance(target, EMABank):
-            target.keep_recomputed(name, statistics)
-        else:
-            _put(model, statistics)
+        _refuse_unmeasured(layers, pools, batches, used_otherwise)
     measured = tuple(name for name in layers if all(name in pool for pool in pools.values()))
     unreached = tuple(name for name in layers if name not in measured)
-    return Recalibration(measured, frozen, unreached, batches)
-
-
-def _layers(model: nn.Module) -> tuple[dict[str, _BatchNorm], tuple[str, ...]]:
-    """The layers to measure by plain name, and the names of the frozen ones."""
-    modules = list(walk(model))
-    training = any(module.training for _, _, module in modules)
-    found = {
-        prefix.removesuffix("."): module
-        for prefix, _, module in modules
-        if isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None
-    }
-    frozen = tuple(name for name, layer in found.items() if training and not layer.training)
-    return {name: layer for name, layer in found.items() if name not in frozen}, frozen
-
-
-_Places = list[tuple[dict[str, Tensor | None], str, str]]
-"""Where a model's tensors stand, tied ones everywhere: the dict of the module, the key in it, and the first path."""
-
-
-def _places(root: nn.Module) -> _Places:
-    found: _Places = []
-    paths: dict[int, str] = {}
-    for kind in ("_parameters", "_buffers"):
-        for _, path, module in walk(root):
-            holder: dict[str, Tensor | None] = vars(module)[kind]
-            for key, tensor in holder.items():
-                if tensor is not None:
-                    found.append((holder, key, paths.setdefault(id(tensor), path + key)))
-    return found
-
-
-@contextmanager
-def _holding(places: _Places, tensors: dict[str, Tensor]) -> Generator[None]:
-    """The model with other tensors in it, and what a forward pass puts in their place.
-
-    As `functional_call` does it, which looks for the places and for tied tensors anew at each call.
-    """
-    live = [holder[key] for holder, key, _ in places]
+    result = Recalibration(measured, tuple(frozen), unreached, batches)
+    if isinstance(target, EMABank):
+        own = {key: tensor.to(_precision(tensor), copy=True) for key, tensor in _buffers(frozen).items()}
+        kept = {name: {**own, **_measured(layers, pools[name])} for name in names}
+        for name in names:
+            target.keep_recomputed(name, kept[name])
+        return result
+    statistics = _measured(layers, pools[""])
+    live = {key: tensor for key, tensor in _buffers(layers).items() if key in statistics}
+    before = {key: tensor.clone() for key, tensor in live.items()}
     try:
-        for holder, key, path in places:
-            holder[key] = tensors[path]
-        yield
-    finally:
-        for (holder, key, path), tensor in zip(places, live, strict=True):
-            tensors[path] = cast(Tensor, holder[key])
-            holder[key] = tensor
+        try:
+            _copy_into(live, statistics)
+            return result
+        except BaseException:
+            _copy_into(live, before)
+            raise
+    except BaseException:  # an interrupt while they were put back
+        _copy_into(live, before)
+        raise
 
 
-_Holder = Callable[[], AbstractContextManager[Any]]
-"""What puts a set of weights into the model for one forward pass."""
+_Layers = dict[str, _BatchNorm]
+"""Batch-norm layers by plain name."""
 
 
-def _holder(target: EMABank | nn.Module, name: str) -> _Holder:
+def _layers(model: nn.Module) -> tuple[_Layers, _Layers]:
+    """The layers to measure, and the frozen ones."""
+    layers: _Layers = {}
+    for prefix, _, module in walk(model):
+        scripted = isinstance(module, torch.jit.ScriptModule) and "BatchNorm" in str(module.original_name)
+        if scripted or isinstance(module, _BatchNorm):
+            layer = cast(_BatchNorm, module)
+            if layer.running_mean is not None and layer.running_var is not None:
+                layers[prefix.removesuffix(".")] = layer
+    training = unwrap(model).training or any(layer.training for layer in layers.values())
+    frozen = {name: layer for name, layer in layers.items() if training and not layer.training}
+    measured = {name: layer for name, layer in layers.items() if name not in frozen}
+    for name, layer in measured.items():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ValueError(
+                f"The batch-norm layer {name!r} is a TorchScript module, whose inputs cannot be measured: "
+                "recalibrate the model before torch.jit.script or torch.jit.trace."
+            )
+    return measured, frozen
+
+
+# The pass -------------------------------------------------------------------------------------------------------------
+
+
+def _measure(
+    target: EMABank | nn.Module,
+    names: Sequence[str],
+    layers: _Layers,
+    loader: Iterable[Any],
+    max_batches: int | None,
+    forward: Forward,
+) -> tuple[dict[str, dict[str, Pool]], int, set[str]]:
+    """Let each set of weights see each batch, and pool what the layers see.
+
+    Returns the pools, the number of batches, and the layers that have used their statistics in another way as well.
+    """
+    model = target.model if isinstance(target, EMABank) else target
+    root = unwrap(model)
+    device = next((p.device for p in root.parameters()), torch.device("cpu"))
+    pools: dict[str, dict[str, Pool]] = {name: defaultdict(Pool) for name in names}
+    measuring = _Measuring(layers)
+    restore = _restorer(model, loader)
+    # For the whole pass, other readers and threads are refused; with sharded parameters applied() does so itself.
+    swap = Swap(target, names[0], "averaged") if isinstance(target, EMABank) and names and not gathers(model) else None
+
+    def work() -> int:
+        sets = {name: _weights(target, name) for name in names}
+        claim(swap, root.modules())
+        root.eval()
+        torch.set_grad_enabled(False)
+        batches = 0
+        for batch in islice(loader, max_batches):
+            batches += 1
+            batch = _moved(batch, device)
+            for name, weights in sets.items():
+                with weights():
+                    measuring.begin(pools[name])
+                    forward(root, batch)
+            measuring.pool()
+        return batches
+
+    def undo() -> None:
+        restore()
+        release(swap)
+
+    batches = _then_undo(work, undo)
+    reached = {name: {layer: pool for layer, pool in pools[name].items() if pool.count} for name in names}
+    return reached, batches, measuring.used_otherwise
+
+
+class _Measuring:
+    """Layers that normalise each batch by its own statistics, which are noted.
+
+    They are those of whatever a layer in eval mode hands to `batch_norm` with its running statistics. A lone value per
+    channel has no variance; it is normalised by what was pooled from the batches before.
+    """
+
+    def __init__(self, layers: _Layers) -> None:
+        self._layers = layers
+        self._pools: dict[str, Pool] = {}
+        self._moments: list[tuple[Pool, int, Tensor]] = []
+        self.used_otherwise: set[str] = set()
+
+    def begin(self, pools: dict[str, Pool]) -> None:
+        """Note for these pools what the layers see from now on; they get running statistics that report it."""
+        self._pools = pools
+        for name, layer in self._layers.items():
+            for key, tensor in zip(("running_mean", "running_var"), _statistics_of(layer), strict=True):
+                if not isinstance(tensor, _Reporting):
+                    reporting = tensor.as_subclass(_Reporting)
+                    reporting.measuring, reporting.layer, reporting.plain = self, name, tensor
+                    setattr(layer, key, reporting)
+
+    def normalized(
+        self,
+        name: str,
+        value: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        *,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        **_: Any,
+    ) -> Tensor:
+        """What `batch_norm` returns in training mode for this input of a layer."""
+        count = value.numel() // value.shape[1]
+        wide = _precision(value)
+        moments = torch.zeros(2, mean.numel(), dtype=wide, device=value.device)
+        pool = self._pools[name]
+        if count > 1:
+            mean, variance = moments
+        elif count:
+            moments[0] = value.flatten()
+            if pool.count >= ENOUGH:
+                mean, variance = (moment.to(wide).to(value.device) for moment in (pool.mean, pool.variance(0)))
+        self._moments.append((pool, count, moments))
+        weight, bias = (None if tensor is None else tensor.to(wide) for tensor in (weight, bias))
+        # With a momentum of 1 it leaves the batch's own mean and (unbiased) variance in the place of the running ones.
+        return functional.batch_norm(
+            value, mean.to(wide), variance.to(wide), weight, bias, training=count > 1, momentum=1.0, eps=eps
+        )
+
+    def pool(self) -> None:
+        """Pool what was taken down since the last time.
+
+        Pools are in float64, which not every accelerator has, so they are on the CPU. All that a batch gave, for all
+        layers and averages, is fetched in one copy: there is one wait for the accelerator per batch.
+        """
+        taken, self._moments = self._moments, []
+        for device in {moments.device for _, _, moments in taken}:
+            here = [(pool, count, moments) for pool, count, moments in taken if moments.device == device]
+            flat = torch.cat([moments.flatten() for _, _, moments in here]).cpu().double()
+            for (pool, count, moments), part in zip(here, flat.split([m.numel() for _, _, m in here]), strict=True):
+                if count:
+                    mean, variance = part.view(moments.shape)
+                    pool.add(count, mean, variance * (count - 1))
+
+
+class _Reporting(Tensor):
+    """Running statistics of a layer that report what is normalised by them."""
+
+    measuring: _Measuring
+    layer: str
+    plain: Tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.batch_norm and isinstance(args[1], cls):  # it sorts its arguments, however it was called
+            return args[1].measuring.normalized(args[1].layer, *_plain(args), **kwargs)
+        if getattr(func, "__name__", "") != "__get__":  # to ask for a shape or a dtype is no use of the values
+            tree_map_only(cls, lambda tensor: tensor.measuring.used_otherwise.add(tensor.layer), args)
+        return func(*_plain(args), **_plain(kwargs or {}))
+
+
+def _plain(arguments: Any) -> Any:
+    return tree_map_only(_Reporting, lambda tensor: tensor.plain, arguments)
+
+
+# The weights of an average in the model, and the model as it was ------------------------------------------------------
+
+
+def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What puts a set of weights into the model for one forward pass."""
     is_bank = isinstance(target, EMABank)
     model = target.model if is_bank else target
     if gathers(model):  # a forward pass gathers the parameters' own tensors, so that values have to stand in them
         return partial(target.applied, name) if is_bank else lambda: swapped(model, {}, None)
     tensors = target.functional(name) if is_bank else functional_tensors(model, {})
-    return partial(_holding, _places(unwrap(model)), tensors)
+    root = unwrap(model)
+    return partial(holding, root, places(root), tensors, None)
 
 
-@torch.no_grad()
-def _measure(
-    root: nn.Module,
-    sets: Mapping[str, _Holder],
-    layers: Mapping[str, _BatchNorm],
-    loader: Iterable[Any],
-    max_batches: int | None,
-    forward: Forward,
-) -> tuple[dict[str, dict[str, Pool]], int]:
-    """Let each set of weights see each batch, and pool what the layers see."""
-    pools: dict[str, dict[str, Pool]] = {name: defaultdict(Pool) for name in sets}
-    device = next((p.device for p in root.parameters()), torch.device("cpu"))
-    batches = 0
-    with _listening(layers) as listen:
-        for batch in islice(loader, max_batches):
-            batches += 1
-            batch = _moved(batch, device)
-            for name, holding in sets.items():
-                listen(pools[name])
-                with holding():
-                    forward(root, batch)
-    return pools, batches
+_Tensors = dict[str, Tensor | None]
 
 
-@contextmanager
-def _listening(layers: Mapping[str, _BatchNorm]) -> Generator[Callable[[dict[str, Pool]], None]]:
-    """Batch-norm layers in training mode, each with its statistics pooled for whoever listens at the time."""
-    momenta = {name: layer.momentum for name, layer in layers.items()}
-    current: list[dict[str, Pool]] = [{}]
-    handles: list[RemovableHandle] = []
-    for name, layer in layers.items():
-        meter = _Meter(layer, lambda name=name: current[0][name])
-        handles.append(layer.register_forward_pre_hook(meter.before, with_kwargs=True))
-        handles.append(layer.register_forward_hook(meter.after, with_kwargs=True))
+def _refill(holder: _Tensors, tensors: _Tensors) -> None:
+    """Put these tensors and no others there; where they are already, an interrupt at any point does no harm."""
+    for key, tensor in tensors.items():  # one by one: a TorchScript module has another kind of dict, without update
+        holder[key] = tensor
+    for key in set(holder.keys()) - set(tensors):
+        del holder[key]
+
+
+def _restorer(model: nn.Module, loader: object) -> Callable[[], None]:
+    """What makes the model, its modes, grad mode and the random streams what they are now; it may be called twice."""
+    reshard(gathers(model))
+    root = unwrap(model)
+    holders: list[_Tensors] = [
+        vars(module)[kind] for _, _, module in walk(root) for kind in ("_parameters", "_buffers")
+    ]
+    tensors = [(holder, dict(holder)) for holder in holders]
+    modes = [(module, module.training) for module in root.modules()]
+    grad = torch.is_grad_enabled()
+    restart = remembered(loader)
+
+    def restore() -> None:
+        torch.set_grad_enabled(grad)
+        for module, mode in modes:
+            module.training = mode
+        for holder, before in tensors:
+            _refill(holder, before)
+        restart()
+
+    return restore
+
+
+_Result = TypeVar("_Result")
+
+
+def _then_undo(work: Callable[[], _Result], undo: Callable[[], None]) -> _Result:
+    """Do the work, and then, whatever happens, undo it: a second time, in case an interrupt comes in the first."""
     try:
-        for layer in layers.values():
-            layer.training, layer.momentum = True, 1.0
-        yield lambda pools: current.__setitem__(0, pools)
+        try:
+            return work()
+        finally:
+            undo()
     finally:
-        for handle in handles:
-            handle.remove()
-        for name, layer in layers.items():
-            layer.momentum = momenta[name]
+        undo()
 
 
-class _Meter:
-    """What stands before and after one layer: it measures the input itself, or leaves that to the layer.
-
-    A layer that measures leaves, with momentum 1, the batch's own mean and (unbiased) variance in its buffers. A layer
-    that is given its statistics is in eval mode for as long; so is one that meets a lone value in each channel, which
-    has no variance: it is normalised by what was pooled before.
-    """
-
-    def __init__(self, layer: _BatchNorm, pool: Callable[[], Pool]) -> None:
-        self._layer, self._pool = layer, pool
-        self._is_plain = type(layer).forward is _BatchNorm.forward
-
-    def before(self, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        value, pool = _input(args, keywords), self._pool()
-        running_mean, running_var = _statistics_of(self._layer)
-        count = _values_per_channel(value)
-        if count > 1 and self._is_plain and _is_faster_here(value, running_mean):
-            mean, squares = _mean_and_squares(value)
-            running_mean.copy_(mean)
-            running_var.copy_(squares / count)
-        else:
-            if not pool.count:
-                # 0 times what stands there is added to the batch's statistics; a diverged run leaves NaN there.
-                running_mean.nan_to_num_()
-                running_var.nan_to_num_()
-            if count > 1:
-                return
-            if pool.count:
-                running_mean.copy_(pool.mean)
-                running_var.copy_(pool.variance(0))
-            mean = value.detach().reshape(self._layer.num_features)
-            squares = torch.zeros_like(mean)
-        self._layer.training = False
-        pool.add(count, mean, squares)
-
-    def after(self, _: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        if self._layer.training:
-            count = _values_per_channel(_input(args, keywords))
-            mean, variance = _statistics_of(self._layer)
-            self._pool().add(count, mean, variance * (count - 1))
-        self._layer.training = True
+# What was measured ----------------------------------------------------------------------------------------------------
 
 
-def _is_faster_here(value: Tensor, statistics: Tensor) -> bool:
-    """Whether `_mean_and_squares` is faster than the layer: torch adds one value at a time where channels are apart.
-
-    It then takes a third of the time, and a whole pass through a ResNet is a tenth shorter. Not where statistics are
-    stored in half precision, to which they would be rounded before they are used.
-    """
-    return (
-        value.device.type == "cpu"
-        and value.dim() > 2
-        and value.numel() >= _WORTHWHILE
-        and value.is_contiguous()
-        and statistics.dtype in (torch.float32, torch.float64)
-    )
-
-
-def _mean_and_squares(value: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sum of squared deviations from it, of each channel; in pieces that stay in a cache."""
-    others = [dim for dim in range(value.dim()) if dim != 1]
-    mean = value.mean(others, dtype=torch.promote_types(value.dtype, torch.float32))
-    centre = mean.view(1, -1, *[1] * (value.dim() - 2))
-    pieces = value.split(max(1, _PIECE * len(value) // value.numel()))
-    squares = torch.stack([(piece - centre).square_().sum(others) for piece in pieces])
-    return mean, squares.sum(0, dtype=torch.float64)
+def _refuse_unmeasured(
+    layers: _Layers, pools: Mapping[str, Mapping[str, Pool]], batches: int, used_otherwise: set[str]
+) -> None:
+    """Raise where statistics are missing or would be wrong, before any is kept."""
+    if batches == 0:
+        raise ValueError("The loader gave no batch, so there is nothing to measure statistics on: give one with data.")
+    for average, measured in pools.items():
+        weights = f" with the weights of {average!r}" if average else ""
+        for name in layers:
+            pool = measured.get(name)
+            if pool is None and name in used_otherwise:
+                raise ValueError(
+                    f"The batch-norm layer {name!r} (a {type(layers[name]).__name__}) does not hand its running "
+                    "statistics to torch.nn.functional.batch_norm in eval mode, so they cannot be measured: freeze it "
+                    "(put it in eval mode while the model is in training mode), and set its statistics yourself."
+                )
+            if pool is None:
+                continue
+            if not (torch.isfinite(pool.mean).all() and torch.isfinite(pool.squares).all()):
+                raise FloatingPointError(
+                    f"The input of the batch-norm layer {name!r}{weights} holds NaN or inf, or overflows: look for bad "
+                    "values in the loader's data; nothing was changed."
+                )
+            if pool.early:
+                raise ValueError(
+                    f"The batch-norm layer {name!r} got a single value per channel, which has no variance, before it "
+                    f"had seen {ENOUGH} others to normalise it by: give recalibrate_batchnorm batches of at least two "
+                    "samples; only the last ones may be smaller."
+                )
+    if not any(pools.values()):
+        raise ValueError(
+            f"No batch reached a batch-norm layer ({', '.join(map(repr, layers))}), so nothing was measured: pass "
+            "forward=lambda model, batch: ... that calls the part of the model that holds them."
+        )
 
 
 def _statistics_of(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
     return cast(Tensor, layer.running_mean), cast(Tensor, layer.running_var)
 
 
-def _input(args: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor:
-    return args[0] if args else keywords["input"]
+def _buffers(layers: _Layers) -> dict[str, Tensor]:
+    """The running statistics of these layers by plain name."""
+    return {
+        f"{name}.{key}" if name else key: tensor
+        for name, layer in layers.items()
+        for key, tensor in zip(("running_mean", "running_var"), _statistics_of(layer), strict=True)
+    }
 
 
-def _values_per_channel(value: Tensor) -> int:
-    return value.numel() // value.shape[1]
+def _measured(layers: _Layers, pools: Mapping[str, Pool]) -> dict[str, Tensor]:
+    """The statistics of the layers that were reached, by plain name, in float32 or wider where the layer is."""
+    values = {name: (pool.mean, pool.variance(1)) for name, pool in pools.items()}
+    live = _buffers({name: layers[name] for name in values})
+    flat = (value for pair in values.values() for value in pair)
+    return {
+        key: value.to(_precision(tensor)).to(tensor.device)  # one after the other: it may have no float64
+        for (key, tensor), value in zip(live.items(), flat, strict=True)
+    }
 
 
-def _statistics(layers: Mapping[str, _BatchNorm], pools: Mapping[str, Pool]) -> dict[str, Tensor]:
-    """The buffers of the layers that were reached, in their own precision, by plain name."""
-    found: dict[str, Tensor] = {}
-    for name, pool in pools.items():
-        if pool.count < 2:
-            raise ValueError(
-                f"The batch-norm layer {name!r} saw a single value per channel, which has no variance: "
-                "give recalibrate_batchnorm at least two samples."
-            )
-        prefix = f"{name}." if name else ""
-        live, _ = _statistics_of(layers[name])
-        found[f"{prefix}running_mean"] = pool.mean.to(live.device, live.dtype)
-        found[f"{prefix}running_var"] = pool.variance(1).to(live.device, live.dtype)
-    return found
+def _precision(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 @torch.no_grad()
-def _put(model: nn.Module, statistics: Mapping[str, Tensor]) -> None:
-    for part in parts_of(model):
-        if part.name in statistics:
-            part.tensor.copy_(statistics[part.name])
+def _copy_into(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for key, tensor in tensors.items():
+        tensor.copy_(values[key])
+
+
+# The data -------------------------------------------------------------------------------------------------------------
 
 
 def _default_forward(model: nn.Module, batch: Any) -> Any:
@@ -332,10 +438,19 @@ def _default_forward(model: nn.Module, batch: Any) -> Any:
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
+    """A batch of the same type on the device; the loader's own stays where it is."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [_moved(value, device) for value in batch]
+    if callable(getattr(batch, "to", None)):
+        return copy(batch).to(device)  # some move themselves in place
+    if isinstance(batch, tuple):
+        values = [_moved(value, device) for value in batch]
+        return make(values) if (make := getattr(batch, "_make", None)) else type(batch)(values)
+    if isinstance(batch, Mapping) and not isinstance(batch, MutableMapping):
+        return cast(Any, type(batch))({key: _moved(value, device) for key, value in batch.items()})
+    if isinstance(batch, list | Mapping):
+        moved: Any = copy(batch)
+        for key, value in batch.items() if isinstance(batch, Mapping) else enumerate(batch):
+            moved[key] = _moved(value, device)
+        return moved
     return batch

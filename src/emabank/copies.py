@@ -60,7 +60,8 @@ def swap_in(model: nn.Module) -> Swap | None:
     return next((entry[0] for entry in taken if entry is not None), None)
 
 
-def _claim(swap: Swap | None, parts: Iterable[nn.Module | Tensor]) -> None:
+def claim(swap: Swap | None, parts: Iterable[nn.Module | Tensor]) -> None:
+    """Note that these hold an average from now on; raise where they hold another one."""
     if swap is None:
         return
     for part in parts:
@@ -73,7 +74,8 @@ def _claim(swap: Swap | None, parts: Iterable[nn.Module | Tensor]) -> None:
             )
 
 
-def _release(swap: Swap | None) -> None:
+def release(swap: Swap | None) -> None:
+    """Forget what was claimed."""
     for key in [key for key, (holder, _) in list(SWAPPED.items()) if holder is swap]:
         del SWAPPED[key]
 
@@ -95,13 +97,13 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
     def undo() -> None:
         reshard(gathering)  # or a forward pass would go on with the values that it has gathered
         _put_back(kept)
-        _release(swap)
+        release(swap)
 
     # The second `finally` is for an interrupt during the first; undoing twice changes nothing.
     try:
         try:
-            _claim(swap, [module for _, _, module in walk(model)])
-            _claim(swap, [part.tensor for part in parts])
+            claim(swap, [module for _, _, module in walk(model)])
+            claim(swap, [part.tensor for part in parts])
             # Through .data: autograd's version counters stay as they are, for a graph that is alive across the swap
             # will find the same values again. Nothing is rebound; optimizers and captured graphs keep their pointers.
             for part in parts:
@@ -166,11 +168,11 @@ def holding(model: nn.Module, where: Places, tensors: dict[str, Tensor], swap: S
     def undo() -> None:
         for (holder, key, _), tensor in zip(where, live, strict=False):
             holder[key] = tensor
-        _release(swap)
+        release(swap)
 
     try:
         try:
-            _claim(swap, model.modules())
+            claim(swap, model.modules())
             live = [cast(Tensor, holder[key]) for holder, key, _ in where]
             for holder, key, path in where:
                 holder[key] = tensors[path]

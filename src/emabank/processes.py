@@ -69,21 +69,29 @@ class Processes:
         return bool(seen.item())
 
     def mean_(self, tensor: Tensor) -> Tensor:
-        """Put the mean over all of them in a tensor's place; summed in float64, so that equal ones stay as they are."""
-        total = tensor.to(self._device, torch.float64, copy=True)
+        """Put the mean over all of them in a tensor's place.
+
+        What is summed are differences from the first one's values, so that equal ones stay as they are: a sum in
+        float64 would do as well, but not every accelerator has it.
+        """
+        mean = tensor.to(self._device, torch.promote_types(tensor.dtype, torch.float32), copy=True)
         for group in self._groups:
-            dist.all_reduce(total, group=group)
-            total /= dist.get_world_size(group)
-        return tensor.copy_(total)
+            first = mean.clone()
+            dist.broadcast(first, dist.get_global_rank(group, 0), group=group)
+            mean -= first
+            dist.all_reduce(mean, group=group)
+            mean.div_(dist.get_world_size(group)).add_(first)
+        return tensor.copy_(mean)
 
     def from_all(self, tensor: Tensor) -> list[Tensor]:
         """The tensors that each of them gives, all of one shape, in an order that is the same for all."""
-        found = tensor.to(self._device).unsqueeze(0)
+        # As bytes: what is on the CPU may be in float64, which not every accelerator has.
+        found = tensor.contiguous().view(torch.uint8).to(self._device).unsqueeze(0)
         for group in self._groups:
             each = [torch.empty_like(found) for _ in range(dist.get_world_size(group))]
             dist.all_gather(each, found.contiguous(), group=group)
             found = torch.cat(each)
-        return list(found.to(tensor.device))
+        return list(found.to(tensor.device).view(tensor.dtype))
 
 
 class Statistics:

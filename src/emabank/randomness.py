@@ -2,8 +2,9 @@
 
 import random
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,23 +19,41 @@ def same_randomness(*loaders: object) -> Generator[None]:
     >>> bool(torch.rand(1) == inside)
     True
     """
+    restart = remembered(*loaders)
+    try:
+        yield
+    finally:
+        restart()
+
+
+def remembered(*loaders: object) -> Callable[[], None]:
+    """What sets every random stream these loaders may draw from to where it is now.
+
+    >>> restart = remembered()
+    >>> first = torch.rand(1)
+    >>> restart()
+    >>> bool(torch.rand(1) == first)
+    True
+    """
     generators = {id(generator): generator for loader in loaders for generator in _generators(loader)}
+    generators[id(torch.default_generator)] = torch.default_generator
     states = [(generator, generator.get_state()) for generator in generators.values()]
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    devices: Any = None if accelerator is None else torch.get_device_module(accelerator)
+    on_devices = [(k, devices.get_rng_state(k)) for k in range(torch.accelerator.device_count())] if devices else []
     python, numpy = random.getstate(), sys.modules.get("numpy")
     numpy_state = None if numpy is None else numpy.random.get_state()
-    with torch.random.fork_rng(
-        devices=range(torch.accelerator.device_count()),
-        device_type="cuda" if accelerator is None else accelerator.type,
-    ):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
-            for generator, state in states:
-                generator.set_state(state)
+
+    def restart() -> None:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+        for generator, state in states:
+            generator.set_state(state)
+        for number, state in on_devices:
+            devices.set_rng_state(state, number)
+
+    return restart
 
 
 def _generators(loader: object) -> list[torch.Generator]:

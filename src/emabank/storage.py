@@ -64,11 +64,12 @@ class Storage:
         turn = None if whole else self._turn
         self._turn = (self._turn + 1) % ROUNDS
         sums = [total for shelf in self._shelves for total in shelf.look(turn)]
-        if self._away:  # one wait for each accelerator, not one for each tensor
-            by_device: dict[torch.device, list[Tensor]] = {}
+        if self._away:  # one wait for each accelerator and precision, not one for each tensor
+            by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
             for total in sums:
-                by_device.setdefault(total.device, []).append(total.double())
-            sums = [torch.stack(totals).sum() for totals in by_device.values()]
+                wide = total.to(torch.promote_types(total.dtype, torch.float32))
+                by_kind.setdefault((wide.device, wide.dtype), []).append(wide)
+            sums = [torch.stack(totals).sum() for totals in by_kind.values()]
         return all(math.isfinite(total.item()) for total in sums)
 
     def move(self, weights: list[float]) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from interrupting import interrupted_at_every_line
+from interrupting import interrupted_everywhere
 from reference import states_equal
 from torch import Tensor, nn
 from zoo import Tied, build, run, small_bank
@@ -253,7 +253,7 @@ def test_an_interrupt_at_any_line_leaves_the_live_model_as_it_was(way: str) -> N
                 pass
 
     lines = 0
-    for place in interrupted_at_every_line(use):
+    for place in interrupted_everywhere(use):
         lines += 1
         assert [id(tensor) for tensor in (*model.parameters(), *model.buffers())] == [id(t) for t in tensors], place
         assert states_equal(model.state_dict(), before), place

@@ -56,7 +56,7 @@ def test_training_with_a_bank_is_bit_for_bit_training_without(name: str) -> None
                 watched(torch.randn(5, 6, generator=torch.Generator().manual_seed(0)))
             watched.train()
             bank.call("paper", torch.ones(2, 6))
-            recalibrate_batchnorm(bank, torch.utils.data.DataLoader(torch.ones(9, 6), batch_size=4, shuffle=True))
+            recalibrate_batchnorm(bank, torch.utils.data.DataLoader(torch.ones(17, 6), batch_size=4, shuffle=True))
             bank.module("tail"), bank.weights("uniform"), bank.state_dict()
 
     run(alone, 8)

@@ -1,5 +1,8 @@
 """What each process does in the tests of DistributedDataParallel models."""
 
+from typing import Any
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -84,3 +87,32 @@ def recalibrating_with_nothing_here() -> tuple[int, dict[str, Tensor]]:
     bank.update()
     done = recalibrate_batchnorm(bank, batches(3) if dist.get_rank() == 0 else [])
     return done.batches, bank.weights("slow", batchnorm="recomputed")
+
+
+def sent() -> set[torch.dtype]:
+    """The precisions in which an update and a recalibration send anything."""
+    seen: set[torch.dtype] = set()
+
+    def recorded(function: Any) -> Any:
+        def call(*args: Any, **keywords: Any) -> Any:
+            seen.update(value.dtype for value in args if isinstance(value, Tensor))
+            return function(*args, **keywords)
+
+        return call
+
+    model = DistributedDataParallel(build(norm=True))
+    bank = EMABank(model, AVERAGES, every=1)
+    patched = {name: recorded(getattr(dist, name)) for name in ("all_reduce", "all_gather", "broadcast")}
+    with mock.patch.multiple(dist, **patched):
+        train(model, bank, [mine(batch) for batch in batches(2)])
+        recalibrate_batchnorm(bank, batches(3))
+    return seen
+
+
+def equal_statistics() -> tuple[Tensor, Tensor]:
+    """Statistics that are the same on every rank, before and after an update that copies them."""
+    model = build(norm=True)
+    model[1].running_mean.copy_(torch.randn(8, generator=torch.Generator().manual_seed(3)))
+    bank = EMABank(DistributedDataParallel(model), {"copy": EMA(0.0, warmup=None)}, every=1)
+    bank.update()
+    return model[1].running_mean, bank.weights("copy")["1.running_mean"]
