@@ -84,6 +84,8 @@ NO_GAIN = (
 )
 GAIN = (
     *(Case(1_000, averages, 0.01, curves=curves) for curves in ("flat", "rising") for averages in (1, 5)),
+    Case(1_000, 5, 0.01, curves="one live"),
+    Case(3_000, 5, 0.01, curves="rising"),
     Case(10_000, 5, 0.01, curves="rising"),
     Case(1_000, 5, 0.01, curves="rising", metric="loss"),
 )
@@ -198,13 +200,13 @@ def read(path: Path) -> list[Result]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=2_000, help="of each case (2000); a fifth with 10,000 samples")
+    parser.add_argument("--repeats", type=int, default=2_000, help="of each case (2000); a fifth above 1,000 samples")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated samples (0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep everything in this file")
     asked = parser.parse_args(argv)
     results: list[Result] = []
     for case in (*NO_GAIN, *GAIN):
-        repeats = asked.repeats if case.samples < 10_000 else max(1, asked.repeats // 5)
+        repeats = asked.repeats if case.samples <= 1_000 else max(1, asked.repeats // 5)
         results.append(measure(case, repeats, asked.seed))
         print(" ".join(_row(results[-1])), flush=True)
     print(table(results))
