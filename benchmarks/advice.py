@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from emabank.advice import LEVEL, advise, critical_value
 from emabank.bench.kept import keep_result
 from emabank.bench.machine import conditions
-from emabank.paired import paired_test
+from emabank._paired import paired_test
 
 ACCURACY = 0.9  # of the live weights, at the end
 NOISE = 0.4  # of what training changes in a sample's margin from epoch to epoch, over what samples differ in difficulty

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from emabank import EMABank, bank, recalibrate_batchnorm, tracked
+from emabank import EMABank, _model, bank, recalibrate_batchnorm
 
 
 class Accelerator(TorchDispatchMode):
@@ -50,7 +50,7 @@ def net(dtype: torch.dtype) -> nn.Module:
 def test_no_float64_from_the_first_update_to_recomputed_statistics(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (bank, tracked):
+    for module in (bank, _model):
         monkeypatch.setattr(module, "refuse_without_data", lambda _: None)
     model = net(dtype)
     with Accelerator() as accelerator:

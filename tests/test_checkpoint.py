@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform
-from emabank.checkpoint import export, load, save
-from emabank.files import write_state
+from emabank.checkpoint import export, load, save, write_state
 
 SUFFIXES = (".pt", ".safetensors")
 

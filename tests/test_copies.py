@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from emabank.copies import functional_tensors, plain_state_dict, standalone, swapped
+from emabank._model import functional_tensors, plain_state_dict, standalone, swapped
 
 
 def net() -> nn.Sequential:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from emabank.forms import Form
+from emabank._storage import Form
 
 TENSORS = {
     "plain": torch.randn(3, 4),

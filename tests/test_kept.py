@@ -7,7 +7,7 @@ import pytest
 from observing import Run, assert_equal, assert_same_state, numbers
 from torch import nn
 
-import emabank.kept
+import emabank.selection
 from emabank import BestTracker, EMABank
 
 
@@ -52,7 +52,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run.epoch(1, {"live": numbers(0.5), 0.9: numbers(0.5)})
     before, files = run.tracker.state_dict(), sorted(tmp_path.iterdir())
     written: list[Path] = []
-    write_state = emabank.kept.write_state
+    write_state = emabank.selection.write_state
 
     def second_fails(path: Path, state: Any, *, kind: str) -> None:
         if written:
@@ -60,7 +60,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         written.append(path)
         write_state(path, state, kind=kind)
 
-    monkeypatch.setattr(emabank.kept, "write_state", second_fails)
+    monkeypatch.setattr(emabank.selection, "write_state", second_fails)
     with pytest.raises(OSError, match="No space left"):
         run.epoch(2, {"live": numbers(0.6), 0.9: numbers(0.6)})
     assert written

@@ -3,7 +3,7 @@
 import pytest
 
 from emabank import EMA, PowerEMA, Uniform
-from emabank.ledger import Ledger
+from emabank._schedule import Ledger
 
 
 def test_a_float_is_an_ema_and_a_mapping_gives_names() -> None:

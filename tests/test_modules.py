@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from emabank.modules import Watch, evaluating, parts_of, plain_keys, refuse_without_data, unwrap
+from emabank._model import Watch, evaluating, parts_of, plain_keys, refuse_without_data, unwrap
 
 
 def names(model: nn.Module) -> list[str]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from emabank import shelf as room
-from emabank.storage import Storage
+from emabank import _storage as room
+from emabank._storage import Storage
 
 AFAR = torch.device("cuda", 0)
 

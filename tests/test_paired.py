@@ -12,7 +12,7 @@ from observing import BOTH, Run, assert_same_state, numbers
 from torch import Tensor, nn
 
 from emabank import BestTracker, EMABank
-from emabank.paired import paired_test
+from emabank._paired import paired_test
 
 NORMAL = NormalDist()
 

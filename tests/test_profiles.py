@@ -8,8 +8,8 @@ import torch
 from reference import AVERAGES
 from torch import nn
 
-from emabank import EMA, EMABank, PowerEMA, Uniform, profiles
-from emabank.profiles import Mixture, mixture, profile
+from emabank import EMA, EMABank, PowerEMA, Uniform, posthoc
+from emabank.posthoc import Mixture, mixture, profile
 
 ROUNDED = 6e-8
 
@@ -57,13 +57,13 @@ def test_the_error_is_the_distance_of_the_weights_and_their_rounding() -> None:
     off = np.linalg.norm(mixed(made, averages, 201) - target.numpy())
     rounding = ROUNDED * np.linalg.norm(made.coefficients)
     assert made.rounding == pytest.approx(rounding)
-    assert made.error == pytest.approx(math.hypot(off, rounding / profiles.SPREAD) / np.linalg.norm(target.numpy()))
+    assert made.error == pytest.approx(math.hypot(off, rounding / posthoc.SPREAD) / np.linalg.norm(target.numpy()))
     assert math.fsum(made.coefficients) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_no_other_mixture_that_adds_up_to_one_is_nearer() -> None:
     averages, target = snapshots(range(20, 201, 20)), profile(EMA(half_life=30), 200, every=1)
-    noise = ROUNDED / profiles.SPREAD
+    noise = ROUNDED / posthoc.SPREAD
     made = mixture(averages, target, [ROUNDED] * len(averages))
     best = np.linalg.norm(mixed(made, averages, 201) - target.numpy()) ** 2 + noise**2 * np.sum(
         np.square(made.coefficients)
@@ -108,17 +108,17 @@ def test_with_very_many_snapshots_coefficients_are_as_large_as_rounding_allows(r
     multiplied = rounded * float(np.linalg.norm(careless.coefficients))
     off = np.linalg.norm(mixed(careless, averages, 401) - target.numpy())
     assert careful.rounding < multiplied
-    assert careful.error < math.hypot(off, multiplied / profiles.SPREAD) / np.linalg.norm(target.numpy())
+    assert careful.error < math.hypot(off, multiplied / posthoc.SPREAD) / np.linalg.norm(target.numpy())
     if rounded > ROUNDED:
         assert np.abs(careful.coefficients).max() < 0.1 * np.abs(careless.coefficients).max()
-        assert careful.error < 1 < multiplied / profiles.SPREAD
+        assert careful.error < 1 < multiplied / posthoc.SPREAD
 
 
 @pytest.mark.parametrize("rule", [EMA(half_life=25), EMA(half_life=3000), Uniform(start=15_000), PowerEMA(0.15)])
 def test_long_trainings_are_fitted_as_well_in_parts(rule: EMA | Uniform | PowerEMA, monkeypatch) -> None:
     averages, target = snapshots(range(500, 20_001, 500)), profile(rule, 20_000, every=1)
     in_parts = mixture(averages, target, [ROUNDED] * len(averages)).error
-    monkeypatch.setattr(profiles, "_EXACT", 1_000_000)
+    monkeypatch.setattr(posthoc, "_EXACT", 1_000_000)
     exact = mixture(averages, target, [ROUNDED] * len(averages)).error
     assert exact <= in_parts * (1 + 1e-9) + 1e-12
     assert in_parts <= 1.05 * exact + 1e-4

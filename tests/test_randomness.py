@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from emabank.randomness import same_randomness
+from emabank.rng import same_randomness
 
 
 def drawn(generator: torch.Generator) -> list[float]:

@@ -9,7 +9,7 @@ from on_ranks import sharded
 from together import FSDP, together
 
 from emabank import EMABank
-from emabank.sharded import is_sharded, like, local, part_of, whole
+from emabank._distributed import is_sharded, like, local, part_of, whole
 
 
 @FSDP

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emabank import shelf as room
-from emabank.forms import Form
-from emabank.storage import Storage
+from emabank import _storage as room
+from emabank._storage import Form, Storage
 
 WEIGHTS = [0.032, 0.016, 0.5, 1.0, 0.0]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from emabank.tracked import Tracked, nonfinite, refuse_misfit
+from emabank._model import Tracked, nonfinite, refuse_misfit
 
 
 def tracked(model: nn.Module, **options) -> Tracked:

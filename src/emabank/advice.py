@@ -9,13 +9,30 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from emabank.ledger import LIVE
-from emabank.observed import Best
+from emabank._schedule import LIVE
 
 Curve = Mapping[int, float]
 """The value of each epoch that was looked at."""
 
 LEVEL = 0.05  # how often, at most, a gain is called clear where there is none
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of a criterion, and which average had it at which epoch.
+
+    >>> Best("accuracy", average="ema-0.998", epoch=12, value=0.941).average
+    'ema-0.998'
+    """
+
+    criterion: str
+    """The metric that it is the best of."""
+    average: str
+    """The name of the average, or "live"."""
+    epoch: int
+    """Where it was seen."""
+    value: float
+    """Of the metric."""
 
 
 @dataclass(frozen=True)

@@ -1,29 +1,365 @@
-"""A whole bank saved and loaded, one average exported as a plain state dict.
+"""Files: a whole bank, one exported average, nested states; written atomically, read without executing anything.
 
-May import files (which writes atomically and reads without running anything) and torch.
+safetensors is imported only by the functions that need it.
 """
 
+import ctypes
+import errno
+import json
 import os
-from collections.abc import Mapping
+import re
+import secrets
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from emabank.files import (
-    is_safetensors,
-    plain_tensor,
-    read_state,
-    write_atomically,
-    write_safetensors,
-    write_state,
-    write_torch,
-)
-
 if TYPE_CHECKING:
     from emabank.bank import EMABank
+
+
+FORMAT = "emabank"
+VERSION = 1
+_ALWAYS_ROOM_FOR = 1 << 26  # bytes that tensors of a small file may claim
+
+# States: nested dicts, lists, numbers, strings, None and tensors -----------------------------------------------------
+
+
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], *, kind: str) -> int:
+    """Write a nested state atomically, with a format version, its kind and a checksum over every value.
+
+    Returns the checksum.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_state(f"{folder}/file.pt", {"steps": 3, "averages": [torch.ones(2)]}, kind="example")
+    ...     read_state(f"{folder}/file.pt", kind="example")
+    {'steps': 3, 'averages': [tensor([1., 1.])]}
+    """
+    path = Path(path)
+    text, tensors = _take_apart(state)
+    head = {"format": FORMAT, "version": VERSION, "kind": kind, "checksum": _checksum(text, tensors)}
+    if is_safetensors(path):
+        metadata = {FORMAT: json.dumps(head), "state": text}
+        write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, metadata))
+    else:
+        # Put together again from the text, so that subclasses (numpy's floats, say) become types that load safely.
+        plain = {**head, "state": _put_together(json.loads(text), tensors)}
+        write_atomically(path, lambda temporary: write_torch(temporary, plain))
+    return cast("int", head["checksum"])
+
+
+def read_state(path: str | os.PathLike[str], *, kind: str, checksum: int | None = None) -> dict[str, Any]:
+    """Read what `write_state` wrote, onto the CPU; `ValueError` when the file is not whole or of another kind.
+
+    With a `checksum` it must be the very state that `write_state` returned it for.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_state(f"{folder}/file.pt", {"steps": 3}, kind="example")
+    ...     read_state(f"{folder}/file.pt", kind="bank")  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    ValueError: file.pt holds an emabank example, not a bank.
+    """
+    path = Path(path)
+    with open(path, "rb") as file:  # what is missing or not readable says so itself
+        start = file.read(4)
+    safetensors = _safetensors() if is_safetensors(path) else None
+    try:
+        content = _read_torch(path, start) if safetensors is None else _read_safetensors(path, safetensors)
+    except Exception as error:  # whatever a reader raises on bytes that are not its own, OSError among it
+        raise ValueError(
+            f"{path} is damaged, cut short or not a file of emabank.checkpoint; use another copy of it."
+        ) from error
+    state = _checked(path, content, kind)
+    if checksum is not None and content["checksum"] != checksum:
+        raise ValueError(f"{path} is whole, but someone else has written over it; give each writer a place of its own.")
+    return state
+
+
+def _checked(path: Path, content: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    if content.get("format") != FORMAT or not isinstance(content.get("version"), int):
+        raise ValueError(
+            f"{path} was not written by emabank.checkpoint; if it is bank.state_dict() in a file of your own, give "
+            f"it to bank.load_state_dict."
+        )
+    if content["version"] > VERSION:
+        raise ValueError(
+            f"{path} has format version {content['version']} and this emabank reads up to {VERSION}; upgrade emabank."
+        )
+    if content.get("kind") != kind:
+        raise ValueError(f"{path} holds an emabank {content.get('kind')}, not a {kind}.")
+    state = cast("dict[str, Any]", content.get("state"))
+    try:
+        intact = type(state) is dict and _claimed(state) <= room_for(path)
+        intact = intact and _checksum(*_take_apart(state)) == content["checksum"]
+    except Exception:  # values that write_state would not have written
+        intact = False
+    if not intact:
+        raise ValueError(f"{path} is damaged: its content does not match its checksum; use another copy of it.")
+    return state
+
+
+def room_for(path: Path) -> int:
+    """The most bytes that a file may stand for; a view of one number, and what is packed, can claim any size.
+
+    >>> room_for(Path(__file__)) >= 2**26
+    True
+    """
+    return max(16 * path.stat().st_size, _ALWAYS_ROOM_FOR)
+
+
+def _claimed(value: Any) -> int:
+    """The bytes that all tensors of a state take when each is by itself.
+
+    A file need not hold as many: a view of one number can be as large as it likes, and so can many views of a few.
+    """
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, dict):
+        return sum(map(_claimed, cast("dict[str, Any]", value).values()))
+    return sum(map(_claimed, cast("list[Any]", value))) if isinstance(value, list | tuple) else 0
+
+
+def _take_apart(state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
+    """A state as JSON text with null where tensors were, and the tensors by their JSON pointers (RFC 6901)."""
+    tensors: dict[str, Tensor] = {}
+
+    def visit(value: Any, place: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[place] = plain_tensor(value, place)
+            return None
+        if isinstance(value, Mapping):
+            items = cast("Mapping[Any, Any]", value).items()
+            return {_text(key, place): visit(item, f"{place}/{_escaped(_text(key, place))}") for key, item in items}
+        if isinstance(value, list | tuple):
+            return [visit(item, f"{place}/{i}") for i, item in enumerate(cast("list[Any]", value))]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise ValueError(
+            f"A {type(value).__name__} at {place} cannot be saved safely; only plain values and tensors can."
+        )
+
+    return json.dumps(visit(state, "")), tensors
+
+
+def _put_together(value: Any, tensors: Mapping[str, Tensor], place: str = "") -> Any:
+    if place in tensors:
+        return tensors[place]
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return {key: _put_together(item, tensors, f"{place}/{_escaped(key)}") for key, item in items}
+    if isinstance(value, list):
+        return [_put_together(item, tensors, f"{place}/{i}") for i, item in enumerate(cast("list[Any]", value))]
+    return value
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def _text(key: object, place: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(
+            f"The key {key!r} in {place or 'the state'} is not a string; only those are kept by every format."
+        )
+    return key
+
+
+def plain_tensor(tensor: Tensor, place: str) -> Tensor:
+    """The tensor on the CPU, detached, and not a window into a larger storage, all of which torch.save would write.
+
+    >>> plain_tensor(torch.zeros(1000)[:3], "bias").untyped_storage().nbytes()
+    12
+    """
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        raise ValueError(
+            f"{place!r} is a {type(tensor).__name__} of layout {tensor.layout}; only plain dense tensors are saved, "
+            f"so gather or convert it first."
+        )
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if tensor.untyped_storage().nbytes() < tensor.nbytes:
+        return tensor.contiguous()  # expanded: a file that claims more than it has is refused
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> int:
+    """CRC-32 over everything: neither torch nor safetensors notices a flipped bit in a tensor."""
+    total = zlib.crc32(text.encode())
+    for key in sorted(tensors):
+        tensor = tensors[key].contiguous()
+        total = zlib.crc32(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
+        if tensor.numel():
+            # Through ctypes, because torch works without numpy and .numpy() knows no bfloat16.
+            total = zlib.crc32((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()), total)
+    return total
+
+
+# The two formats -----------------------------------------------------------------------------------------------------
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether the suffix asks for safetensors.
+
+    >>> is_safetensors(Path("bank.safetensors")), is_safetensors(Path("bank.pt"))
+    (True, False)
+    """
+    return path.suffix.lower() == ".safetensors"
+
+
+def _safetensors() -> Any:
+    try:
+        import_module("safetensors.torch")
+        return import_module("safetensors")
+    except ImportError as error:
+        raise ImportError(
+            "A '.safetensors' file needs the package safetensors: pip install safetensors, or use a '.pt' file."
+        ) from error
+
+
+def write_torch(path: Path, content: Mapping[str, Any]) -> None:
+    """Write torch's own format to this path (not atomically); a failed write is an `OSError`.
+
+    >>> write_torch(Path("/no/such/folder/file.pt"), {})  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    FileNotFoundError: [Errno 2] No such file or directory
+    """
+    try:
+        with open(path, "wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        # torch's writer reports a failed write as an inconsistency of its own; the reason is the exception before.
+        raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+
+
+def _read_torch(path: Path, start: bytes) -> Mapping[str, Any]:
+    if start != b"PK\x03\x04":
+        raise ValueError("Not a zip archive")  # the older format of torch.save is a bare pickle: never ours
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    # torch.save compresses nothing, so that what a file holds is no larger than the file, if it tells the truth.
+    if any(each.compress_type != zipfile.ZIP_STORED for each in members) or sum(m.file_size for m in members) > size:
+        raise ValueError("Holds more than it has bytes")
+    content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=False)
+    if not isinstance(content, dict):
+        raise ValueError("Not a dict")
+    return cast("dict[str, Any]", content)
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write safetensors to this path (not atomically); a failed write is an `OSError`, as it is not by itself.
+
+    >>> write_safetensors(Path("/no/such/folder/file.safetensors"), {}, {})  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    FileNotFoundError: [Errno 2] No such file or directory
+    """
+    safetensors = _safetensors()
+    apart: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for key, tensor in tensors.items():
+        tensor = tensor.contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        apart[key] = tensor.clone() if storage in storages else tensor  # safetensors refuses shared memory
+        storages.add(storage)
+    try:
+        safetensors.torch.save_file(apart, path, metadata)
+    except KeyError as error:
+        raise ValueError(f"The safetensors format cannot hold {error.args[0]}; use a '.pt' file.") from error
+    except safetensors.SafetensorError as error:
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+    _sort_metadata(path)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the keys of the metadata in order: safetensors writes them as they fall, and equal files should be equal."""
+    with open(path, "r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+        metadata = header.pop("__metadata__", None)
+        if metadata:
+            ordered = {"__metadata__": dict(sorted(metadata.items())), **header}
+            text = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode()
+            if len(text) <= size:  # the rest is spaces, as the format has it
+                file.seek(8)
+                file.write(text.ljust(size))
+
+
+def _read_safetensors(path: Path, safetensors: Any) -> Mapping[str, Any]:
+    with safetensors.safe_open(path, framework="pt", device="cpu") as file:
+        metadata: dict[str, str] = file.metadata() or {}
+        if FORMAT not in metadata:
+            return {}
+        head = json.loads(metadata[FORMAT])
+        tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    return {**head, "state": _put_together(json.loads(metadata["state"]), tensors)}
+
+
+# Atomic writing ------------------------------------------------------------------------------------------------------
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
+    """Write a file so that a crash, a full disk or Ctrl-C leaves the old one or the new one whole, never a part.
+
+    `write` is given a temporary path in the same folder and fills it. Missing folders are created; a symbolic link
+    stays one, and the file that it points to is replaced.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(f"{folder}/new/notes.txt", lambda temporary: temporary.write_text("whole"))
+    ...     Path(folder, "new", "notes.txt").read_text()
+    'whole'
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        # Replacing would work, for root even on /dev/null.
+        raise OSError(errno.EINVAL, "Only a regular file can be replaced", str(target))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"The folder for {target.name} cannot be made: {error.strerror}"
+        raise OSError(error.errno, reason, str(target.parent)) from error
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode
+        write(temporary)
+        temporary.chmod(mode)  # safetensors puts a file of its own there, readable by its owner alone
+        sync(temporary, os.O_RDWR)
+        os.replace(temporary, target)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            reason = f"Could not be written ({error.strerror or error}); what was there before is unchanged"
+            raise OSError(error.errno or errno.EIO, reason, str(target)) from error
+        raise
+    if os.name == "posix":
+        with suppress(OSError):  # the file is in place; some network file systems refuse to sync a folder
+            sync(target.parent, os.O_RDONLY)
+
+
+def sync(path: Path, flags: int) -> None:
+    """Wait until a file or folder is on the disk; it is opened with these flags, which differ between the two.
+
+    >>> sync(Path(__file__).parent, os.O_RDONLY)
+    """
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 __all__ = ["export", "load", "read_state", "save", "write_atomically", "write_safetensors", "write_state"]
 

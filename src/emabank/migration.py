@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from emabank._model import parts_of, unwrap
 from emabank.bank import EMABank
-from emabank.modules import parts_of, unwrap
 from emabank.rules import EMA, PowerEMA, Uniform, power_warmup_decay
 
 __all__ = ["AveragedModel", "ModelEmaV3"]

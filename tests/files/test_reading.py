@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from states import SUFFIXES, example, same
 
-from emabank import files
-from emabank.files import read_state, write_state
+from emabank import checkpoint as files
+from emabank.checkpoint import read_state, write_state
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from states import SUFFIXES, example, same
 
-from emabank.files import read_state, write_atomically, write_safetensors, write_state, write_torch
+from emabank.checkpoint import read_state, write_atomically, write_safetensors, write_state, write_torch
 
 
 def only(folder: Path, *names: str) -> bool:
@@ -166,7 +166,7 @@ def test_torch_on_a_full_device_says_so() -> None:
 ON_A_FULL_DISK = """
 import errno, sys, torch
 from pathlib import Path
-from emabank.files import read_state, write_state
+from emabank.checkpoint import read_state, write_state
 for suffix in (".pt", ".safetensors"):
     path = Path(sys.argv[1], "f" + suffix)
     write_state(path, {"old": torch.ones(3)}, kind="test")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from emabank.files import write_state
+from emabank.checkpoint import write_state
 
 GIGABYTE = 1 << 30
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from emabank.averaging.tensors import Piece, Spec, raw
-from emabank.files import FORMAT
+from emabank.checkpoint import FORMAT
 
 SUFFIX = ".safetensors"
 _LONGEST = 100_000_000  # bytes of the JSON text; the package safetensors refuses longer ones as well

@@ -17,7 +17,7 @@ from torch import Tensor
 from emabank.averaging.safetensors_file import SUFFIX
 from emabank.averaging.sources import TRAINING, Checkpoint, weights_in
 from emabank.averaging.torch_file import SUFFIXES
-from emabank.files import sync, write_atomically
+from emabank.checkpoint import sync, write_atomically
 
 _WEIGHTS = (SUFFIX, *SUFFIXES, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".npz", ".index.json")
 _LARGEST = 64 * 2**20  # bytes of what is copied beside the weights; the largest tokenizers have about half

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from emabank.averaging.tensors import Piece, Spec, raw
-from emabank.files import FORMAT, room_for, write_torch
+from emabank.checkpoint import FORMAT, room_for, write_torch
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where Lightning and others put a state dict

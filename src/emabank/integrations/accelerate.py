@@ -21,7 +21,7 @@ from emabank.integrations.companion import (
     same_modes,
     under_their_names,
 )
-from emabank.randomness import same_randomness
+from emabank.rng import same_randomness
 
 try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]

@@ -24,7 +24,7 @@ from emabank.integrations.companion import (
     same_modes,
     under_their_names,
 )
-from emabank.randomness import same_randomness
+from emabank.rng import same_randomness
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

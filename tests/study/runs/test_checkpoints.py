@@ -10,7 +10,7 @@ import pytest
 import torch
 from states import same
 
-from emabank import files
+from emabank import checkpoint as files
 from emabank.study.runs import checkpoints
 
 

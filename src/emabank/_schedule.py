@@ -1,6 +1,6 @@
-"""The averages of a bank by name, each with its rule and its counts: which weight does a sample get at this step?
+"""The averages of a bank by name, each with its rule and its progress: the weight of the next sample in each.
 
-Everything is in Python ints and floats; no tensor, no model. Imports the rules alone.
+Python ints and floats only; no tensor, no model.
 """
 
 import sys

@@ -1,24 +1,113 @@
-"""How averages of tensors that share a device and a precision lie in memory, and the one fused pass that moves them.
+"""Where averages are in memory, and the one fused pass that updates them all.
 
-A tensor of the model is cut into blocks of 1024 elements, and the averages of one block stand side by side:
-[blocks, averages, 1024]. One broadcast in-place `lerp_` then moves every average while the live block is still in
+A tensor of the model is cut into blocks of 1024 elements, and the averages of one block are adjacent:
+[blocks, averages, 1024]. One broadcast in-place `lerp_` then updates every average while the live block is still in
 cache, which is as fast as memory allows. Small tensors (and the ends of large ones) are first copied together into
-one scratch page, so that their number costs little. Imports forms, hugepages and torch; knows nothing of names or
-rules.
+one scratch page, so that their number costs little. Knows nothing of names or rules.
 """
 
+import ctypes
 import math
+import mmap
+import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from emabank import hugepages
-from emabank.forms import Form
+
+@dataclass(frozen=True)
+class Form:
+    """How one tensor of the model lies in memory. Averages keep the live tensor's element order."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, live: Tensor) -> "Form":
+        return cls(live.shape, live.stride(), live.dtype, live.device)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements fill a stretch of memory without gaps, in whatever order of the dimensions."""
+        expected = 1
+        for stride, size in sorted((st, n) for st, n in zip(self.stride, self.shape, strict=True) if n != 1):
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
+    @property
+    def numel(self) -> int:
+        """The number of real values: a complex number is two."""
+        return self.shape.numel() * (2 if self.dtype.is_complex else 1)
+
+    def precision(self, least: torch.dtype) -> torch.dtype:
+        """The real dtype of its averages: `least`, or wider where the tensor is."""
+        real = self.dtype.to_real() if self.dtype.is_complex else self.dtype
+        # promote_types knows no common type of the 8-bit floats; they are all narrower than float32.
+        return torch.promote_types(least, real) if real.itemsize > 1 else least
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The real values of a tensor of this form as one dimension in memory order: a view if it is dense."""
+        tensor = tensor.as_strided((tensor.numel(),), (1,)) if self.is_dense else tensor.contiguous().view(-1)
+        return torch.view_as_real(tensor).view(-1) if tensor.is_complex() else tensor
+
+    def shaped(self, flat: Tensor) -> Tensor:
+        """The inverse of `flat`, for values that have been copied out."""
+        if self.dtype.is_complex:
+            flat = torch.view_as_complex(flat.view(-1, 2))
+        return flat.as_strided(self.shape, self.stride) if self.is_dense else flat.view(self.shape)
+
+    def arranged(self, values: Tensor) -> Tensor:
+        """Values of this shape as one dimension in the live tensor's memory order (a copy, or a view)."""
+        if self.is_dense and values.stride() != self.stride:
+            values = torch.empty_strided(self.shape, self.stride, dtype=values.dtype, device=values.device).copy_(
+                values
+            )
+        return self.flat(values)
+
+
+HUGE = 2 << 20  # bytes of a huge page where most programs run, x86-64 and arm64
+
+
+def _zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.zeros`, on huge pages as far as the kernel gives them.
+
+    >>> _zeros(2, 3, dtype=torch.float32, device=torch.device("cpu")).sum()
+    tensor(0.)
+    """
+    made = torch.empty(*shape, dtype=dtype, device=device)
+    if made.device.type == "cpu":
+        _advise(made)  # before the first write: a page has its size from then on
+    return made.zero_()
+
+
+def _advise(tensor: Tensor) -> None:
+    start = -(-tensor.data_ptr() // HUGE) * HUGE
+    length = (tensor.data_ptr() + tensor.nbytes - start) // HUGE * HUGE  # whole pages, all of them this tensor's
+    madvise = _madvise()
+    if madvise is not None and length > 0:
+        madvise(start, length, mmap.MADV_HUGEPAGE)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """The C library's madvise; none where there is no such call or no such advice."""
+    if sys.platform != "linux" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    found = getattr(ctypes.CDLL(None), "madvise", None)
+    if found is not None:
+        found.argtypes, found.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+    return found
+
 
 BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
 SMALL = 4 * BLOCK  # below this a tensor costs more to dispatch than to copy once more
@@ -97,23 +186,22 @@ class Shelf:
             size = forms[index].numel
             body = 0 if index in gathered else size // BLOCK
             if body:
-                self.blocks[index] = self._zeros(body, count, BLOCK)
+                self.blocks[index] = _zeros(body, count, BLOCK, dtype=dtype, device=device)
             for low in range(body * BLOCK, size, SERIAL):
                 high = min(low + SERIAL, size)
                 if filled + high - low > SCRATCH:
-                    self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+                    self.pages.append(
+                        (_zeros(math.ceil(filled / BLOCK), count, BLOCK, dtype=dtype, device=device), pieces)
+                    )
                     pieces, filled = [], 0
                 pieces.append(_Piece(index, low, high, filled))
                 filled += high - low
         if pieces or not self.pages:
-            self.pages.append((self._zeros(math.ceil(filled / BLOCK), count, BLOCK), pieces))
+            self.pages.append((_zeros(math.ceil(filled / BLOCK), count, BLOCK, dtype=dtype, device=device), pieces))
         self.pages.reverse()  # the last page need not be gathered twice (see move), so it is the one with most pieces
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "sources": None}
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return hugepages.zeros(*shape, dtype=self.dtype, device=self.device)
 
     def bind(self, lives: Sequence[Tensor]) -> None:
         """Take views of the live tensors."""
@@ -370,3 +458,100 @@ def _gathered_whole(forms: Mapping[int, Form]) -> set[int]:
             break
         chosen.add(index)
     return chosen
+
+
+class Storage:
+    """`count` averages of a list of tensors, all equal to those tensors at first.
+
+    `dtype` is the least precision: a float64 tensor is averaged in float64. `device=None` keeps each average beside
+    its live tensor.
+
+    >>> live = [torch.zeros(3), torch.zeros(2, 2)]
+    >>> storage = Storage(live, 2, dtype=torch.float32, device=None)
+    >>> _ = [tensor.fill_(1.0) for tensor in live]
+    >>> storage.move([0.5, 1.0])
+    >>> storage.read(0)[0], storage.read(1)[1]
+    (tensor([0.5000, 0.5000, 0.5000]), tensor([[1., 1.],
+            [1., 1.]]))
+    """
+
+    def __init__(self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None) -> None:
+        if device is not None and device.type == "meta":
+            raise ValueError("device must be one that holds values, such as 'cpu', or None; got 'meta'.")
+        self.count, self.dtype, self.device = count, dtype, device
+        self._forms = [Form.of(live) for live in lives]
+        groups: dict[tuple[torch.device, torch.dtype], dict[int, Form]] = {}
+        for index, form in enumerate(self._forms):
+            place = device or form.device, form.precision(dtype)
+            groups.setdefault(place, {})[index] = form
+        self._shelves = [Shelf(forms, count, precision, place) for (place, precision), forms in groups.items()]
+        self._turn = 0
+        self._bind(lives)
+        for average in range(count):
+            self.write(average, lives)
+
+    def bound_to(self, lives: Sequence[Tensor]) -> "Storage":
+        """This storage with views of these tensors; another one with the same averages where their form has changed."""
+        if [Form.of(live) for live in lives] == self._forms:
+            self._bind(lives)
+            return self
+        return self.rebuilt(lives, device=self.device)
+
+    def rebuilt(self, lives: Sequence[Tensor], *, device: torch.device | None) -> "Storage":
+        """The same averages laid out anew, for tensors of another form or for another place."""
+        other = Storage(lives, self.count, dtype=self.dtype, device=device)
+        for average in range(self.count):
+            other.write(average, self.read(average))
+        return other
+
+    def looks_finite(self, *, whole: bool) -> bool:
+        """False if a live tensor holds NaN or inf, or a sum overflowed. Unless `whole`, of large tensors one value each
+        and a sixteenth of all are looked at, another sixteenth each time.
+        """
+        turn = None if whole else self._turn
+        self._turn = (self._turn + 1) % ROUNDS
+        sums = [total for shelf in self._shelves for total in shelf.look(turn)]
+        if self._away:  # one wait for each accelerator and precision, not one for each tensor
+            by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+            for total in sums:
+                wide = total.to(torch.promote_types(total.dtype, torch.float32))
+                by_kind.setdefault((wide.device, wide.dtype), []).append(wide)
+            sums = [torch.stack(totals).sum() for totals in by_kind.values()]
+        return all(math.isfinite(total.item()) for total in sums)
+
+    def move(self, weights: list[float]) -> None:
+        """Move average k towards the live tensors by weights[k], for all k in one pass."""
+        for shelf in self._shelves:
+            shelf.move(weights)
+
+    def overlap(self, average: int) -> tuple[float, float, float]:
+        """What one average and the live tensors have in common; see `Shelf.overlap`."""
+        return summed([shelf.overlap(average) for shelf in self._shelves])
+
+    def read(self, average: int) -> list[Tensor]:
+        """Copies of the tensors of one average."""
+        out: dict[int, Tensor] = {}
+        for shelf in self._shelves:
+            shelf.read(average, out)
+        return [out[index] for index in range(len(self._forms))]
+
+    def write(self, average: int, values: Sequence[Tensor]) -> None:
+        """Set the tensors of one average."""
+        for shelf in self._shelves:
+            shelf.write(average, values)
+
+    def as_kept(self, lives: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of these tensors in the precision and place that their averages have."""
+        kinds = zip(lives, self.dtypes(), strict=True)
+        return [live.to(self.device or live.device, dtype, copy=True) for live, dtype in kinds]
+
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtype that the averages of each tensor have."""
+        precisions = [form.precision(self.dtype) for form in self._forms]
+        pairs = zip(self._forms, precisions, strict=True)
+        return [precision.to_complex() if form.dtype.is_complex else precision for form, precision in pairs]
+
+    def _bind(self, lives: Sequence[Tensor]) -> None:
+        for shelf in self._shelves:
+            shelf.bind(lives)
+        self._away = any(live.device.type != "cpu" for live in lives)

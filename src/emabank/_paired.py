@@ -6,12 +6,13 @@ May import observed and torch.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from emabank.observed import Observation
+if TYPE_CHECKING:
+    from emabank.selection import Observation
 
 Key = tuple[str, str, int]  # the criterion, the average and the epoch
 PerSample = dict[Key, Tensor]
@@ -55,7 +56,7 @@ def _compact(sequence: Any, what: str) -> Tensor:
     return values.to(torch.bool if is_binary else torch.float32, copy=True)
 
 
-def check_per_sample(fresh: PerSample, known: PerSample, rows: Iterable[Observation]) -> PerSample:
+def check_per_sample(fresh: PerSample, known: PerSample, rows: "Iterable[Observation]") -> PerSample:
     """The known and the fresh values together; raises unless the fresh ones fit the rows, and all have one length.
 
     Values that are not finite are left out, as their metric is never best either.
@@ -83,9 +84,10 @@ def check_per_sample(fresh: PerSample, known: PerSample, rows: Iterable[Observat
     return together
 
 
-def saved_per_sample(saved: Iterable[Mapping[str, Any]], rows: Iterable[Observation]) -> PerSample:
+def saved_per_sample(saved: Iterable[Mapping[str, Any]], rows: "Iterable[Observation]") -> PerSample:
     """The values of a saved state; `TypeError`, `KeyError` or `ValueError` where they are not as they were saved.
 
+    >>> from emabank.selection import Observation
     >>> saved = [{"criterion": "loss", "average": "live", "epoch": 1, "values": torch.tensor([0.25, 0.75])}]
     >>> saved_per_sample(saved, [Observation(1, "live", "loss", 0.5, True)])
     {('loss', 'live', 1): tensor([0.2500, 0.7500])}
