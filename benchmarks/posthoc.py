@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 from emabank.bench.machine import conditions
-from emabank.posthoc import Snapshots, synthesize_each
+from emabank.posthoc import Snapshots, synthesize_many
 from emabank.study.carry_out import network_of
 from emabank.study.config import RunConfig
 from emabank.study.data.digits import digits_dataset
@@ -101,7 +101,7 @@ def measure(seed: int, epochs: int, fewer: Sequence[int], folder: Path, dtype: t
         for step in range(0, steps + 1, apart):
             os.link(folder / "all" / f"step-{step:09d}.pt", thin / f"step-{step:09d}.pt")
         for stop in stops:
-            for name, made in synthesize_each(thin, rules_of(steps, stop), at_step=stop).items():
+            for name, made in synthesize_many(thin, rules_of(steps, stop), at_step=stop).items():
                 true = f"{stop} {name}"
                 off = distance(made.weights, kept[true])
                 found.append(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform
-from emabank.posthoc import Snapshots, steps_kept
+from emabank.posthoc import Snapshots, snapshot_steps
 
 WIDTHS = {"narrow": PowerEMA(0.05), "wide": PowerEMA(0.1)}
 LIVE = {
@@ -78,7 +78,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
 def thinned(training: Training, folder: Path, apart: int) -> Path:
     """A folder with the snapshots of every so many steps only."""
     folder.mkdir()
-    for step in steps_kept(training.folder):
+    for step in snapshot_steps(training.folder):
         if step % apart == 0:
             shutil.copy(training.folder / f"step-{step:09d}.pt", folder)
     return folder

@@ -51,7 +51,7 @@ def test_no_float64_from_the_first_update_to_recomputed_statistics(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (bank, _model):
-        monkeypatch.setattr(module, "refuse_without_data", lambda _: None)
+        monkeypatch.setattr(module, "check_materialized", lambda _: None)
     model = net(dtype)
     with Accelerator() as accelerator:
         averages = EMABank(model, [0.9, 0.99], every=1)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from emabank._model import functional_tensors, plain_state_dict, standalone, swapped
+from emabank._model import copy_module, functional_params, state_dict_with, swapped
 
 
 def net() -> nn.Sequential:
@@ -28,7 +28,7 @@ def test_swapped_puts_values_in_and_back() -> None:
 def test_a_state_dict_hook_that_renames_keys_keeps_its_say() -> None:
     model = net()
     model.register_state_dict_post_hook(lambda m, state, prefix, meta: state.update(renamed=state.pop("0.bias")))
-    state = plain_state_dict(model, VALUES)
+    state = state_dict_with(model, VALUES)
     assert state["renamed"].tolist() == [7.0] * 3
     assert "0.bias" not in state
 
@@ -46,14 +46,14 @@ def test_extra_state_comes_along_as_a_copy() -> None:
             self.notes = state
 
     model = nn.Sequential(Extra())
-    state = plain_state_dict(model, {})
+    state = state_dict_with(model, {})
     model[0].notes["seen"].append(2)
     assert state["0._extra_state"] == {"seen": [1]}
 
 
 def test_functional_tensors_are_in_the_live_dtypes_and_buffers_are_copies() -> None:
     model = net().double()
-    tensors = functional_tensors(model, VALUES)
+    tensors = functional_params(model, VALUES)
     assert tensors["0.bias"].dtype == torch.float64
     assert tensors["1.running_var"].data_ptr() != model[1].running_var.data_ptr()
     assert tensors["0.weight"].data_ptr() == model[0].weight.data_ptr()
@@ -62,6 +62,6 @@ def test_functional_tensors_are_in_the_live_dtypes_and_buffers_are_copies() -> N
 def test_a_model_that_keeps_an_activation_can_be_copied() -> None:
     model = net()
     model.last = model(torch.randn(4, 2))  # hangs on a graph, which deepcopy refuses
-    module = standalone(model, VALUES)
+    module = copy_module(model, VALUES)
     assert module[0].bias.tolist() == [7.0] * 3
     assert not module.last.requires_grad

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from emabank._storage import Form
+from emabank._storage import TensorLayout
 
 TENSORS = {
     "plain": torch.randn(3, 4),
@@ -23,26 +23,26 @@ TENSORS = {
 @pytest.mark.parametrize("name", TENSORS)
 def test_flat_and_shaped_are_inverse(name: str) -> None:
     tensor = TENSORS[name]
-    form = Form.of(tensor)
-    flat = form.flat(tensor).clone()
-    assert flat.dim() == 1
-    assert flat.numel() == form.numel
-    assert torch.equal(form.shaped(flat), tensor)
+    form = TensorLayout.of(tensor)
+    flatten = form.flatten(tensor).clone()
+    assert flatten.dim() == 1
+    assert flatten.numel() == form.numel
+    assert torch.equal(form.unflatten(flatten), tensor)
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_dense_tensor_is_seen_and_not_copied(name: str) -> None:
     tensor = TENSORS[name]
     dense = name not in ("with gaps", "complex with gaps", "expanded")
-    assert Form.of(tensor).is_dense == dense
+    assert TensorLayout.of(tensor).is_dense == dense
     if dense and tensor.numel():
-        assert Form.of(tensor).flat(tensor).data_ptr() == tensor.data_ptr()
+        assert TensorLayout.of(tensor).flatten(tensor).data_ptr() == tensor.data_ptr()
 
 
 def test_values_of_another_order_are_arranged_as_the_live_tensor() -> None:
     live: Tensor = TENSORS["channels_last"]
     values = torch.randn(2, 3, 4, 5)
-    assert torch.equal(Form.of(live).shaped(Form.of(live).arranged(values).clone()), values)
+    assert torch.equal(TensorLayout.of(live).unflatten(TensorLayout.of(live).flatten_like(values).clone()), values)
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_values_of_another_order_are_arranged_as_the_live_tensor() -> None:
 def test_averages_are_never_narrower_than_the_tensor(
     dtype: torch.dtype, least: torch.dtype, precision: torch.dtype
 ) -> None:
-    assert Form.of(torch.zeros(2, dtype=dtype)).precision(least) == precision
+    assert TensorLayout.of(torch.zeros(2, dtype=dtype)).precision(least) == precision

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from emabank._model import Watch, evaluating, parts_of, plain_keys, refuse_without_data, unwrap
+from emabank._model import ModuleWatch, check_materialized, evaluating, plain_keys, tensor_refs, unwrap
 
 
 def names(model: nn.Module) -> list[str]:
-    return [part.name for part in parts_of(model)]
+    return [part.name for part in tensor_refs(model)]
 
 
 def test_trap14_wrappers_are_removed_at_any_depth() -> None:
@@ -36,7 +36,7 @@ def test_trap11_a_tied_tensor_has_one_name() -> None:
 
 def test_a_part_follows_a_buffer_that_is_replaced() -> None:
     model = nn.BatchNorm1d(2)
-    part = next(part for part in parts_of(model) if part.name == "running_mean")
+    part = next(part for part in tensor_refs(model) if part.name == "running_mean")
     model.running_mean = torch.ones(2)
     assert part.tensor is model.running_mean
 
@@ -74,7 +74,7 @@ def test_the_watch_sees_every_change_of_structure() -> None:
     )
     for change in changes:
         model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.ReLU())
-        watch = Watch(model)
+        watch = ModuleWatch(model)
         model(torch.randn(4, 2))
         assert watch.unchanged()
         change(model)
@@ -92,14 +92,14 @@ def test_evaluating_restores_each_modules_mode() -> None:
 
 def test_trap07_lazy_meta_and_sparse_are_refused() -> None:
     with pytest.raises(ValueError, match="'weight' is not initialised yet"):
-        refuse_without_data(nn.LazyLinear(3))
+        check_materialized(nn.LazyLinear(3))
     with pytest.raises(ValueError, match="'weight' is on the meta device"):
-        refuse_without_data(nn.Linear(2, 1, device="meta"))
+        check_materialized(nn.Linear(2, 1, device="meta"))
     sparse = nn.Module()
     sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
-    with pytest.raises(ValueError, match="'weight' has the layout torch.sparse_coo"):
-        refuse_without_data(sparse)
-    refuse_without_data(with_sparse_buffer())
+    with pytest.raises(ValueError, match="'weight' must be a dense .* got torch.sparse_coo"):
+        check_materialized(sparse)
+    check_materialized(with_sparse_buffer())
 
 
 def with_sparse_buffer() -> nn.Module:

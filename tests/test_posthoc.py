@@ -14,7 +14,7 @@ from snapshotting import trained as trained
 from torch import nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform, posthoc
-from emabank.posthoc import Snapshots, steps_kept, synthesize, synthesize_each
+from emabank.posthoc import Snapshots, snapshot_steps, synthesize, synthesize_many
 
 # Against averages that were kept live --------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_any_stopping_step_will_do(tmp_path: Path, every: int) -> None:
         training.go(stop - training.bank.num_steps)
         training.snapshots.save()
         names = ("long", "warmed", "uniform")
-        for name, found in synthesize_each(tmp_path, {name: LIVE[name] for name in names}, at_step=stop).items():
+        for name, found in synthesize_many(tmp_path, {name: LIVE[name] for name in names}, at_step=stop).items():
             assert found.step == stop
             assert distance(found.weights, training.live.weights(name)) < 0.04, (name, stop, found.error)
     assert synthesize(tmp_path, LIVE["long"]).step == 160
@@ -61,7 +61,7 @@ def test_a_window_shorter_than_what_lies_between_snapshots_is_told_to_be_off(tra
 
 
 def test_several_at_once_are_the_same_as_one_by_one(trained: Training) -> None:
-    several = synthesize_each(trained.folder, LIVE, at_step=120)
+    several = synthesize_many(trained.folder, LIVE, at_step=120)
     for name in ("short", "tail"):
         one = synthesize(trained.folder, LIVE[name], at_step=120)
         assert one.coefficients == several[name].coefficients
@@ -75,7 +75,7 @@ def test_what_is_not_averaged_comes_from_the_last_snapshot_used(trained: Trainin
 def test_rounding_is_not_multiplied_by_very_many_snapshots(tmp_path: Path) -> None:
     training = Training(tmp_path, every_steps=1).go(150)
     names = ("short", "long", "tail")
-    for name, found in synthesize_each(tmp_path, {name: LIVE[name] for name in names}, at_step=150).items():
+    for name, found in synthesize_many(tmp_path, {name: LIVE[name] for name in names}, at_step=150).items():
         assert len(found.coefficients) == 2 * 151 - 2
         measured = distance(found.weights, training.live.weights(name))
         assert measured < 2e-5
@@ -124,14 +124,14 @@ def test_what_half_precision_cannot_hold_is_kept_as_it_is(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("at_step", [40, 123, 200])
 def test_trap53_coefficients_add_up_to_one(trained: Training, at_step: int) -> None:
-    for found in synthesize_each(trained.folder, LIVE, at_step=at_step).values():
+    for found in synthesize_many(trained.folder, LIVE, at_step=at_step).values():
         assert math.fsum(found.coefficients.values()) == pytest.approx(1.0, abs=1e-12)
 
 
 def test_trap53_only_snapshots_up_to_the_step_are_used(trained: Training, tmp_path: Path) -> None:
     before = tmp_path / "before"
     shutil.copytree(trained.folder, before)
-    for step in steps_kept(before):
+    for step in snapshot_steps(before):
         if step > 120:
             (before / f"step-{step:09d}.pt").unlink()
     whole, part = (synthesize(folder, LIVE["long"], at_step=120) for folder in (trained.folder, before))

@@ -14,13 +14,13 @@ from together import FSDP, together
 from torch import nn
 
 from emabank import EMA, EMABank, PowerEMA, posthoc
-from emabank.posthoc import Snapshots, steps_kept, synthesize
+from emabank.posthoc import Snapshots, snapshot_steps, synthesize
 
 # Files ---------------------------------------------------------------------------------------------------------------
 
 
 def test_snapshots_are_of_round_steps_and_of_the_first(trained: Training) -> None:
-    assert steps_kept(trained.folder) == list(range(0, 201, 4))
+    assert snapshot_steps(trained.folder) == list(range(0, 201, 4))
 
 
 def test_called_less_often_it_writes_what_is_due(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_called_less_often_it_writes_what_is_due(tmp_path: Path) -> None:
         for _ in range(7):
             bank.update()
         snapshots.update()
-    assert steps_kept(tmp_path) == [0, 14, 21, 35]
+    assert snapshot_steps(tmp_path) == [0, 14, 21, 35]
 
 
 def test_a_file_loads_without_running_anything(trained: Training) -> None:
@@ -42,13 +42,13 @@ def test_resumed_from_an_older_checkpoint_later_snapshots_are_removed(tmp_path: 
     training = Training(tmp_path).go(90)
     state = training.state()
     training.go(60)
-    assert max(steps_kept(tmp_path)) == 148
+    assert max(snapshot_steps(tmp_path)) == 148
     again = Training.__new__(Training)
     again.__dict__.update({**training.__dict__})
     again.resume(state)
-    assert max(steps_kept(tmp_path)) == 88
+    assert max(snapshot_steps(tmp_path)) == 88
     again.go(110)
-    assert steps_kept(tmp_path) == steps_kept(trained.folder)
+    assert snapshot_steps(tmp_path) == snapshot_steps(trained.folder)
     one, other = (synthesize(folder, LIVE["long"], at_step=200) for folder in (tmp_path, trained.folder))
     assert all(torch.equal(one.weights[key], other.weights[key]) for key in one.weights)
 
@@ -57,7 +57,7 @@ def test_a_snapshot_that_a_kill_prevented_is_made_when_the_training_goes_on(tmp_
     training = Training(tmp_path).go(40)
     (tmp_path / "step-000000040.pt").unlink()
     training.resume(training.state())
-    assert max(steps_kept(tmp_path)) == 40
+    assert max(snapshot_steps(tmp_path)) == 40
 
 
 def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:

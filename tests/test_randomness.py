@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from emabank.rng import same_randomness
+from emabank.rng import preserved_rng
 
 
 def drawn(generator: torch.Generator) -> list[float]:
@@ -29,7 +29,7 @@ def test_every_stream_goes_on_as_if_nothing_had_happened(fails: bool):
     expected = drawn(generator)
     begin()
     try:
-        with same_randomness(loader, None):
+        with preserved_rng(loader, None):
             assert drawn(generator) == expected
             assert fails is False
     except AssertionError:

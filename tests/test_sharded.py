@@ -9,7 +9,7 @@ from on_ranks import sharded
 from together import FSDP, together
 
 from emabank import EMABank
-from emabank._distributed import is_sharded, like, local, part_of, whole
+from emabank._distributed import as_dtensor_like, full_tensor, is_sharded, local_shard, to_local
 
 
 @FSDP
@@ -114,7 +114,7 @@ def test_a_whole_state_goes_into_a_sharded_bank_and_back(tmp_path: Path) -> None
 def test_plain_tensors_pass_through() -> None:
     tensor = torch.ones(3, requires_grad=True)
     assert not is_sharded(tensor)
-    assert local(tensor).data_ptr() == tensor.data_ptr()
-    assert like(tensor, tensor) is tensor
-    assert part_of(tensor, torch.zeros(3)) is tensor
-    assert whole(tensor) is tensor
+    assert to_local(tensor).data_ptr() == tensor.data_ptr()
+    assert as_dtensor_like(tensor, tensor) is tensor
+    assert local_shard(tensor, torch.zeros(3)) is tensor
+    assert full_tensor(tensor) is tensor

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from emabank._model import Tracked, nonfinite, refuse_misfit
+from emabank._model import AveragedTensors, check_shapes, nonfinite
 
 
-def tracked(model: nn.Module, **options) -> Tracked:
+def tracked(model: nn.Module, **options) -> AveragedTensors:
     defaults = {"parameters": "all", "statistics": True, "dtype": torch.float32, "device": None}
-    return Tracked(model, 1, **{**defaults, **options})
+    return AveragedTensors(model, 1, **{**defaults, **options})
 
 
 def test_parameters_and_batch_norm_statistics_are_tracked_and_nothing_else() -> None:
@@ -25,9 +25,9 @@ def test_parameters_and_batch_norm_statistics_are_tracked_and_nothing_else() -> 
 def test_verify_ties_anew_only_where_something_moved() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     each = tracked(model)
-    assert each.verify()
+    assert each.refresh()
     model(torch.randn(4, 2))
-    assert each.verify()
+    assert each.refresh()
     for change in (
         lambda: setattr(model[0].weight, "data", model[0].weight.data.clone()),
         lambda: setattr(model[1], "running_mean", torch.ones(3)),
@@ -35,8 +35,8 @@ def test_verify_ties_anew_only_where_something_moved() -> None:
         lambda: model.double(),
     ):
         change()
-        assert not each.verify()
-        assert each.verify()
+        assert not each.refresh()
+        assert each.refresh()
 
 
 def test_a_statistic_that_went_away_is_named() -> None:
@@ -44,7 +44,7 @@ def test_a_statistic_that_went_away_is_named() -> None:
     each = tracked(model)
     model[1] = nn.Identity()
     with pytest.raises(ValueError, match="'1.running_mean', '1.running_var' are no longer in the model"):
-        each.verify()
+        each.refresh()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
@@ -61,4 +61,4 @@ def test_a_sum_that_overflows_is_not_a_bad_value() -> None:
 def test_a_misfit_says_everything_at_once() -> None:
     says = r"It does not fit: missing: 'a'; new: 'c'; another shape: 'b' is \(2,\), not \(1,\)\."
     with pytest.raises(ValueError, match=says):
-        refuse_misfit("It does not fit", {"a": (1,), "b": (1,)}, {"b": (2,), "c": (1,)})
+        check_shapes("It does not fit", {"a": (1,), "b": (1,)}, {"b": (2,), "c": (1,)})

@@ -17,132 +17,101 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.parallel import DistributedDataParallel
 
+# Sharded tensors ------------------------------------------------------------------------------------------------------
+
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds a part of the tensor only.
-
-    >>> is_sharded(torch.zeros(2))
-    False
-    """
+    """Whether a tensor is a DTensor, of which this rank holds a shard."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, without autograd: of one that is not sharded, all of it.
-
-    >>> local(torch.ones(2, requires_grad=True))
-    tensor([1., 1.])
-    """
+def to_local(tensor: Tensor) -> Tensor:
+    """The local shard of a tensor, without autograd; a plain tensor's own data."""
     if not is_sharded(tensor):
         return tensor.data
     with torch.no_grad():
         return tensor.to_local().data  # type: ignore[attr-defined]
 
 
-def like(live: Tensor, part: Tensor) -> Tensor:
-    """A tensor that is spread over processes as `live` is, with `part` as what this one holds.
+def as_dtensor_like(live: Tensor, shard: Tensor) -> Tensor:
+    """`shard` as the local part of a DTensor sharded like `live`; `shard` itself if `live` is not sharded."""
+    if not is_sharded(live):
+        return shard
+    # DTensor.from_local would move a shard that is kept on the CPU to the mesh's device.
+    dtensor = torch.empty_like(live.detach(), dtype=shard.dtype, device=shard.device)
+    to_local(dtensor).copy_(shard)
+    return dtensor
 
-    >>> like(torch.zeros(2), torch.ones(2))
-    tensor([1., 1.])
+
+def local_shard(value: Tensor, live: Tensor) -> Tensor:
+    """The local shard of `value`, sharded like `live`.
+
+    Cutting a full tensor needs no communication. A value that is sharded in another way is gathered first, which all
+    ranks must do together.
     """
     if not is_sharded(live):
-        return part
-    # Not by DTensor.from_local, which would move a part that is kept on the CPU to the mesh's device.
-    spread = torch.empty_like(live.detach(), dtype=part.dtype, device=part.device)
-    local(spread).copy_(part)
-    return spread
+        return full_tensor(value)
+    mesh, placements = live.device_mesh, live.placements  # type: ignore[attr-defined]
+    if is_sharded(value) and (value.device_mesh, value.placements) == (mesh, placements):  # type: ignore[attr-defined]
+        return to_local(value)
+    module: Any = sys.modules["torch.distributed.tensor"]
+    # Every rank has the full tensor and takes its own shard. torch 2.6 lacks the option; there rank 0 sends shards.
+    has_option = "src_data_rank" in signature(module.distribute_tensor).parameters
+    options: dict[str, Any] = {"src_data_rank": None} if has_option else {}
+    return to_local(module.distribute_tensor(full_tensor(value).detach(), mesh, placements, **options))
 
 
-def part_of(value: Tensor, live: Tensor) -> Tensor:
-    """What this process should hold of `value` if it were spread as `live` is.
-
-    A whole tensor is cut without a word to the others. Only what is spread in another way than `live` has to be
-    gathered, on every process at once.
-
-    >>> part_of(torch.ones(2), torch.zeros(2))
-    tensor([1., 1.])
-    """
-    if is_sharded(live):
-        mesh, placements = live.device_mesh, live.placements  # type: ignore[attr-defined]
-        if is_sharded(value) and (value.device_mesh, value.placements) == (mesh, placements):  # type: ignore[attr-defined]
-            return local(value)
-        tensors: Any = sys.modules["torch.distributed.tensor"]
-        # A data rank of None: every process has the whole tensor, and takes its own part of it. torch 2.6 cannot be
-        # told so, and has the first process send the others what they hold already.
-        known = "src_data_rank" in signature(tensors.distribute_tensor).parameters
-        options: dict[str, Any] = {"src_data_rank": None} if known else {}
-        return local(tensors.distribute_tensor(whole(value).detach(), mesh, placements, **options))
-    return whole(value)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor with all its parts, on every process; all of them must ask for it.
-
-    >>> whole(torch.ones(2))
-    tensor([1., 1.])
-    """
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor on every rank, gathered if it is sharded; a collective."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def gathers(model: nn.Module) -> list[Any]:
-    """The modules that gather their parameters for a forward pass, and may leave them gathered after it (FSDP2).
+# FSDP2 modules --------------------------------------------------------------------------------------------------------
 
-    >>> gathers(nn.Linear(2, 1))
-    []
-    """
+
+def fsdp_modules(model: nn.Module) -> list[Any]:
+    """The modules that gather their parameters for a forward pass, and may leave them gathered after it."""
     module = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(module, "FSDPModule", None)
-    return [] if kind is None else [each for each in model.modules() if isinstance(each, kind)]
+    return [] if kind is None else [submodule for submodule in model.modules() if isinstance(submodule, kind)]
 
 
 def reshard(modules: Iterable[Any]) -> None:
-    """Let go of gathered parameters: the parts are in their place again, and the next forward pass gathers anew.
-
-    >>> reshard(gathers(nn.Linear(2, 1)))
-    """
+    """Free gathered parameters, so that the modules hold their shards and the next forward pass gathers again."""
     for module in modules:
         module.reshard()
 
 
-def recover(modules: Iterable[Any]) -> None:
-    """After an exception, which may have left a forward pass half way: they forget it, and what it had gathered.
-
-    >>> recover(gathers(nn.Linear(2, 1)))
-    """
+def reset_fsdp(modules: Iterable[Any]) -> None:
+    """Clear the state of a forward pass that an exception interrupted."""
     for module in modules:
-        # Only the outermost one can, and older versions of torch have no such thing.
-        with suppress(AttributeError, RuntimeError):
+        with suppress(AttributeError, RuntimeError):  # only the root can, and older versions of torch lack it
             module.reset_iter_state()
 
 
-class Processes:
-    """Those that hold, or hold parts of, the same model."""
+# Process groups -------------------------------------------------------------------------------------------------------
+
+
+class ProcessGroups:
+    """The process groups whose ranks hold the same model, or shards of it."""
 
     def __init__(self, groups: Sequence[Any], device: torch.device) -> None:
         self._groups, self._device = groups, device
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Processes | None":
-        """Found by the model's wrapper or by its sharded parameters; None where a process is alone with it.
-
-        >>> Processes.of(nn.Linear(2, 1)) is None
-        True
-        """
+    def of(cls, model: nn.Module) -> "ProcessGroups | None":
+        """Those of a sharded or DistributedDataParallel model; None if this process trains alone."""
         sharded = cls.of_sharded(model)
-        wrapper = next((each for each in model.modules() if isinstance(each, DistributedDataParallel)), None)
+        wrapper = next((module for module in model.modules() if isinstance(module, DistributedDataParallel)), None)
         if sharded is not None or wrapper is None:
             return sharded
-        device = next((each.device for each in wrapper.parameters()), torch.device("cpu"))
+        device = next((parameter.device for parameter in wrapper.parameters()), torch.device("cpu"))
         return cls.among([wrapper.process_group], device)
 
     @classmethod
-    def of_sharded(cls, model: nn.Module) -> "Processes | None":
-        """Those that hold parts of the model's parameters.
-
-        >>> Processes.of_sharded(nn.Linear(2, 1)) is None
-        True
-        """
+    def of_sharded(cls, model: nn.Module) -> "ProcessGroups | None":
+        """Those whose ranks hold shards of the model's parameters."""
         sharded: Any = next(filter(is_sharded, (*model.parameters(), *model.buffers())), None)
         if sharded is None:
             return None
@@ -151,28 +120,28 @@ class Processes:
         return cls.among(groups, torch.device(mesh.device_type))
 
     @classmethod
-    def among(cls, groups: Sequence[Any], device: torch.device) -> "Processes | None":
-        """Those of the groups that have more than one process; None if there is none."""
+    def among(cls, groups: Sequence[Any], device: torch.device) -> "ProcessGroups | None":
+        """The groups of more than one rank; None if there are none."""
         groups = [group for group in groups if dist.get_world_size(group) > 1]
         return cls(groups, device) if groups else None
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes what all of them have."""
+        """Whether this rank writes what all ranks hold."""
         return all(dist.get_rank(group) == 0 for group in self._groups)
 
-    def any(self, here: bool) -> bool:
-        """Whether it is so in one of them."""
-        seen = torch.tensor(float(here), device=self._device)
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        highest = torch.tensor(float(flag), device=self._device)
         for group in self._groups:
-            dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
-        return bool(seen.item())
+            dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
+        return bool(highest.item())
 
     def mean_(self, tensor: Tensor) -> Tensor:
-        """Put the mean over all of them in a tensor's place.
+        """Replace a tensor's values by the mean over all ranks.
 
-        What is summed are differences from the first one's values, so that equal ones stay as they are: a sum in
-        float64 would do as well, but not every accelerator has it.
+        Differences from rank 0 are summed, so that values that are equal everywhere stay bit-equal. A float64 sum would
+        do the same, but not every accelerator has float64.
         """
         mean = tensor.to(self._device, torch.promote_types(tensor.dtype, torch.float32), copy=True)
         for group in self._groups:
@@ -183,64 +152,59 @@ class Processes:
             mean.div_(dist.get_world_size(group)).add_(first)
         return tensor.copy_(mean)
 
-    def from_all(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors that each of them gives, all of one shape, in an order that is the same for all."""
-        # As bytes: what is on the CPU may be in float64, which not every accelerator has.
-        found = tensor.contiguous().view(torch.uint8).to(self._device).unsqueeze(0)
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, which must have one shape, in the same order everywhere."""
+        # As bytes: a CPU tensor may be float64, which not every accelerator has.
+        gathered = tensor.contiguous().view(torch.uint8).to(self._device).unsqueeze(0)
         for group in self._groups:
-            each = [torch.empty_like(found) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(each, found.contiguous(), group=group)
-            found = torch.cat(each)
-        return list(found.to(tensor.device).view(tensor.dtype))
+            parts = [torch.empty_like(gathered) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, gathered.contiguous(), group=group)
+            gathered = torch.cat(parts)
+        return list(gathered.to(tensor.device).view(tensor.dtype))
 
 
-class Statistics:
-    """Batch-norm statistics as all processes of a DistributedDataParallel model have them: the means over them.
+class SyncedStatistics:
+    """Batch-norm statistics of a DistributedDataParallel model, averaged over its ranks.
 
-    Each process measures its own batches, and the wrapper hands round those of the first only, at the next forward
-    pass. A `SyncBatchNorm` has measured all batches already.
-
-    Args:
-        model: what is trained.
-        lives: tensors of the model.
+    Each rank measures its own batches, and the wrapper broadcasts those of rank 0 only, at the next forward pass. A
+    `SyncBatchNorm` has measured all batches already.
 
     Attributes:
-        tensors: `lives`, with tensors of our own in the place of such statistics, as they are here at first.
+        tensors: the tensors given, with buffers of our own in place of such statistics; `sync` fills them.
     """
 
-    def __init__(self, model: nn.Module, lives: Iterable[Tensor]) -> None:
-        self.tensors = list(lives)
-        self._shared: list[tuple[Processes, Tensor, list[Tensor]]] = []
+    def __init__(self, model: nn.Module, tensors: Iterable[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self._buckets: list[tuple[ProcessGroups, Tensor, list[Tensor]]] = []
         for wrapper in model.modules():
             if isinstance(wrapper, DistributedDataParallel):
-                self._share(wrapper)
+                self._add_buckets(wrapper)
 
-    def _share(self, wrapper: DistributedDataParallel) -> None:
-        differing = {
+    def _add_buckets(self, wrapper: DistributedDataParallel) -> None:
+        statistics = {
             id(tensor)
             for module in wrapper.modules()
             if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             for tensor in (module.running_mean, module.running_var)
         }
-        places = [place for place, tensor in enumerate(self.tensors) if id(tensor) in differing]
         by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for place in places:
-            live = self.tensors[place]
-            precision = live.dtype if live.dtype == torch.float64 else torch.float32
-            by_kind.setdefault((live.device, precision), []).append(place)
-        for (device, precision), found in by_kind.items():
-            processes = Processes.among([wrapper.process_group], device)
-            if processes is not None:
-                lives = [self.tensors[place] for place in found]
-                page = torch.cat([live.detach().to(precision).reshape(-1) for live in lives])
-                self._shared.append((processes, page, lives))
-                parts = page.split([live.numel() for live in lives])
-                for place, live, part in zip(found, lives, parts, strict=True):
-                    self.tensors[place] = part.view(live.shape)
+        for index, live in enumerate(self.tensors):
+            if id(live) in statistics:
+                dtype = live.dtype if live.dtype == torch.float64 else torch.float32
+                by_kind.setdefault((live.device, dtype), []).append(index)
+        for (device, dtype), indices in by_kind.items():
+            groups = ProcessGroups.among([wrapper.process_group], device)
+            if groups is not None:
+                lives = [self.tensors[index] for index in indices]
+                bucket = torch.cat([live.detach().to(dtype).reshape(-1) for live in lives])
+                self._buckets.append((groups, bucket, lives))
+                views = bucket.split([live.numel() for live in lives])
+                for index, live, view in zip(indices, lives, views, strict=True):
+                    self.tensors[index] = view.view(live.shape)
 
     @torch.no_grad()
-    def agree(self) -> None:
-        """Bring `tensors` up to date."""
-        for processes, page, lives in self._shared:
-            torch.cat([live.to(page.dtype).reshape(-1) for live in lives], out=page)
-            processes.mean_(page)
+    def sync(self) -> None:
+        """Average the statistics over the ranks; a collective where there are any."""
+        for groups, bucket, lives in self._buckets:
+            torch.cat([live.to(bucket.dtype).reshape(-1) for live in lives], out=bucket)
+            groups.mean_(bucket)

@@ -19,7 +19,7 @@ FORMAT = 1  # of the state dict
 
 
 @dataclass(slots=True)
-class Count:
+class Progress:
     """Where one average stands, in optimizer steps of the bank."""
 
     begin: int = 0  # the step after which it begins
@@ -30,18 +30,18 @@ class Count:
 
 
 _STATE = ("format", "every", "num_steps", "num_updates", "num_skipped", "averages", "recomputed")
-_AVERAGE = ("rule", *(field.name for field in fields(Count)), "tensors")
+_AVERAGE = ("rule", *(field.name for field in fields(Progress)), "tensors")
 _RECOMPUTED = ("step", "tensors")
 _HELP = "The state is damaged, or not that of a bank: load another copy of it."
 
 
-class Ledger:
+class AverageSchedule:
     """The rules and counts of a bank that samples every so many steps.
 
-    >>> ledger = Ledger([0.5, Uniform()], every=1)
-    >>> ledger.take(1)
+    >>> schedule = AverageSchedule([0.5, Uniform()], every=1)
+    >>> schedule.sample_weights(1)
     [0.9, 1.0]
-    >>> ledger.take(2)  # the warm-up holds the decay at 2/11
+    >>> schedule.sample_weights(2)  # the warm-up holds the decay at 2/11
     [0.8181818181818181, 0.5]
     """
 
@@ -49,7 +49,7 @@ class Ledger:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every={every!r}: the number of optimizer steps between samples, a whole number from 1.")
         self.rules = _named_rules(averages)
-        self.counts = {name: Count(begin=rule.start) for name, rule in self.rules.items()}
+        self.counts = {name: Progress(begin=rule.start) for name, rule in self.rules.items()}
         self.every = every
         # The decay that an EMA keeps once it has reached it; the others never stand still.
         self._settled = {n: r.per_update(every) if isinstance(r, EMA) else None for n, r in self.rules.items()}
@@ -78,7 +78,7 @@ class Ledger:
 
     # Counting ---------------------------------------------------------------------------------------------------------
 
-    def take(self, step: int) -> list[float]:
+    def sample_weights(self, step: int) -> list[float]:
         """Count a sample at this step, and give the weight it has in each average."""
         weights: list[float] = []
         for name, count in self.counts.items():
@@ -107,7 +107,7 @@ class Ledger:
 
     def reset(self, name: str, step: int) -> None:
         """Count one average from this step on."""
-        self.counts[name] = Count(max(step, self.rules[name].start), origin=step, last=step)
+        self.counts[name] = Progress(max(step, self.rules[name].start), origin=step, last=step)
 
     def decay(self, name: str, step: int) -> float:
         """The weight of the past in the last sample; before any, in the first to come after this step."""
@@ -131,9 +131,9 @@ class Ledger:
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Go on from the counts that `state` gave."""
-        self.counts[name] = Count(**{field.name: state[field.name] for field in fields(Count)})
+        self.counts[name] = Progress(**{field.name: state[field.name] for field in fields(Progress)})
 
-    def refuse_foreign(self, state: object) -> None:
+    def check_state(self, state: object) -> None:
         """Raise a ValueError unless a state is whole and comes from a bank with these averages and this period.
 
         Its tensors are left to those who know the model.
@@ -160,7 +160,7 @@ class Ledger:
                 "build the bank with the same averages."
             )
         for name, average in averages.items():
-            self._refuse_foreign_average(name, average, steps, updates)
+            self._check_average_state(name, average, steps, updates)
         recomputed = _checked_mapping("recomputed", saved["recomputed"])
         unknown = [name for name in recomputed if name not in (LIVE, *self.names)]
         if unknown:
@@ -171,7 +171,7 @@ class Ledger:
             what = f"recomputed[{name!r}]"
             _checked_count(f"{what}: step", _checked_mapping(what, statistics, _RECOMPUTED)["step"], steps)
 
-    def _refuse_foreign_average(self, name: str, average: object, steps: int, updates: int) -> None:
+    def _check_average_state(self, name: str, average: object, steps: int, updates: int) -> None:
         what = f"The saved average {name!r}"
         saved = _checked_mapping(what, average, _AVERAGE)
         rule = rule_from_dict(saved["rule"])

@@ -14,29 +14,30 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from emabank._distributed import gathers, is_sharded, local, part_of, reshard, whole
+from emabank._distributed import fsdp_modules, full_tensor, is_sharded, local_shard, reshard, to_local
 from emabank._model import (
     SWAPPED,
+    AveragedTensors,
     Choice,
     Swap,
-    Tracked,
+    check_materialized,
+    check_shapes,
+    copy_module,
     evaluating,
-    functional_tensors,
+    functional_params,
     holding,
-    means,
     nonfinite,
-    ordinary_tensors,
-    parts_of,
+    outside_inference_mode,
     places,
-    plain_state_dict,
-    refuse_misfit,
-    refuse_without_data,
-    standalone,
+    rank_means,
+    state_dict_with,
     swap_in,
     swapped,
+    tensor_refs,
+    tensor_shapes,
     unwrap,
 )
-from emabank._schedule import FORMAT, LIVE, Ledger, Rule
+from emabank._schedule import FORMAT, LIVE, AverageSchedule, Rule
 
 Statistics = Literal["averaged", "recomputed"]
 
@@ -49,17 +50,16 @@ class EMABank:
     function of name and parameter; the others are read from the live model. `buffers="average"` averages batch-norm
     statistics (`running_mean`, `running_var`) as well, "copy" reads them from the live model; all other buffers are
     always read from there. Averages are kept in `dtype` (float32 or float64, or wider where the model is), on
-    `device` (None: beside the live tensors). `on_nonfinite` says what to do when the weights hold NaN or inf:
-    "raise", or "skip" that update.
+    `device` (None: beside the live tensors).
 
-    With "skip" every weight is looked at before every update. With "raise" large tensors (32,768 elements and more) are
-    looked at in sixteen turns, one an update, and an average is checked again when it is read: NaN that fills a tensor
-    is found at once, a lone bad value in a large tensor within sixteen updates, and no such average is handed out.
+    `on_nonfinite` says what happens when the weights hold NaN or inf: "raise" before any average moves, "skip" that
+    update, or "ignore". The first two read every weight once before every update. A non-finite average is never handed
+    out or saved, whatever the setting.
 
     Under DistributedDataParallel and FSDP2 every process has a bank and updates it. Averages of a sharded model are
-    sharded like its parameters, and an update says nothing to the other processes; only with "skip" they agree, by one
-    number, whether to. The batch-norm statistics of a DistributedDataParallel model, which differ between processes,
-    are averaged as the means over them.
+    sharded like its parameters. Updates need no communication, except with "skip", where ranks all-reduce one flag so
+    that all of them skip together. Batch-norm statistics of a DistributedDataParallel model differ between ranks; their
+    mean over the ranks is averaged.
 
     >>> from emabank import Uniform
     >>> model = nn.Linear(2, 1)
@@ -85,35 +85,35 @@ class EMABank:
         buffers: Literal["average", "copy"] = "average",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
-        on_nonfinite: Literal["raise", "skip"] = "raise",
+        on_nonfinite: Literal["raise", "skip", "ignore"] = "raise",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"EMABank keeps averages of a torch.nn.Module; given: {type(model).__name__}.")
-        one_of("buffers", buffers, ("average", "copy"))
-        one_of("on_nonfinite", on_nonfinite, ("raise", "skip"))
-        one_of("dtype", dtype, (torch.float32, torch.float64))
+        check_choice("buffers", buffers, ("average", "copy"))
+        check_choice("on_nonfinite", on_nonfinite, ("raise", "skip", "ignore"))
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         if (swap := swap_in(model)) is not None:
             raise RuntimeError(
                 f"The model holds the average {swap.name!r} of another bank now, not its live weights: build this bank "
                 f"after the block of applied({swap.name!r})."
             )
-        reshard(gathers(model))
-        refuse_without_data(model)
-        ledger = Ledger(averages, every)
-        tracked = Tracked(
+        reshard(fsdp_modules(model))
+        check_materialized(model)
+        schedule = AverageSchedule(averages, every)
+        tensors = AveragedTensors(
             model,
-            len(ledger.names),
+            len(schedule.names),
             parameters=parameters,
             statistics=buffers == "average",
             dtype=dtype,
             device=None if device is None else torch.device(device),
         )
-        self._model, self._ledger, self._tracked = model, ledger, tracked
+        self._model, self._schedule, self._tensors = model, schedule, tensors
         self._every = every
         self._on_nonfinite = on_nonfinite
         self._steps = self._updates = self._skipped = 0
         self._handle: RemovableHandle | None = None
-        self._outdate()
+        self._invalidate_cache()
 
     # Counting and averaging -------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class EMABank:
         [False, True, False, True]
         """
         if SWAPPED or self._handle is not None:
-            self._refuse_update()
+            self._check_can_update()
         return self._count_step()
 
     def attach(self, optimizer: Optimizer) -> RemovableHandle:
@@ -141,7 +141,7 @@ class EMABank:
         1
         >>> handle.remove()
         """
-        self._refuse_if_applied("attach()")
+        self._check_not_applied("attach()")
         if self._is_attached():
             raise RuntimeError(
                 "This bank is attached to an optimizer already, and would count twice: remove() that handle first."
@@ -159,8 +159,8 @@ class EMABank:
         >>> bank.update(), bank.flush(), bank.flush()
         (False, True, False)
         """
-        self._refuse_if_applied("flush()")
-        return self._ledger.is_new(self._steps) and self._sample()
+        self._check_not_applied("flush()")
+        return self._schedule.is_new(self._steps) and self._sample()
 
     def reset(self, name: str | float | None = None) -> None:
         """Start an average (or all of them) afresh from the live weights, as if the bank were built now.
@@ -171,31 +171,31 @@ class EMABank:
         >>> bank.state_dict()["averages"]["ema-0.9"]["samples"]
         0
         """
-        self._refuse_if_applied("reset()")
-        names = self.names if name is None else (self._ledger.average(name),)
-        self._verify()
-        self._tracked.agree()
+        self._check_not_applied("reset()")
+        names = self.names if name is None else (self._schedule.average(name),)
+        self._refresh()
+        self._tensors.sync_statistics()
         for each in names:
-            self._tracked.write(self.names.index(each))
-            self._ledger.reset(each, self._steps)
-        self._outdate()
+            self._tensors.write(self.names.index(each))
+            self._schedule.reset(each, self._steps)
+        self._invalidate_cache()
 
     def _count_step(self) -> bool:
         self._steps = step = self._steps + 1
         if step % self._every and step != 1:
             return False
         if step == 1:
-            self._warn_if_loaded_since()
+            self._warn_if_reloaded()
         return step % self._every == 0 and self._sample()
 
     def _sample(self) -> bool:
-        self._verify()
-        self._tracked.agree()
-        if not self._weights_are_finite():
+        self._refresh()
+        self._tensors.sync_statistics()
+        if not self._check_finite():
             return False
-        self._tracked.move(self._ledger.take(self._steps))
+        self._tensors.lerp_(self._schedule.sample_weights(self._steps))
         self._updates += 1
-        self._outdate()
+        self._invalidate_cache()
         return True
 
     def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -203,7 +203,7 @@ class EMABank:
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and found_inf.item():
             return
-        self._refuse_if_applied("A step of the attached optimizer")
+        self._check_not_applied("A step of the attached optimizer")
         self._count_step()
 
     @property
@@ -232,7 +232,7 @@ class EMABank:
         >>> round(EMABank(nn.Linear(2, 1), [0.998]).decay(0.998), 2)  # held down by the warm-up
         0.64
         """
-        return self._ledger.decay(self._ledger.average(name), self._steps)
+        return self._schedule.decay(self._schedule.average(name), self._steps)
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
@@ -245,12 +245,12 @@ class EMABank:
         >>> with bank.applied(0.9):
         ...     output = model(torch.ones(1, 2))
         """
-        self._refuse_if_applied("Another applied()")
+        self._check_not_applied("Another applied()")
         name = self.resolve(name)
         with swapped(self._model, self._values(name, batchnorm), Swap(self, name, batchnorm)):
             yield self._model
 
-    @ordinary_tensors
+    @outside_inference_mode
     def weights(self, name: str | float, *, batchnorm: Statistics = "averaged", full: bool = False) -> dict[str, Any]:
         """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
 
@@ -263,11 +263,11 @@ class EMABank:
         """
         values = self._values(name, batchnorm)
         if not full:
-            return plain_state_dict(self._model, values)
-        state = plain_state_dict(self._model, means(self._model, values))
-        return {key: whole(value) if isinstance(value, Tensor) else value for key, value in state.items()}
+            return state_dict_with(self._model, values)
+        state = state_dict_with(self._model, rank_means(self._model, values))
+        return {key: full_tensor(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
-    @ordinary_tensors
+    @outside_inference_mode
     def module(self, name: str | float, *, batchnorm: Statistics = "averaged") -> nn.Module:
         """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
 
@@ -276,7 +276,7 @@ class EMABank:
         """
         values = self._values(name, batchnorm)
         try:
-            return standalone(self._model, values, without=self)
+            return copy_module(self._model, values, exclude=self)
         except Exception as error:
             raise RuntimeError(
                 f"A {type(unwrap(self._model)).__name__} cannot be copied ({error}): take bank.weights(name), "
@@ -291,19 +291,19 @@ class EMABank:
         >>> torch.equal(model.weight, other.weight)
         True
         """
-        self._refuse_if_applied("copy_to()")
-        reshard(gathers(model))
-        refuse_without_data(model)
+        self._check_not_applied("copy_to()")
+        reshard(fsdp_modules(model))
+        check_materialized(model)
         values = self._values(name, batchnorm)
-        source = {part.name: part.tensor for part in parts_of(self._model)}
-        target = {part.name: part.tensor for part in parts_of(model)}
-        refuse_misfit("The model to copy to does not fit the bank's", shapes(source), shapes(target))
+        source = {part.name: part.tensor for part in tensor_refs(self._model)}
+        target = {part.name: part.tensor for part in tensor_refs(model)}
+        check_shapes("The model to copy to does not fit the bank's", tensor_shapes(source), tensor_shapes(target))
         with torch.no_grad():
             for key, tensor in target.items():
                 if key in values or tensor is not source[key]:
                     # Not through .data: whoever looks at version counters shall see that the tensor was written.
-                    value = part_of(values.get(key, source[key]), tensor)
-                    local(tensor).copy_(value) if is_sharded(tensor) else tensor.copy_(value)
+                    value = local_shard(values.get(key, source[key]), tensor)
+                    to_local(tensor).copy_(value) if is_sharded(tensor) else tensor.copy_(value)
 
     @torch.no_grad()
     def call(self, name: str | float, *inputs: Any, batchnorm: Statistics = "averaged", **keywords: Any) -> Any:
@@ -316,14 +316,14 @@ class EMABank:
         """
         name = self.resolve(name)
         root = unwrap(self._model)
-        if gathers(self._model):
+        if fsdp_modules(self._model):
             with self.applied(name, batchnorm=batchnorm), evaluating(root):
                 return self._model(*inputs, **keywords)
         values = self._values(name, batchnorm, reuse=True)
         with evaluating(root):
             if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
                 return root(*inputs, **keywords)
-            with holding(root, places(root), functional_tensors(root, values), Swap(self, name, batchnorm)):
+            with holding(root, places(root), functional_params(root, values), Swap(self, name, batchnorm)):
                 return root(*inputs, **keywords)
 
     def functional(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Tensor]:
@@ -332,12 +332,12 @@ class EMABank:
         >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).functional(0.9))
         ['bias', 'weight']
         """
-        if gathers(self._model):
+        if fsdp_modules(self._model):
             raise RuntimeError(
                 "functional() of a model with fully_shard: its forward pass gathers the live weights, whatever "
                 "functional_call puts in their place; use bank.call(name, ...) or bank.applied(name)."
             )
-        return functional_tensors(self._model, self._values(name, batchnorm))
+        return functional_params(self._model, self._values(name, batchnorm))
 
     @property
     def model(self) -> nn.Module:
@@ -347,7 +347,7 @@ class EMABank:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the averages, in their order."""
-        return self._ledger.names
+        return self._schedule.names
 
     def resolve(self, name: str | float) -> str:
         """The name of the average that is meant: by its name, by the number of its `EMA(decay=)`, or "live".
@@ -355,7 +355,7 @@ class EMABank:
         >>> EMABank(nn.Linear(2, 1), {"slow": 0.999}).resolve(0.999)
         'slow'
         """
-        return self._ledger.resolve(name)
+        return self._schedule.resolve(name)
 
     def rule(self, name: str | float) -> Rule:
         """The rule of an average.
@@ -363,7 +363,7 @@ class EMABank:
         >>> EMABank(nn.Linear(2, 1), {"slow": 0.999}).rule("slow").decay
         0.999
         """
-        return self._ledger.rules[self._ledger.average(name)]
+        return self._schedule.rules[self._schedule.average(name)]
 
     def standing(self, name: str | float) -> dict[str, Any]:
         """An average's rule and its counts as plain values, as `state_dict()` has them.
@@ -371,7 +371,7 @@ class EMABank:
         >>> EMABank(nn.Linear(2, 1), [0.9]).standing(0.9)["samples"]
         0
         """
-        return self._ledger.state(self._ledger.average(name))
+        return self._schedule.state(self._schedule.average(name))
 
     def averaged_keys(self) -> frozenset[str]:
         """The keys of `weights(name)` that hold averages; what the others hold is the live model's.
@@ -379,10 +379,10 @@ class EMABank:
         >>> sorted(EMABank(nn.BatchNorm1d(2), [0.9]).averaged_keys())
         ['bias', 'running_mean', 'running_var', 'weight']
         """
-        self._verify()
-        marks: dict[str, Any] = {name: object() for name in self._tracked.names}
+        self._refresh()
+        marks: dict[str, Any] = {name: object() for name in self._tensors.names}
         known = {id(mark) for mark in marks.values()}
-        return frozenset(key for key, value in plain_state_dict(self._model, marks).items() if id(value) in known)
+        return frozenset(key for key, value in state_dict_with(self._model, marks).items() if id(value) in known)
 
     def keep_recomputed(self, name: str, statistics: Mapping[str, Tensor]) -> None:
         """Keep recomputed batch-norm statistics (by plain buffer name) for an average until its next update.
@@ -390,21 +390,22 @@ class EMABank:
         >>> EMABank(nn.BatchNorm1d(1), [0.9]).keep_recomputed("ema-0.9", {"running_mean": torch.ones(1)})
         """
         self._recomputed[self.resolve(name)] = (self._steps, dict(statistics))
-        self._gathered.clear()
+        self._cached_averages.clear()
 
     # State ------------------------------------------------------------------------------------------------------------
 
-    @ordinary_tensors
+    @outside_inference_mode
     def state_dict(self) -> dict[str, Any]:
         """Everything the bank knows, as copies; loads with `weights_only=True`. The live weights are not in it.
 
         >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).state_dict())
         ['averages', 'every', 'format', 'num_skipped', 'num_steps', 'num_updates', 'recomputed']
         """
-        self._refuse_if_applied("state_dict()")
-        self._verify()
+        self._check_not_applied("state_dict()")
+        self._refresh()
         averages = {
-            name: {**self._ledger.state(name), "tensors": means(self._model, self._read(name))} for name in self.names
+            name: {**self._schedule.state(name), "tensors": rank_means(self._model, self._read(name))}
+            for name in self.names
         }
         return {
             "format": FORMAT,
@@ -419,7 +420,7 @@ class EMABank:
             },
         }
 
-    @ordinary_tensors
+    @outside_inference_mode
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the bank that gave `state` stood. It must have the same averages, period and tensors.
 
@@ -428,20 +429,20 @@ class EMABank:
         >>> bank = EMABank(nn.Linear(2, 1), [0.9])
         >>> bank.load_state_dict(bank.state_dict())
         """
-        self._refuse_if_applied("load_state_dict()")
-        self._verify()
+        self._check_not_applied("load_state_dict()")
+        self._refresh()
         # Everything is checked before anything changes.
-        self._ledger.refuse_foreign(state)
+        self._schedule.check_state(state)
         for name, saved in state["averages"].items():
-            self._tracked.refuse_average(f"The saved average {name!r} does not fit the model", saved["tensors"])
+            self._tensors.check_average(f"The saved average {name!r} does not fit the model", saved["tensors"])
         for name, saved in state["recomputed"].items():
             what = f"The recomputed statistics of {name!r} do not fit the model"
-            self._tracked.refuse_statistics(what, saved["tensors"])
+            self._tensors.check_statistics(what, saved["tensors"])
         for index, name in enumerate(self.names):
-            self._tracked.write(index, state["averages"][name]["tensors"])
-            self._ledger.load(name, state["averages"][name])
+            self._tensors.write(index, state["averages"][name]["tensors"])
+            self._schedule.load(name, state["averages"][name])
         self._steps, self._updates, self._skipped = state["num_steps"], state["num_updates"], state["num_skipped"]
-        self._outdate()
+        self._invalidate_cache()
         for name, saved in state["recomputed"].items():
             self._recomputed[name] = (saved["step"], {key: value.clone() for key, value in saved["tensors"].items()})
 
@@ -451,29 +452,32 @@ class EMABank:
         >>> EMABank(nn.Linear(2, 1), [0.9]).to("cpu").names
         ('ema-0.9',)
         """
-        self._refuse_if_applied("to()")
-        self._verify()
-        self._tracked.to(None if device is None else torch.device(device))
-        self._outdate()
+        self._check_not_applied("to()")
+        self._refresh()
+        self._tensors.to(None if device is None else torch.device(device))
+        self._invalidate_cache()
         return self
 
     def __repr__(self) -> str:
         model = type(unwrap(self._model)).__name__
         lines = [f"EMABank of {model}: sampled every {self._every} steps, {self._steps} steps, {self._updates} updates"]
-        lines += [f"  {name}: {rule.describe(self._every)}" for name, rule in self._ledger.rules.items()]
+        lines += [f"  {name}: {rule.describe(self._every)}" for name, rule in self._schedule.rules.items()]
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy (deepcopy, pickle) has its own model and averages; the optimizer's hook stays with the original.
-        self._refuse_if_applied("A copy of the bank")
+        self._check_not_applied("A copy of the bank")
         return {**self.__dict__, "_handle": None, "_gathered": {}}
 
     # Guards -----------------------------------------------------------------------------------------------------------
 
-    def _weights_are_finite(self) -> bool:
-        bad = self._tracked.nonfinite(quick=True, whole=self._on_nonfinite == "skip")
+    def _check_finite(self) -> bool:
+        """Whether to take this sample; raises if that is what the user asked for."""
+        if self._on_nonfinite == "ignore":
+            return True
+        bad = self._tensors.nonfinite(quick=True)
         if self._on_nonfinite == "skip":
-            skipped = self._tracked.anywhere(bool(bad))
+            skipped = self._tensors.any_rank(bool(bad))
             self._skipped += skipped
             return not skipped
         if not bad:
@@ -484,9 +488,9 @@ class EMABank:
             'EMABank(..., on_nonfinite="skip") passes over such steps.'
         )
 
-    def _warn_if_loaded_since(self) -> None:
-        self._verify()
-        left = self._tracked.share_left()
+    def _warn_if_reloaded(self) -> None:
+        self._refresh()
+        left = self._tensors.initial_share_left()
         if -0.5 < left < 0.5:
             warnings.warn(
                 f"After the first step {max(left, 0.0):.0%} of the weights that the bank was built with are left, less "
@@ -499,8 +503,8 @@ class EMABank:
         hooks = None if self._handle is None else self._handle.hooks_dict_ref()
         return hooks is not None and self._handle is not None and self._handle.id in hooks
 
-    def _refuse_update(self) -> None:
-        self._refuse_if_applied("update()")
+    def _check_can_update(self) -> None:
+        self._check_not_applied("update()")
         if self._is_attached():
             raise RuntimeError(
                 "update() while the bank is attached to an optimizer would count every step twice: leave the call out, "
@@ -510,33 +514,33 @@ class EMABank:
 
     # What is read -----------------------------------------------------------------------------------------------------
 
-    @ordinary_tensors
+    @outside_inference_mode
     def _values(self, name: str | float, batchnorm: str, *, reuse: bool = False) -> dict[str, Tensor]:
         """What an average puts in place of the live values, by plain name: the same ones, before it has begun.
 
         Copies that nobody else holds, unless `reuse`: then the tensors of an average are read once per update.
         """
         name = self.resolve(name)
-        one_of("batchnorm", batchnorm, ("averaged", "recomputed"))
+        check_choice("batchnorm", batchnorm, ("averaged", "recomputed"))
         swap = swap_in(self._model)
         if swap is not None and swap != Swap(self, name, batchnorm):
             raise RuntimeError(
                 f"Inside applied({swap.name!r}) only that average can be read, by that bank and thread: the model "
                 f"holds it now. Read {name!r} after the with block."
             )
-        self._verify()
+        self._refresh()
         if name == LIVE:
             values: dict[str, Tensor] = {}
-        elif not self._ledger.has_begun(name):
-            values = self._tracked.live()
+        elif not self._schedule.has_begun(name):
+            values = self._tensors.live()
         elif not reuse:
             values = self._read(name)
         else:
-            values = self._gathered.get(name) or self._gathered.setdefault(name, self._read(name))
+            values = self._cached_averages.get(name) or self._cached_averages.setdefault(name, self._read(name))
         return {**values, **self._statistics(name)} if batchnorm == "recomputed" else values
 
     def _read(self, name: str) -> dict[str, Tensor]:
-        values = self._tracked.read(self.names.index(name))
+        values = self._tensors.read(self.names.index(name))
         bad = nonfinite(values)
         if bad:
             raise FloatingPointError(
@@ -548,7 +552,7 @@ class EMABank:
     def _statistics(self, name: str) -> dict[str, Tensor]:
         step, statistics = self._recomputed.get(name, (-1, {}))
         # Where weights are read from the live model, every step moves them.
-        follows_live = name == LIVE or not self._ledger.has_begun(name) or self._tracked.leaves_out_trainable()
+        follows_live = name == LIVE or not self._schedule.has_begun(name) or self._tensors.has_unaveraged_trainable()
         if step < 0 or (follows_live and step != self._steps):
             raise RuntimeError(
                 f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
@@ -556,16 +560,16 @@ class EMABank:
             )
         return {key: tensor.clone() for key, tensor in statistics.items()}
 
-    def _verify(self) -> None:
-        if not self._tracked.verify():
-            self._gathered.clear()
+    def _refresh(self) -> None:
+        if not self._tensors.refresh():
+            self._cached_averages.clear()
 
-    def _outdate(self) -> None:
+    def _invalidate_cache(self) -> None:
         """Forget what was derived from the averages as they were."""
-        self._gathered: dict[str, dict[str, Tensor]] = {}
+        self._cached_averages: dict[str, dict[str, Tensor]] = {}
         self._recomputed: dict[str, tuple[int, dict[str, Tensor]]] = {}
 
-    def _refuse_if_applied(self, what: str) -> None:
+    def _check_not_applied(self, what: str) -> None:
         swap = swap_in(self._model)
         if swap is not None:
             other = "" if swap.bank is self else " of another bank"
@@ -575,22 +579,7 @@ class EMABank:
             )
 
 
-def one_of(argument: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Raise unless an argument has one of the values it may have.
-
-    >>> one_of("buffers", "ignore", ("average", "copy"))
-    Traceback (most recent call last):
-    ...
-    ValueError: buffers='ignore': allowed are 'average' and 'copy'.
-    """
+def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raise a ValueError unless an argument has one of the allowed values."""
     if value not in allowed:
-        raise ValueError(f"{argument}={value!r}: allowed are {' and '.join(map(repr, allowed))}.")
-
-
-def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shapes of named tensors.
-
-    >>> shapes({"weight": torch.zeros(2, 3)})
-    {'weight': (2, 3)}
-    """
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        raise ValueError(f"{argument} must be {' or '.join(map(repr, allowed))}; got {value!r}.")

@@ -19,17 +19,17 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.utils._pytree import tree_map_only
 
-from emabank._distributed import Processes, gathers, reshard
-from emabank._model import Swap, claim, functional_tensors, holding, places, release, swapped, unwrap, walk
+from emabank._distributed import ProcessGroups, fsdp_modules, reshard
+from emabank._model import Swap, claim, functional_params, holding, places, release, swapped, unwrap, walk
 from emabank.bank import EMABank
-from emabank.rng import remembered
+from emabank.rng import rng_restorer
 
 # Variances two layers behind a lone value, over those without it, in the worst channel of 15 random networks: 1.7 where
 # it is normalised by 16 others (batches of four give 1.5 by themselves), 4.5 by 8, millions by two.
 ENOUGH = 16
 
 
-class Pool:
+class RunningMoments:
     """Mean and variance of everything seen so far, batch by batch (Chan, Golub and LeVeque 1983), in float64.
 
     It is for tensors on the CPU: not every accelerator has float64. `early` counts the values that were alone in their
@@ -59,9 +59,12 @@ class Pool:
         return self.squares / (self.count - correction)
 
 
-def pooled_by_all(
-    processes: Processes, pools: Mapping[str, Mapping[str, Pool]], channels: Mapping[str, int], batches: int
-) -> tuple[dict[str, dict[str, Pool]], int]:
+def all_reduce_moments(
+    processes: ProcessGroups,
+    pools: Mapping[str, Mapping[str, RunningMoments]],
+    channels: Mapping[str, int],
+    batches: int,
+) -> tuple[dict[str, dict[str, RunningMoments]], int]:
     """What all processes have pooled for each set of weights and each layer, and the number of their batches.
 
     `channels` are those of every layer that may have been reached, in the same order on all processes.
@@ -70,13 +73,13 @@ def pooled_by_all(
     flat = [torch.tensor([float(batches)], dtype=torch.float64)]
     for name in pools:
         for layer, width in channels.items():
-            pool = pools[name].get(layer, Pool())
+            pool = pools[name].get(layer, RunningMoments())
             sizes += [1, 1, width, width]
             flat.append(torch.tensor([pool.count, pool.early], dtype=torch.float64))
             flat += [moment.double().expand(width) for moment in (pool.mean, pool.squares)]
-    found: dict[str, dict[str, Pool]] = {name: {} for name in pools}
+    found: dict[str, dict[str, RunningMoments]] = {name: {} for name in pools}
     total = 0
-    for given in processes.from_all(torch.cat(flat)):
+    for given in processes.all_gather(torch.cat(flat)):
         parts = iter(given.split(sizes))
         total += int(next(parts).item())
         for name in pools:
@@ -84,7 +87,7 @@ def pooled_by_all(
                 count, early = int(next(parts).item()), int(next(parts).item())
                 mean, squares = next(parts), next(parts)
                 if count:
-                    found[name].setdefault(layer, Pool()).add(count, mean, squares, early=early)
+                    found[name].setdefault(layer, RunningMoments()).add(count, mean, squares, early=early)
     return found, total
 
 
@@ -149,16 +152,16 @@ def recalibrate_batchnorm(
     else:
         names = [""]
     layers, frozen = _layers(model)
-    pools: dict[str, dict[str, Pool]] = {name: {} for name in names}
+    pools: dict[str, dict[str, RunningMoments]] = {name: {} for name in names}
     batches = 0
     if layers:
         pools, batches, used_otherwise = _measure(
             target, names, layers, loader, max_batches, forward or _default_forward
         )
-        processes = Processes.of(model)
+        processes = ProcessGroups.of(model)
         if processes is not None:
             channels = {name: _statistics_of(layer)[0].numel() for name, layer in layers.items()}
-            pools, batches = pooled_by_all(processes, pools, channels, batches)
+            pools, batches = all_reduce_moments(processes, pools, channels, batches)
         _refuse_unmeasured(layers, pools, batches, used_otherwise)
     measured = tuple(name for name in layers if all(name in pool for pool in pools.values()))
     unreached = tuple(name for name in layers if name not in measured)
@@ -219,7 +222,7 @@ def _measure(
     loader: Iterable[Any],
     max_batches: int | None,
     forward: Forward,
-) -> tuple[dict[str, dict[str, Pool]], int, set[str]]:
+) -> tuple[dict[str, dict[str, RunningMoments]], int, set[str]]:
     """Let each set of weights see each batch, and pool what the layers see.
 
     Returns the pools, the number of batches, and the layers that have used their statistics in another way as well.
@@ -227,11 +230,15 @@ def _measure(
     model = target.model if isinstance(target, EMABank) else target
     root = unwrap(model)
     device = next((p.device for p in root.parameters()), torch.device("cpu"))
-    pools: dict[str, dict[str, Pool]] = {name: defaultdict(Pool) for name in names}
+    pools: dict[str, dict[str, RunningMoments]] = {name: defaultdict(RunningMoments) for name in names}
     measuring = _Measuring(layers)
     restore = _restorer(model, loader)
     # For the whole pass, other readers and threads are refused; with sharded parameters applied() does so itself.
-    swap = Swap(target, names[0], "averaged") if isinstance(target, EMABank) and names and not gathers(model) else None
+    swap = (
+        Swap(target, names[0], "averaged")
+        if isinstance(target, EMABank) and names and not fsdp_modules(model)
+        else None
+    )
 
     def work() -> int:
         sets = {name: _weights(target, name) for name in names}
@@ -267,11 +274,11 @@ class _Measuring:
 
     def __init__(self, layers: _Layers) -> None:
         self._layers = layers
-        self._pools: dict[str, Pool] = {}
-        self._moments: list[tuple[Pool, int, Tensor]] = []
+        self._pools: dict[str, RunningMoments] = {}
+        self._moments: list[tuple[RunningMoments, int, Tensor]] = []
         self.used_otherwise: set[str] = set()
 
-    def begin(self, pools: dict[str, Pool]) -> None:
+    def begin(self, pools: dict[str, RunningMoments]) -> None:
         """Note for these pools what the layers see from now on; they get running statistics that report it."""
         self._pools = pools
         for name, layer in self._layers.items():
@@ -354,9 +361,9 @@ def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractCon
     """What puts a set of weights into the model for one forward pass."""
     is_bank = isinstance(target, EMABank)
     model = target.model if is_bank else target
-    if gathers(model):  # a forward pass gathers the parameters' own tensors, so that values have to stand in them
+    if fsdp_modules(model):  # a forward pass gathers the parameters' own tensors, so that values have to stand in them
         return partial(target.applied, name) if is_bank else lambda: swapped(model, {}, None)
-    tensors = target.functional(name) if is_bank else functional_tensors(model, {})
+    tensors = target.functional(name) if is_bank else functional_params(model, {})
     root = unwrap(model)
     return partial(holding, root, places(root), tensors, None)
 
@@ -374,7 +381,7 @@ def _refill(holder: _Tensors, tensors: _Tensors) -> None:
 
 def _restorer(model: nn.Module, loader: object) -> Callable[[], None]:
     """What makes the model, its modes, grad mode and the random streams what they are now; it may be called twice."""
-    reshard(gathers(model))
+    reshard(fsdp_modules(model))
     root = unwrap(model)
     holders: list[_Tensors] = [
         vars(module)[kind] for _, _, module in walk(root) for kind in ("_parameters", "_buffers")
@@ -382,7 +389,7 @@ def _restorer(model: nn.Module, loader: object) -> Callable[[], None]:
     tensors = [(holder, dict(holder)) for holder in holders]
     modes = [(module, module.training) for module in root.modules()]
     grad = torch.is_grad_enabled()
-    restart = remembered(loader)
+    restart = rng_restorer(loader)
 
     def restore() -> None:
         torch.set_grad_enabled(grad)
@@ -413,7 +420,7 @@ def _then_undo(work: Callable[[], _Result], undo: Callable[[], None]) -> _Result
 
 
 def _refuse_unmeasured(
-    layers: _Layers, pools: Mapping[str, Mapping[str, Pool]], batches: int, used_otherwise: set[str]
+    layers: _Layers, pools: Mapping[str, Mapping[str, RunningMoments]], batches: int, used_otherwise: set[str]
 ) -> None:
     """Raise where statistics are missing or would be wrong, before any is kept."""
     if batches == 0:
@@ -461,7 +468,7 @@ def _buffers(layers: _Layers) -> dict[str, Tensor]:
     }
 
 
-def _measured(layers: _Layers, pools: Mapping[str, Pool]) -> dict[str, Tensor]:
+def _measured(layers: _Layers, pools: Mapping[str, RunningMoments]) -> dict[str, Tensor]:
     """The statistics of the layers that were reached, by plain name, in float32 or wider where the layer is."""
     values = {name: (pool.mean, pool.variance(1)) for name, pool in pools.items()}
     live = _buffers({name: layers[name] for name in values})

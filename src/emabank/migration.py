@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from emabank._model import parts_of, unwrap
+from emabank._model import tensor_refs, unwrap
 from emabank.bank import EMABank
 from emabank.rules import EMA, PowerEMA, Uniform, power_warmup_decay
 
@@ -87,7 +87,7 @@ class _Adapter(nn.Module):
 
     def _place(self, count: int) -> None:
         """Let the average be what is shown, after so many updates."""
-        shown = {part.name: part.tensor for part in parts_of(self.module)}
+        shown = {part.name: part.tensor for part in tensor_refs(self.module)}
         state = self.bank.state_dict()
         average = state["averages"][_NAME]
         begin = self.bank.rule(_NAME).start

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from emabank._distributed import Processes
+from emabank._distributed import ProcessGroups
 from emabank.checkpoint import read_state, write_state
 from emabank.rules import EMA, PowerEMA, Uniform, as_rule, power_gamma, rule_from_dict
 
@@ -154,7 +154,7 @@ class _Bins:
         return sums / self._sizes.sqrt()
 
 
-__all__ = ["Snapshots", "Synthesis", "steps_kept", "synthesize", "synthesize_each"]
+__all__ = ["Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
 
 Rule = EMA | Uniform | PowerEMA
 Place = tuple[int, str]
@@ -189,7 +189,7 @@ class Snapshots:
     ...     snapshots = Snapshots(bank, folder, every_steps=2)
     ...     for _ in range(4):
     ...         _ = bank.update(), snapshots.update()
-    ...     steps_kept(folder)
+    ...     snapshot_steps(folder)
     [0, 2, 4]
     """
 
@@ -215,7 +215,7 @@ class Snapshots:
                 f"{', '.join(bank.names)}: build it with EMABank(model, [..., PowerEMA(0.05), PowerEMA(0.1)])."
             )
         self._bank, self._folder, self._every_steps, self._dtype = bank, Path(folder), every_steps, dtype
-        self._processes = Processes.of(bank.model)
+        self._processes = ProcessGroups.of(bank.model)
         self._warned = False
         self._run = self._tidied(run) if self._writes else ""
         self._passed = bank.num_steps // every_steps
@@ -239,7 +239,7 @@ class Snapshots:
                 f"At step {bank.num_steps} no average has begun (the bank samples every {bank.every} steps), and a "
                 "snapshot would hold live weights: save it after the first sample."
             )
-        sharded = self._processes is not None and Processes.of_sharded(bank.model) is not None
+        sharded = self._processes is not None and ProcessGroups.of_sharded(bank.model) is not None
         if self._writes or sharded:  # shards are gathered by all of them together
             state = self._state()
             if self._writes:
@@ -275,7 +275,7 @@ class Snapshots:
             "rest": rest,
             "keys": keys,
         }
-        irregular = _irregularity(state)
+        irregular = _unusable_reason(state)
         if irregular and not self._warned:
             self._warned = True
             warnings.warn(
@@ -362,15 +362,15 @@ def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: i
     >>> torch.allclose(found.weights["weight"], bank.weights(0.8)["weight"], atol=1e-4), found.error < 0.01
     (True, True)
     """
-    return synthesize_each(folder, {"only": rule}, at_step=at_step)["only"]
+    return synthesize_many(folder, {"only": rule}, at_step=at_step)["only"]
 
 
-def synthesize_each(
+def synthesize_many(
     folder: str | os.PathLike[str], rules: Mapping[str, Rule | float], *, at_step: int | None = None
 ) -> dict[str, Synthesis]:
     """The same for several rules at one step, by name: each snapshot is read once, and one at a time.
 
-    >>> synthesize_each("no/such/folder", {"slow": EMA(half_life=100)})
+    >>> synthesize_many("no/such/folder", {"slow": EMA(half_life=100)})
     Traceback (most recent call last):
     FileNotFoundError: There are no snapshots in no/such/folder; emabank.posthoc.Snapshots writes them.
     """
@@ -386,7 +386,7 @@ def synthesize_each(
             "from the first to the last of them."
         )
     last = _read(used[max(used)], max(used))
-    irregular = _irregularity(last)
+    irregular = _unusable_reason(last)
     if irregular:
         raise ValueError(f"{used[max(used)]} cannot be used: {irregular}.")
     plan = _Plan(last, list(used))
@@ -398,10 +398,10 @@ def synthesize_each(
     }
 
 
-def steps_kept(folder: str | os.PathLike[str]) -> list[int]:
+def snapshot_steps(folder: str | os.PathLike[str]) -> list[int]:
     """The steps of which there are snapshots in a folder, the first one first.
 
-    >>> steps_kept("no/such/folder")
+    >>> snapshot_steps("no/such/folder")
     []
     """
     return sorted(_steps_in(Path(folder)))
@@ -479,7 +479,7 @@ def _wide(tensor: Tensor) -> Tensor:
 # What a snapshot says of itself --------------------------------------------------------------------------------------
 
 
-def _irregularity(state: Mapping[str, Any]) -> str:
+def _unusable_reason(state: Mapping[str, Any]) -> str:
     """Why the samples of a snapshot do not weigh what its rules say; empty where they do.
 
     Whatever makes it so stays in the counts for the rest of the training, so the last snapshot speaks for all.

@@ -10,26 +10,26 @@ import torch
 
 
 @contextmanager
-def same_randomness(*loaders: object) -> Generator[None]:
+def preserved_rng(*loaders: object) -> Generator[None]:
     """Every random stream these loaders may draw from goes on afterwards as if it had not been touched.
 
     >>> _ = torch.manual_seed(1)
-    >>> with same_randomness():
+    >>> with preserved_rng():
     ...     inside = torch.rand(1)
     >>> bool(torch.rand(1) == inside)
     True
     """
-    restart = remembered(*loaders)
+    restart = rng_restorer(*loaders)
     try:
         yield
     finally:
         restart()
 
 
-def remembered(*loaders: object) -> Callable[[], None]:
+def rng_restorer(*loaders: object) -> Callable[[], None]:
     """What sets every random stream these loaders may draw from to where it is now.
 
-    >>> restart = remembered()
+    >>> restart = rng_restorer()
     >>> first = torch.rand(1)
     >>> restart()
     >>> bool(torch.rand(1) == first)

@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from emabank._model import evaluating, refuse_values
+from emabank._model import check_values, evaluating
 from emabank._paired import (
     PerSample,
     check_per_sample,
@@ -30,7 +30,7 @@ from emabank._paired import (
 from emabank._schedule import LIVE
 from emabank.advice import LEVEL, Advice, Best, Curve, advise, finite_places, leaders
 from emabank.checkpoint import read_state, write_state
-from emabank.rng import same_randomness
+from emabank.rng import preserved_rng
 
 if TYPE_CHECKING:
     from emabank.bank import EMABank
@@ -57,10 +57,10 @@ class Observation(NamedTuple):
 _Ranked = tuple[float, int, Best]
 
 
-class Observed:
+class MetricHistory:
     """The history, one row per value, and its bests; it never changes, `with_rows` makes the next one.
 
-    >>> observed = Observed({"loss": "min"})
+    >>> observed = MetricHistory({"loss": "min"})
     >>> rows = observed.rows(1, {"live": {"loss": 0.5}, "slow": {"loss": 0.25}}, complete=True, resolve=str)
     >>> observed.with_rows(rows).best("loss")
     Best(criterion='loss', average='slow', epoch=1, value=0.25)
@@ -92,7 +92,7 @@ class Observed:
 
         `resolve` makes the name of an average out of what it was called.
 
-        >>> Observed({"loss": "min"}).rows(1, {0.9: {"loss": 1}}, complete=True, resolve=lambda key: f"ema-{key}")
+        >>> MetricHistory({"loss": "min"}).rows(1, {0.9: {"loss": 1}}, complete=True, resolve=lambda key: f"ema-{key}")
         [Observation(epoch=1, average='ema-0.9', metric='loss', value=1.0, complete=True)]
         """
         if not metrics:
@@ -128,13 +128,13 @@ class Observed:
             for metric, value in values.items()
         ]
 
-    def with_rows(self, rows: Iterable[Observation]) -> "Observed":
+    def with_rows(self, rows: Iterable[Observation]) -> "MetricHistory":
         """All of this, and these rows after it.
 
-        >>> len(Observed({"loss": "min"}).with_rows([Observation(1, "live", "loss", 0.5, True)]).history)
+        >>> len(MetricHistory({"loss": "min"}).with_rows([Observation(1, "live", "loss", 0.5, True)]).history)
         1
         """
-        following = Observed(self.criteria)
+        following = MetricHistory(self.criteria)
         following._history = list(self._history)
         following._tables = {criterion: dict(table) for criterion, table in self._tables.items()}
         following._take_in(rows)
@@ -155,7 +155,7 @@ class Observed:
         """The best over everything, or among some averages; None when nothing complete and finite was observed.
 
         >>> rows = [Observation(1, "live", "loss", 0.5, True), Observation(2, "slow", "loss", 0.25, False)]
-        >>> observed = Observed({"loss": "min"}, rows)
+        >>> observed = MetricHistory({"loss": "min"}, rows)
         >>> observed.best("loss").average, observed.best("loss", ["slow"])
         ('live', None)
         """
@@ -166,7 +166,7 @@ class Observed:
     def best_of_each(self, criterion: str) -> list[Best]:
         """The best of each average that has one.
 
-        >>> observed = Observed({"loss": "min"}, [Observation(n, "live", "loss", 1 / n, True) for n in (1, 2)])
+        >>> observed = MetricHistory({"loss": "min"}, [Observation(n, "live", "loss", 1 / n, True) for n in (1, 2)])
         >>> observed.best_of_each("loss")
         [Best(criterion='loss', average='live', epoch=2, value=0.5)]
         """
@@ -176,7 +176,7 @@ class Observed:
         """How many epochs the last complete one is after the best; what has never been finite counts from the first.
 
         >>> history = [Observation(n, "live", "loss", loss, True) for n, loss in enumerate([0.5, 0.3, 0.4, 0.4])]
-        >>> Observed({"loss": "min"}, history).epochs_without_better("loss")
+        >>> MetricHistory({"loss": "min"}, history).epochs_without_better("loss")
         2
         """
         best = self.best(criterion)
@@ -191,12 +191,12 @@ class Observed:
         return self._tables[criterion]
 
 
-def whole(name: str, value: int) -> int:
+def check_int(name: str, value: int) -> int:
     """The value of an argument as an int; raises unless it is a whole number.
 
-    >>> whole("epoch", 7)
+    >>> check_int("epoch", 7)
     7
-    >>> whole("epoch", 7.5)
+    >>> check_int("epoch", 7.5)
     Traceback (most recent call last):
     ValueError: epoch=7.5 is not a whole number.
     """
@@ -206,10 +206,10 @@ def whole(name: str, value: int) -> int:
         raise ValueError(f"{name}={value!r} is not a whole number.") from error
 
 
-def saved_rows(history: Iterable[Iterable[Any]]) -> list[Observation]:
+def rows_from_state(history: Iterable[Iterable[Any]]) -> list[Observation]:
     """The rows of a saved history; `TypeError` where one is not as it was saved.
 
-    >>> saved_rows([[1, "live", "loss", 0.5, True]])
+    >>> rows_from_state([[1, "live", "loss", 0.5, True]])
     [Observation(epoch=1, average='live', metric='loss', value=0.5, complete=True)]
     """
     return [_row(*item) for item in history]
@@ -235,10 +235,10 @@ def _number(value: SupportsFloat, average: str, metric: str) -> float:
 Place = tuple[str, int]  # the average and the epoch
 
 
-class Kept:
+class SnapshotStore:
     """Weights by average and epoch: in memory, or one file each in a folder.
 
-    >>> kept = Kept(folder=None)
+    >>> kept = SnapshotStore(folder=None)
     >>> kept.keep({("live", 1): {"scale": 2.0}}, wanted={("live", 1)})
     >>> kept.copy(("live", 1))
     {'scale': 2.0}
@@ -249,11 +249,11 @@ class Kept:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._kept: dict[Place, dict[str, Any] | _Written] = {}
+        self._snapshots: dict[Place, dict[str, Any] | _Written] = {}
 
     @property
     def places(self) -> set[Place]:
-        return set(self._kept)
+        return set(self._snapshots)
 
     def keep(self, fresh: Mapping[Place, dict[str, Any]], wanted: set[Place]) -> None:
         """Store the fresh ones, then let go of what is not wanted any more; a failed write changes nothing."""
@@ -262,14 +262,14 @@ class Kept:
             for place, weights in fresh.items():
                 stored[place] = weights if self._folder is None else _written(self._folder, place, weights)
         except BaseException:
-            _remove(stored[place] for place in stored if place not in self._kept)
+            _remove(stored[place] for place in stored if place not in self._snapshots)
             raise
-        every = {**self._kept, **stored}
-        self._kept = {place: every[place] for place in every if place in wanted}
+        every = {**self._snapshots, **stored}
+        self._snapshots = {place: every[place] for place in every if place in wanted}
         _remove(every[place] for place in every if place not in wanted)
 
     def copy(self, place: Place) -> dict[str, Any]:
-        kept = self._kept[place]
+        kept = self._snapshots[place]
         if not isinstance(kept, _Written):
             return copied(kept)
         try:
@@ -361,8 +361,8 @@ class BestTracker:
             raise ValueError(f"folder={os.fspath(folder)!r} with snapshots=None: nothing would be kept there.")
         self._bank = bank
         self._mode: Literal["best", "each"] | None = snapshots
-        self._observed = Observed(criteria)
-        self._kept = Kept(None if folder is None else Path(folder))
+        self._history = MetricHistory(criteria)
+        self._snapshots = SnapshotStore(None if folder is None else Path(folder))
         self._recomputed: list[int] = []  # the epochs at which averages were observed with recomputed statistics
         self._per_sample: PerSample = {}
         self._unit = unit
@@ -372,12 +372,12 @@ class BestTracker:
     @property
     def criteria(self) -> dict[str, Literal["max", "min"]]:
         """Each criterion and its direction (a copy)."""
-        return dict(self._observed.criteria)
+        return dict(self._history.criteria)
 
     @property
     def history(self) -> list[Observation]:
         """Everything observed, in order, one row per value; `pandas.DataFrame(tracker.history)` makes a table of it."""
-        return list(self._observed.history)
+        return list(self._history.history)
 
     def observe(
         self,
@@ -412,19 +412,19 @@ class BestTracker:
         """
         if batchnorm not in ("averaged", "recomputed"):
             raise ValueError(f"batchnorm={batchnorm!r} is neither 'averaged' nor 'recomputed'.")
-        epoch = whole("epoch", epoch)
-        rows = self._observed.rows(epoch, metrics, complete=bool(complete), resolve=self._bank.resolve)
+        epoch = check_int("epoch", epoch)
+        rows = self._history.rows(epoch, metrics, complete=bool(complete), resolve=self._bank.resolve)
         values = read_per_sample(per_sample or {}, list(self.criteria), epoch, self._bank.resolve) if complete else {}
         per_sample_values = check_per_sample(values, self._per_sample, rows)
-        observed = self._observed.with_rows(rows)
+        observed = self._history.with_rows(rows)
         wanted = self._wanted(observed)
         fresh: dict[Place, dict[str, Any]] = {}
-        for average, at in sorted(wanted - self._kept.places):
+        for average, at in sorted(wanted - self._snapshots.places):
             # The live weights have one set of statistics, their own.
             statistics = "averaged" if average == LIVE else batchnorm
             fresh[average, at] = _on_cpu(self._bank.weights(average, batchnorm=statistics))
-        self._kept.keep(fresh, wanted)
-        self._observed, self._per_sample = observed, per_sample_values
+        self._snapshots.keep(fresh, wanted)
+        self._history, self._per_sample = observed, per_sample_values
         if batchnorm == "recomputed" and epoch not in self._recomputed:
             self._recomputed.append(epoch)
 
@@ -457,7 +457,7 @@ class BestTracker:
         for name in (LIVE, *self._bank.names):
             statistics = "averaged" if name == LIVE else batchnorm
             applied = self._bank.applied(name, batchnorm=statistics)
-            with applied, evaluating(model), same_randomness(), torch.no_grad():
+            with applied, evaluating(model), preserved_rng(), torch.no_grad():
                 metrics[name], per_sample[name] = split_per_sample(fn(model))
         self.observe(epoch, metrics, per_sample=per_sample, complete=complete, batchnorm=batchnorm)
         return {name: {metric: float(value) for metric, value in values.items()} for name, values in metrics.items()}
@@ -477,11 +477,11 @@ class BestTracker:
         >>> tracker.best("loss").average, tracker.best("loss", bank.names).average
         ('live', 'ema-0.9')
         """
-        best, of = self._observed.best(criterion), ""
+        best, of = self._history.best(criterion), ""
         if average is not None:
             given = [average] if isinstance(average, str) or not isinstance(average, Iterable) else average
             chosen = [self._bank.resolve(name) for name in given]
-            best, of = self._observed.best(criterion, chosen), f" of {', '.join(chosen) or 'no average'}"
+            best, of = self._history.best(criterion, chosen), f" of {', '.join(chosen) or 'no average'}"
         if best is None:
             raise LookupError(f"No {criterion}{of} has been observed that is complete and finite.")
         return best
@@ -501,12 +501,12 @@ class BestTracker:
             raise RuntimeError("No weights were kept: this tracker has snapshots=None; use snapshots='best' or 'each'.")
         best = self.best(criterion, average)
         place = (best.average, best.epoch)
-        if place not in self._kept.places:
+        if place not in self._snapshots.places:
             raise RuntimeError(
                 f"The weights of {best.average!r} at {self._unit} {best.epoch} were not kept, because they are not the "
                 f"best {criterion} of all; use snapshots='each' to keep those of each average."
             )
-        return self._kept.copy(place)
+        return self._snapshots.copy(place)
 
     def should_stop(self, patience: int, *, criterion: str | None = None) -> bool:
         """Whether the last `patience` epochs brought nothing better, by the criterion, or by none of them.
@@ -519,10 +519,10 @@ class BestTracker:
         >>> tracker.should_stop(patience=2), tracker.should_stop(patience=3)
         (True, False)
         """
-        if whole("patience", patience) < 1:
+        if check_int("patience", patience) < 1:
             raise ValueError(f"patience={patience} must be at least 1 epoch.")
         criteria = self.criteria if criterion is None else [criterion]
-        return all(self._observed.epochs_without_better(name) >= patience for name in criteria)
+        return all(self._history.epochs_without_better(name) >= patience for name in criteria)
 
     def advice(self, criterion: str | None = None, *, samples: int | None = None) -> Advice:
         """Which average to ship, from which epoch, with what gain over the live weights, and whether training could
@@ -547,10 +547,10 @@ class BestTracker:
         criterion = next(iter(self.criteria)) if criterion is None else criterion
         if criterion not in self.criteria:
             raise KeyError(f"There is no criterion {criterion!r}; there are {', '.join(self.criteria)}.")
-        if samples is not None and whole("samples", samples) < 1:
+        if samples is not None and check_int("samples", samples) < 1:
             raise ValueError(f"samples={samples}: give the number of validation samples, 1 or more.")
         curves: dict[str, dict[int, float]] = {}
-        for row in self._observed.history:
+        for row in self._history.history:
             if row.complete and row.metric == criterion:
                 curves.setdefault(row.average, {})[row.epoch] = row.value
         error, critical = self._paired(criterion, curves, samples) or (None, None)
@@ -583,7 +583,7 @@ class BestTracker:
         chosen = candidates.index((top.average, top.epoch))
         return paired_test(known, live_values, chosen=chosen, better=better, level=LEVEL)
 
-    def _wanted(self, observed: Observed) -> set[Place]:
+    def _wanted(self, observed: MetricHistory) -> set[Place]:
         """Which weights have to be kept; criteria that agree on average and epoch share one snapshot."""
         if self._mode is None:
             return set()
@@ -595,14 +595,14 @@ class BestTracker:
         return {(best.average, best.epoch) for best in kept if best}
 
     def __repr__(self) -> str:
-        bests = {criterion: self._observed.best(criterion) for criterion in self.criteria}
+        bests = {criterion: self._history.best(criterion) for criterion in self.criteria}
         found = [
             f"best {criterion} none yet"
             if best is None
             else f"best {criterion} {best.value:g} ({best.average}, {self._unit} {best.epoch})"
             for criterion, best in bests.items()
         ]
-        epochs = len({row.epoch for row in self._observed.history})
+        epochs = len({row.epoch for row in self._history.history})
         return f"BestTracker({', '.join(found)}; {self._unit}s observed: {epochs}, snapshots={self._mode!r})"
 
     # Saving and loading ----------------------------------------------------------------------------------------------
@@ -623,15 +623,15 @@ class BestTracker:
             "version": VERSION,
             "criteria": self.criteria,
             "snapshots": self._mode,
-            "history": [list(row) for row in self._observed.history],
+            "history": [list(row) for row in self._history.history],
             "recomputed": list(self._recomputed),
             "per_sample": [
                 {"criterion": criterion, "average": average, "epoch": epoch, "values": values.clone()}
                 for (criterion, average, epoch), values in self._per_sample.items()
             ],
             "weights": [
-                {"average": average, "epoch": epoch, "weights": self._kept.copy((average, epoch))}
-                for average, epoch in sorted(self._kept.places)
+                {"average": average, "epoch": epoch, "weights": self._snapshots.copy((average, epoch))}
+                for average, epoch in sorted(self._snapshots.places)
             ],
         }
 
@@ -650,10 +650,10 @@ class BestTracker:
         """
         self._check_same(state)
         try:
-            rows = saved_rows(state["history"])
-            saved = [(item["average"], whole("epoch", item["epoch"]), item["weights"]) for item in state["weights"]]
+            rows = rows_from_state(state["history"])
+            saved = [(item["average"], check_int("epoch", item["epoch"]), item["weights"]) for item in state["weights"]]
             weights = {(average, epoch): copied(dict(values)) for average, epoch, values in saved}
-            recomputed = [whole("epoch", epoch) for epoch in state["recomputed"]]
+            recomputed = [check_int("epoch", epoch) for epoch in state["recomputed"]]
             per_sample = saved_per_sample(state["per_sample"], rows)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error
@@ -663,7 +663,7 @@ class BestTracker:
                 f"The state has observed {', '.join(sorted(unknown))}, and the bank's averages are "
                 f"{', '.join(self._bank.names)}; build the bank with the same averages."
             )
-        observed = Observed(self.criteria, rows)
+        observed = MetricHistory(self.criteria, rows)
         wanted = self._wanted(observed)
         if weights.keys() != wanted or any(a.epoch > b.epoch for a, b in pairwise(rows)):
             raise ValueError(
@@ -671,9 +671,9 @@ class BestTracker:
             )
         live = self._bank.weights(LIVE) if weights else {}
         for (average, epoch), values in weights.items():
-            refuse_values(f"The snapshot of {average!r} at epoch {epoch} does not fit the model", live, values)
-        self._kept.keep(weights, wanted)
-        self._observed, self._recomputed, self._per_sample = observed, recomputed, per_sample
+            check_values(f"The snapshot of {average!r} at epoch {epoch} does not fit the model", live, values)
+        self._snapshots.keep(weights, wanted)
+        self._history, self._recomputed, self._per_sample = observed, recomputed, per_sample
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
         if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]

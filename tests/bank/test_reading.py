@@ -29,8 +29,8 @@ def test_call_gathers_once_until_the_next_update(monkeypatch: pytest.MonkeyPatch
     model, bank = small_bank()
     run(model, 2, bank.update)
     reads = []
-    real = bank._tracked.read
-    monkeypatch.setattr(bank._tracked, "read", lambda k: (reads.append(k), real(k))[1])
+    real = bank._tensors.read
+    monkeypatch.setattr(bank._tensors, "read", lambda k: (reads.append(k), real(k))[1])
     first = bank.call(0.9, torch.ones(1, 6))
     bank.call(0.9, torch.ones(1, 6))
     assert len(reads) == 1
@@ -97,11 +97,11 @@ def test_repr_shows_what_a_decay_means() -> None:
     ("options", "says"),
     [
         ({"every": 0}, "every=0"),
-        ({"buffers": "ignore"}, "'average' and 'copy'"),
-        ({"dtype": torch.bfloat16}, "torch.float32 and torch.float64"),
-        ({"on_nonfinite": "warn"}, "'raise' and 'skip'"),
+        ({"buffers": "ignore"}, "'average' or 'copy'"),
+        ({"dtype": torch.bfloat16}, "torch.float32 or torch.float64"),
+        ({"on_nonfinite": "warn"}, "'raise' or 'skip' or 'ignore'"),
         ({"parameters": "some"}, "'some'"),
-        ({"parameters": lambda *_: False}, "No parameter is averaged"),
+        ({"parameters": lambda *_: False}, "must choose at least one parameter"),
     ],
 )
 def test_bad_options_get_a_clear_sentence(options: dict, says: str) -> None:
@@ -114,7 +114,7 @@ def test_a_bank_wants_a_module() -> None:
         EMABank([torch.ones(2)], [0.9])
     with pytest.raises(ValueError, match="lazy"):
         EMABank(nn.LazyLinear(2), [0.9])
-    with pytest.raises(ValueError, match="'averaged' and 'recomputed'"):
+    with pytest.raises(ValueError, match="'averaged' or 'recomputed'"):
         EMABank(nn.Linear(2, 1), [0.9]).weights(0.9, batchnorm="own")
 
 

@@ -8,7 +8,7 @@ from states import same
 from study.small_runs import Drawer, config, trained, training_of
 from study.small_runs import one_thread as one_thread
 
-from emabank.posthoc import steps_kept
+from emabank.posthoc import snapshot_steps
 from emabank.study.train import Interrupted, Training
 
 
@@ -44,7 +44,7 @@ def test_nothing_else_of_a_run_changes(tmp_path: Path):
     training = training_of(config(posthoc=8))
     training.afterwards.keep_in(tmp_path)
     training.run()
-    assert steps_kept(tmp_path) == [0, 2, 5, 7, 10, 12, 15, 17, 20]
+    assert snapshot_steps(tmp_path) == [0, 2, 5, 7, 10, 12, 15, 17, 20]
     assert states_equal(plain.model.state_dict(), training.model.state_dict())
     assert same(plain.bank.state_dict(), training.bank.state_dict())
     assert plain.measured == training.measured
@@ -78,11 +78,11 @@ def test_interrupted_anywhere_the_snapshots_are_the_same(tmp_path: Path):
     interrupted(first, drawer, 6)
     state = drawer.load_checkpoint()
     first.run()  # and goes on without a checkpoint, as if it were killed after the twentieth step
-    assert max(steps_kept(tmp_path / "parts")) == 20
+    assert max(snapshot_steps(tmp_path / "parts")) == 20
     second = training_of(run)
     second.load_state_dict(state)
     second.afterwards.keep_in(tmp_path / "parts")
-    assert steps_kept(tmp_path / "parts") == [0, 2, 5]
+    assert snapshot_steps(tmp_path / "parts") == [0, 2, 5]
     second.run()
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
 
@@ -94,7 +94,7 @@ def test_from_the_beginning_nothing_is_left_of_an_earlier_start(tmp_path: Path):
     first.run()
     again = training_of(run)
     again.afterwards.keep_in(tmp_path)
-    assert steps_kept(tmp_path) == [0]
+    assert snapshot_steps(tmp_path) == [0]
 
 
 def test_a_checkpoint_without_them_is_refused():

@@ -7,7 +7,7 @@ import pytest
 from study.small_runs import config, digits, logits_of, network_with, parts_of, recalibrated
 from study.small_runs import one_thread as one_thread
 
-from emabank.posthoc import steps_kept, synthesize
+from emabank.posthoc import snapshot_steps, synthesize
 from emabank.study.averages import windows
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.config import RunConfig
@@ -78,7 +78,7 @@ def test_a_field_measured_by_hand_is_the_same(run: RunFolder, rows: list[Row]):
 
 def test_the_run_is_done_with_it_and_keeps_the_snapshots(run: RunFolder):
     assert run.is_done(contents=True)
-    assert steps_kept(run.path / "posthoc") == list(range(21))
+    assert snapshot_steps(run.path / "posthoc") == list(range(21))
     (run.path / "posthoc/step-000000003.pt").unlink()
     assert run.is_done(contents=True), "whoever needs the room may remove them"
     content = (run.path / "posthoc.jsonl").read_bytes()

@@ -21,7 +21,7 @@ from emabank.integrations.companion import (
     same_modes,
     under_their_names,
 )
-from emabank.rng import same_randomness
+from emabank.rng import preserved_rng
 
 try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
@@ -106,11 +106,11 @@ class AcceleratedBank(Accompanied):
         """
         model = self.bank.model
         with same_modes(model):
-            with same_randomness():
+            with preserved_rng():
                 self._companion.recalibrate(self._loader if self._companion.needs_batches else ())
             model.eval()
             found: Metrics = {LIVE: _numbers(evaluate(model))}
-            with same_randomness():
+            with preserved_rng():
                 for name in self.bank.names:
                     with self.bank.applied(name, batchnorm=self._companion.statistics):
                         found[name] = _numbers(evaluate(model))

@@ -24,7 +24,7 @@ from emabank.integrations.companion import (
     same_modes,
     under_their_names,
 )
-from emabank.rng import same_randomness
+from emabank.rng import preserved_rng
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -125,7 +125,7 @@ class EMABankCallback(Accompanied, pl.Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit" or not self._companion.has_begun:
             return
         loaders = _flattened(_validation_loop(trainer)._combined_loader)
-        with same_randomness(*loaders), same_modes(pl_module):
+        with preserved_rng(*loaders), same_modes(pl_module):
             self._recalibrate(trainer, pl_module)
             for name in self.bank.names:
                 with self.bank.applied(name, batchnorm=self._companion.statistics), _aside(trainer) as metrics:

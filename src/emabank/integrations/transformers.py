@@ -24,7 +24,7 @@ from emabank.integrations.companion import (
     same_modes,
     under_their_names,
 )
-from emabank.rng import same_randomness
+from emabank.rng import preserved_rng
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -135,7 +135,7 @@ class EMABankCallback(Accompanied, TrainerCallback):
         prefix = next(key for key in metrics if key.endswith("_runtime")).removesuffix("_runtime")
         found: Metrics = {LIVE: _numbers(metrics)}
         model = _model(self._trainer)
-        with same_randomness(loader), same_modes(model), _unheard(self._trainer):
+        with preserved_rng(loader), same_modes(model), _unheard(self._trainer):
             self._recalibrate(model, training)
             for name in self.bank.names:
                 with self.bank.applied(name, batchnorm=self._companion.statistics):

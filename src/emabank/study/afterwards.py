@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from emabank import EMABank, PowerEMA
-from emabank.posthoc import Snapshots, steps_kept
+from emabank.posthoc import Snapshots, snapshot_steps
 from emabank.study.config import RunConfig
 from emabank.study.plain import to_plain
 from emabank.study.runs.identity import run_id
@@ -44,7 +44,7 @@ class Afterwards:
         if self._bank is None:
             return
         if self._bank.num_steps == 0:  # from the beginning, whatever an earlier start left
-            for step in steps_kept(folder):
+            for step in snapshot_steps(folder):
                 (folder / f"step-{step:09d}.pt").unlink()
         # Of the steps in between, `after_step` decides: an interruption must not add snapshots.
         self._snapshots = Snapshots(self._bank, folder, every_steps=self._steps + 1, run=self._run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from emabank import recalibrate_batchnorm
-from emabank.posthoc import Synthesis, steps_kept, synthesize_each
+from emabank.posthoc import Synthesis, snapshot_steps, synthesize_many
 from emabank.study.averages import stops, windows
 from emabank.study.data.splits import Parts
 from emabank.study.measures import Measured, by_split, measures
@@ -31,10 +31,10 @@ def grid(training: Training, parts: Parts, folder: Path, make_model: Callable[[]
     rules = windows(recipe.averages, steps)
     found: list[Measured] = []
     made: dict[str, Synthesis] = {}
-    kept = steps_kept(folder) if ranks.is_first else []
+    kept = snapshot_steps(folder) if ranks.is_first else []
     for epoch in stops(epochs):
         at_step = max((step for step in kept if step <= epoch * steps // epochs), default=0)
-        made = ranks.from_first(synthesize_each(folder, rules, at_step=at_step) if ranks.is_first else None)
+        made = ranks.from_first(synthesize_many(folder, rules, at_step=at_step) if ranks.is_first else None)
         for name in rules:
             found += _measured(training, parts, make_model, epoch, name, made[name])
     last = stops(epochs)[-1]
