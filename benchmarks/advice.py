@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from emabank.advice import LEVEL, advise, critical_value
-from emabank.bench.kept import keep_result
-from emabank.bench.machine import conditions
 from emabank._paired import paired_test
+from emabank.advice import LEVEL, advise, critical_value
+from emabank.study.bench import conditions, write_json
 
 ACCURACY = 0.9  # of the live weights, at the end
 NOISE = 0.4  # of what training changes in a sample's margin from epoch to epoch, over what samples differ in difficulty
@@ -211,8 +210,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(" ".join(_row(results[-1])), flush=True)
     print(table(results))
     if asked.json:
+        command = "python benchmarks/advice.py"
         kept = [asdict(result) for result in results]
-        keep_result(asked.json, "python benchmarks/advice.py", conditions(), results=kept)
+        write_json(asked.json, {"command": command, "conditions": conditions(), "results": kept})
     return 0
 
 

@@ -1,11 +1,10 @@
-"""A large model with five averages: the memory and time of each stage, in a fresh process. 500 million on 24 GiB.
+"""A large model with five averages: memory and time of each stage, in a fresh process. 500 million fit into 24 GiB.
 
-Run `python benchmarks/large.py --help`; benchmarks/README.md says what each number means.
+Run `python benchmarks/large.py --help`; benchmarks/README.md explains the numbers.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
@@ -14,352 +13,202 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from argparse import SUPPRESS
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
-from memory import allowed, forget_peak, peak_resident_bytes, resident_bytes
-from torch import nn
+from harness import (
+    Case,
+    case_text,
+    free_memory,
+    make_case,
+    make_parser,
+    read_case,
+    run_interleaved,
+    set_threads,
+    show_progress,
+    start,
+    text_table,
+    write_result,
+)
+from memory import allowed, peak_bytes, reset_peak, resident_bytes, warm_up
+from models import BF16, GPT_SIZES, build
+from peers import decays
 
 from emabank import EMABank
-from emabank.bench import zoo
-from emabank.bench.cases import Verdict
-from emabank.bench.interleave import ColdCaches, Contestant, Spread, paired_ratio, run_interleaved
-from emabank.bench.kept import Ratio, keep_result
-from emabank.bench.machine import QUIET_SHARE, available_bytes, conditions
-from emabank.bench.peers import BANK, LIMIT, LIMIT_ELEMENTS, decays, memory_limit
-from emabank.bench.tables import facts, number, table, with_spread
-from emabank.bench.update import progress
 from emabank.checkpoint import load, save
+from emabank.study.bench import BANK, LIMIT, LIMIT_ELEMENTS, Contestant, memory_limit
 
-AVERAGES = 5
-UPDATES = 5
-MACHINE = 24 * 2**30
-OF_LIMIT = 1.1  # issue 5, point 1: from ResNet-18 up
-SPARE = 2**30  # bytes that are left to everything else on the machine
-KINDS = {"float32": "", "bfloat16": zoo.BF16}
+AVERAGES, UPDATES = 5, 5
+SPARE = 2**30  # bytes left to everything else
+KINDS = {"float32": "", "bfloat16": BF16}
 
 
-@dataclass(frozen=True)
-class Size:
-    """What a model is: its parameters, those of its largest tensor, and the bytes of its live weights."""
-
-    parameters: int
-    largest: int
-    live: int
-
-    @property
-    def average(self) -> int:
-        """Bytes of one average."""
-        return 4 * self.parameters
-
-    @property
-    def compared(self) -> int:
-        """Bytes in which live weights are compared with an average: both in its precision, and two temporaries."""
-        converted = 0 if self.live == self.average else self.average
-        return self.average + converted + 2 * 4 * self.largest
-
-    @property
-    def needed(self) -> int:
-        """What all stages but saving and loading need at the most: an average is read twice over, or timed."""
-        beside = max(2 * self.average, self.average + self.live, 4 * LIMIT_ELEMENTS + self.live, self.compared)
-        return self.live + allowed(self.parameters, AVERAGES) + beside
+def gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One stage: the bytes that are resident after it and at its worst moment, beyond what the bare process has.
-
-    Args:
-        beside: bytes that it may need at its worst moment beside the model and the averages; None: it is not judged.
-    """
-
-    name: str
-    seconds: float
-    resident: int
-    peak: int
-    beside: int | None = None
-
-
-@dataclass(frozen=True)
-class Weighed:
-    """What a model with its averages took.
-
-    Args:
-        live: the precision of its live weights.
-        bare: bytes of the process before there was a model.
-        left_out: why stages were left out.
-        of_limit: time of an update over the memory limit's, round by round.
-    """
-
-    live: str
-    size: Size
-    bare: int
-    stages: Sequence[Stage]
-    milliseconds: Spread
-    of_limit: Spread
-    rounds: int
-    bystanders: float | None
-    left_out: Sequence[str] = ()
-
-
-def size_of(name: str) -> Size:
-    """The size of a model that is not built."""
-    with torch.device("meta"):
-        model = zoo.build(name)
-    tensors = list(model.parameters())
-    counts = [each.numel() for each in tensors]
-    return Size(sum(counts), max(counts), sum(each.nbytes for each in tensors))
-
-
-# In the fresh process -------------------------------------------------------------------------------------------------
-
-
-@dataclass
 class Scale:
-    """Weighs one stage after the other, against what the process had when it was made."""
+    """Weighs one stage after another, relative to what the process had before."""
 
-    bare: int = field(default_factory=lambda: resident_bytes() or 0)
-    stages: list[Stage] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.bare = resident_bytes() or 0
+        self.stages: list[dict[str, Any]] = []
 
     @contextmanager
-    def stage(self, name: str, beside: int | None = None) -> Generator[None]:
-        """What happens inside is one stage."""
-        print(f"{name} ... ", end="", file=sys.stderr, flush=True)
-        give_back()
-        forget_peak()
+    def stage(self, name: str) -> Generator[None]:
+        """Weigh what happens inside as one stage."""
+        trim()
+        reset_peak()
         begin = time.perf_counter()
         yield
-        seconds, peak = time.perf_counter() - begin, peak_resident_bytes() or 0
-        give_back()
-        after = resident_bytes() or 0
-        self.stages.append(Stage(name, seconds, after - self.bare, peak - self.bare, beside))
-        print(f"{seconds:.1f} s, peak {gib(peak - self.bare)}", file=sys.stderr, flush=True)
+        seconds, peak = time.perf_counter() - begin, peak_bytes() or 0
+        trim()
+        resident = (resident_bytes() or 0) - self.bare
+        self.stages.append({"name": name, "seconds": seconds, "resident": resident, "peak": peak - self.bare})
+        print(f"{name}: {seconds:.1f} s, peak {gib(peak - self.bare)}", file=sys.stderr, flush=True)
 
 
-def give_back() -> None:
-    """Return what is free to the system: the allocator keeps tensors below 32 MiB for later, and that is no need."""
+def trim() -> None:
+    """Return free memory to the system, so that no stage pays for the leftovers of the one before."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # only glibc has it
+    with suppress(OSError, AttributeError):  # glibc alone has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def weigh(name: str, work: Path | None, seconds: float) -> Weighed:
-    """Everything of one model, in this process, which should have done nothing else."""
-    spare = EMABank(nn.Linear(8, 8), decays(AVERAGES), every=1)  # threads and lazy imports are paid once a process
-    spare.update()
-    del spare
-    size, caches = size_of(name), ColdCaches()
+def size_of(name: str) -> tuple[int, int]:
+    """The number of parameters and the bytes of a model, without building it."""
+    with torch.device("meta"):
+        parameters = list(build(name).parameters())
+    return sum(p.numel() for p in parameters), sum(p.nbytes for p in parameters)
+
+
+def weigh(name: str, folder: Path | None, seconds: float) -> Case:
+    """All stages of one model, in this process, which should have done nothing else."""
+    warm_up(AVERAGES)
+    parameters, live = size_of(name)
     scale = Scale()
     with scale.stage("model built"):
-        model = zoo.build(name)
-    written = partial(caches.prepare, Contestant(BANK, list, list(model.parameters())))
-    with scale.stage("bank built", 0):
+        model = build(name)
+    with scale.stage("bank built"):
         bank = EMABank(model, decays(AVERAGES), every=1)
-    written()
-    written()  # as AdamW does in one step; then the first update compares, to see that no other weights were loaded
-    with scale.stage("first update", 0):
+    with scale.stage("first update"):
         bank.update()
-    with scale.stage(f"{UPDATES} updates", 0):
+    with scale.stage(f"{UPDATES} updates"):
         for _ in range(UPDATES):
-            written()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.neg_()
             bank.update()
-    milliseconds, of_limit, rounds, bystanders = time_update(model, bank, seconds)
+    # Reading an average copies it, and near the end of memory that cannot be afforded: whether the bank averages is
+    # checked once, below, and not by the run.
+    contestants = [memory_limit(model, AVERAGES), Contestant(BANK, bank.update, list(model.parameters()))]
+    run = run_interleaved(contestants, seconds=seconds, progress=show_progress(f"{name}: update and memory limit"))
+    del contestants
     with scale.stage("one average as a state dict"):
-        read = bank.weights(bank.names[0])
-        refuse_standing_still(model, read)
-        del read
-    with scale.stage("one average applied", size.average + size.live), bank.applied(bank.names[-1]):
+        weights = bank.weights(bank.names[0])
+        key, parameter = next(iter(model.named_parameters()))
+        if torch.equal(weights[key], parameter.to(weights[key].dtype)):
+            raise RuntimeError(f"the average of {key} must differ from the live weights after many updates")
+        del weights
+    with scale.stage("one average applied"), bank.applied(bank.names[-1]):
         pass
-    left_out = save_and_load(bank, scale, size, work)
-    kind = "bfloat16" if name.endswith(zoo.BF16) else "float32"
-    return Weighed(kind, size, scale.bare, scale.stages, milliseconds, of_limit, rounds, bystanders, left_out)
+    left_out = save_and_load(bank, scale, AVERAGES * 4 * parameters, folder)
+    kind = "bfloat16" if name.endswith(BF16) else "float32"
+    about = {"parameters": parameters, "dtype": kind, "live": live, "bare": scale.bare, "stages": scale.stages}
+    title = f"{parameters / 1e6:.0f} million parameters in {kind}, {AVERAGES} averages"
+    return make_case(title, [run], over=(LIMIT,), better={BANK: "lower"}, about=about | {"left_out": left_out})
 
 
-def time_update(model: nn.Module, bank: EMABank, seconds: float) -> tuple[Spread, Spread, int, float | None]:
-    """An update beside the memory limit: its milliseconds, its time over the limit's, rounds, and what others took."""
-    field = [memory_limit(model, AVERAGES), Contestant(BANK, bank.update, list(model.parameters()))]
-    run = run_interleaved(field, seconds=seconds, progress=progress("update and memory limit"))
-    own, limit = run.times[BANK], run.times[LIMIT]
-    milliseconds = paired_ratio(own, [1e-3] * len(own))
-    return milliseconds, paired_ratio(own, limit), len(own), run.bystanders
-
-
-def refuse_standing_still(model: nn.Module, read: dict[str, torch.Tensor]) -> None:
-    """What does not average need not be weighed: the live weights were doubled and halved, so an average is neither."""
-    name, live = next(iter(model.named_parameters()))
-    if torch.equal(read[name], live.to(read[name].dtype)):
-        raise RuntimeError(f"the average of {name} equals the live weights after many updates; its time means nothing")
-
-
-def save_and_load(bank: EMABank, scale: Scale, size: Size, work: Path | None) -> list[str]:
-    """Save and load the whole bank, if memory and disk allow; else why not, in a sentence."""
-    needed = AVERAGES * size.average
-    free = available_bytes()
-    if work is None:
-        return ["saving and loading were not asked for"]
-    if free is not None and free < needed + SPARE:
-        return [f"saving and loading hold all averages a second time, {gib(needed)}, and {gib(free)} are free"]
-    if (room := shutil.disk_usage(work).free) < needed + SPARE:
-        return [f"the file needs {gib(needed)}, and the disk of {work} has {gib(room)}; give another --work"]
-    steps, path = bank.num_steps, work / "bank.pt"
+def save_and_load(bank: EMABank, scale: Scale, size: int, folder: Path | None) -> str:
+    """Save and load the bank if memory and disk allow; else the reason why not."""
+    free = free_memory()
+    if folder is None:
+        return "saving and loading: not asked for"
+    if free is not None and free < size + SPARE:
+        return f"saving and loading: needs {gib(size + SPARE)} of memory, {gib(free)} are free"
+    if (disk := shutil.disk_usage(folder).free) < size + SPARE:
+        return f"saving and loading: needs {gib(size + SPARE)} of disk, {folder} has {gib(disk)}"
+    steps, path = bank.num_steps, folder / "bank.pt"
     with scale.stage("bank saved"):
         save(bank, path)
     bank.update()
     with scale.stage("bank loaded"):
         load(bank, path)
-    path.unlink()
     if bank.num_steps != steps:
-        raise RuntimeError(f"the bank is at step {bank.num_steps} after loading a state of step {steps}")
-    return []
+        raise RuntimeError(f"the loaded bank must be at step {steps}; got {bank.num_steps}")
+    return ""
 
 
-# Judging and showing --------------------------------------------------------------------------------------------------
-
-
-def judge(weighed: Weighed) -> list[Verdict]:
-    """By the peak of every stage that has a goal, by that of all stages, and by the time of an update."""
-    size, what = weighed.size, title_of(weighed)
-    room = size.live + allowed(size.parameters, AVERAGES)
-    found = [
-        Verdict(
-            f"{what}, {stage.name}: peak at most the model and {AVERAGES} × 4 bytes a parameter, plus 2 %"
-            + (f", plus {gib(stage.beside)} that it needs meanwhile" if stage.beside else ""),
-            stage.peak <= room + stage.beside,
-            f"{gib(stage.peak)} of {gib(room + stage.beside)}",
-        )
-        for stage in weighed.stages
-        if stage.beside is not None
-    ]
-    most = max(weighed.stages, key=lambda stage: stage.peak)
-    whole = weighed.bare + most.peak
-    found.append(Verdict(f"{what}: within 24 GiB", whole <= MACHINE, f"{gib(whole)} ({most.name}), process and all"))
-    if weighed.live == "float32":
-        disturbed = (weighed.bystanders or 0.0) > QUIET_SHARE
-        value = weighed.of_limit.median
-        passed = None if disturbed else value <= OF_LIMIT
-        found.append(Verdict(f"{what}: an update at most {OF_LIMIT} × the limit", passed, f"{value:.3f} ×"))
-    return found
-
-
-def ratios_of(weighed: Weighed) -> list[Ratio]:
-    """What a later measurement is held against."""
-    name = f"large/{weighed.size.parameters // 10**6}m-{weighed.live}/of-limit"
-    return [Ratio(name, weighed.of_limit, weighed.rounds)]
-
-
-def gib(size: float) -> str:
-    """Bytes for people."""
-    return f"{size / 2**30:.2f} GiB"
-
-
-def title_of(weighed: Weighed) -> str:
-    return f"{weighed.size.parameters / 1e6:.0f} million parameters in {weighed.live}, {AVERAGES} averages"
-
-
-def weighed_text(weighed: Weighed) -> str:
-    """The stages, and the update."""
-    size = weighed.size
+def stages_text(case: Case) -> str:
+    """The stages, and whether building and updating stay within the model, the averages and 2 %."""
+    about = case.about
     rows = [
-        [
-            stage.name,
-            number(stage.seconds),
-            gib(stage.resident),
-            gib(stage.peak),
-            f"{(stage.peak - size.live) / size.average:.2f}",
-        ]
-        for stage in weighed.stages
+        [stage["name"], f"{stage['seconds']:.3g}", gib(stage["resident"]), gib(stage["peak"])]
+        for stage in about["stages"]
     ]
-    others = "an unknown share" if weighed.bystanders is None else f"{weighed.bystanders:.1%}"
-    return "\n".join(
-        [
-            f"{title_of(weighed)}: live weights {gib(size.live)}, averages {gib(AVERAGES * size.average)}; the bare "
-            f"process has {gib(weighed.bare)}, which is in none of the numbers",
-            table(["stage", "seconds", "resident", "peak", "peak beyond the model, in averages"], rows),
-            *weighed.left_out,
-            f"an update: {with_spread(weighed.milliseconds)} ms, {with_spread(weighed.of_limit)} × the memory limit; "
-            f"{weighed.rounds} rounds; other processes took {others} of the machine",
-        ]
-    )
+    most = about["live"] + allowed(about["parameters"], AVERAGES)
+    peak = max(stage["peak"] for stage in about["stages"] if "update" in stage["name"] or stage["name"] == "bank built")
+    verdict = "met" if peak <= most else "NOT MET"
+    lines = [text_table(["stage", "seconds", "resident", "peak"], rows), about["left_out"]]
+    return "\n".join([*filter(None, lines), f"peak of building and updating: {gib(peak)} of {gib(most)}, {verdict}"])
 
 
-# The command ----------------------------------------------------------------------------------------------------------
-
-
-def weigh_apart(name: str, work: Path | None, seconds: float) -> Weighed:
+def weigh_apart(name: str, folder: Path | None, seconds: float) -> Case:
     """Weigh a model in a process of its own."""
-    command = [sys.executable, __file__, "--one", name, "--seconds", str(seconds)]
-    command += ["--no-save"] if work is None else ["--work", str(work)]
+    threads = str(torch.get_num_threads())
+    command = [sys.executable, __file__, "--one", name, "--seconds", str(seconds), "--threads", threads]
+    command += ["--no-save"] if folder is None else ["--work", str(folder)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        raise RuntimeError(f"the process that weighs {name} ended with {done.returncode} (-9: for want of memory)")
-    kept = json.loads(done.stdout.splitlines()[-1])
-    stages = [Stage(**stage) for stage in kept["stages"]]
-    spreads = {key: Spread(**kept[key]) for key in ("milliseconds", "of_limit")}
-    return Weighed(**{**kept, "size": Size(**kept["size"]), "stages": stages, **spreads})
+        raise RuntimeError(f"the process that weighs {name} ended with code {done.returncode} (-9: out of memory)")
+    return read_case(json.loads(done.stdout.splitlines()[-1]))
 
 
-def refuse_what_does_not_fit(millions: int, size: Size, free: int | None) -> None:
-    """A sentence in place of a machine that swaps or kills."""
-    if free is not None and free < size.needed + SPARE:
-        raise ValueError(
-            f"{millions} million parameters with {AVERAGES} averages need {gib(size.needed + SPARE)}, and "
-            f"{gib(free)} of memory are free; end other programs or give fewer with --parameters"
-        )
-
-
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Build a large transformer and a bank of five averages, update, read, save and load it; say what "
-        "each stage takes of memory, and what an update takes beside the memory limit.",
-        epilog="Default: 500 million parameters in float32 and in bfloat16, about six minutes; needs 17 GiB of free "
-        "memory, and 22 GiB to save and load, which is left out where there is less.",
+def main(words: list[str] | None = None) -> int:
+    parser = make_parser(
+        "Build a large transformer and a bank of five averages; update, read, save and load it. Prints the memory of "
+        "each stage, and the time of an update relative to the memory limit.",
+        "Default: 500 million parameters in float32 and bfloat16, about 6 minutes; needs 17 GiB of free memory, and "
+        "22 GiB to save and load, which is left out if there is less.",
+        seconds=40,
+        result="large.json",
     )
     add = parser.add_argument
-    add("--parameters", type=int, default=500, choices=list(zoo.GPTS), metavar="MILLIONS",
-        help=f"of {', '.join(map(str, zoo.GPTS))} (500)")  # fmt: skip
+    add("--parameters", type=int, default=500, choices=list(GPT_SIZES), metavar="MILLIONS",
+        help=f"of {', '.join(map(str, GPT_SIZES))} (500)")  # fmt: skip
     add("--live", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="DTYPE",
-        help="precision of the live weights (float32 bfloat16)")  # fmt: skip
-    add("--seconds", type=float, default=40, help="for the time of an update, about (40)")
-    add("--no-save", action="store_true", help="leave saving and loading out")
+        help="dtype of the live weights (float32 bfloat16)")  # fmt: skip
+    add("--no-save", action="store_true", help="skip saving and loading")
     add("--work", type=Path, default=Path(tempfile.gettempdir()), metavar="DIR",
-        help="where the bank is saved, 10 GB, and removed again (%(default)s)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="keep the result, e.g. benchmarks/results/large.json")
-    add("--check", action="store_true", help="exit with 1 when a goal is missed")
-    add("--one", metavar="MODEL", help=argparse.SUPPRESS)  # the fresh process
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    asked = arguments(argv)
-    work = None if asked.no_save else asked.work
-    if asked.one:
-        print(json.dumps(asdict(weigh(asked.one, work, asked.seconds))))
+        help="where the bank is saved, 10 GB, and deleted again (%(default)s)")  # fmt: skip
+    add("--one", metavar="MODEL", help=SUPPRESS)  # the fresh process
+    arguments = parser.parse_args(words)
+    work = None if arguments.no_save else arguments.work
+    set_threads(arguments)
+    if arguments.one:
+        print(json.dumps(asdict(weigh(arguments.one, work, arguments.seconds))))
         return 0
-    known = conditions()
-    print(facts(known), end="\n\n", flush=True)
-    found: list[Weighed] = []
-    try:
-        for live in asked.live:
-            name = f"gpt{asked.parameters}m{KINDS[live]}"
-            refuse_what_does_not_fit(asked.parameters, size_of(name), available_bytes())
-            with tempfile.TemporaryDirectory(prefix="emabank-large-", dir=work) as folder:
-                found.append(weigh_apart(name, work and Path(folder), asked.seconds))
-            print(weighed_text(found[-1]), end="\n\n", flush=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"large.py: {error}", file=sys.stderr)
-        return 1
-    judged = [verdict for weighed in found for verdict in judge(weighed)]
-    print("\n".join(map(str, judged)))
-    if asked.json:
-        ratios = [ratio for weighed in found for ratio in ratios_of(weighed)]
-        models = [asdict(weighed) for weighed in found]
-        keep_result(asked.json, "python benchmarks/large.py", known, ratios=ratios, verdicts=judged, models=models)
-        print(f"kept in {asked.json}")
-    return int(asked.check and not all(verdict.passed for verdict in judged))
+    known = start(arguments)
+    cases: list[Case] = []
+    for kind in arguments.live:
+        name = f"gpt{arguments.parameters}m{KINDS[kind]}"
+        parameters, live = size_of(name)
+        needed = live + allowed(parameters, AVERAGES) + max(8 * parameters, 4 * LIMIT_ELEMENTS + live) + SPARE
+        if (free := free_memory()) is not None and free < needed:
+            print(f"{name} with {AVERAGES} averages needs {gib(needed)} of memory; {gib(free)} are free. "
+                  "Choose fewer --parameters.", file=sys.stderr)  # fmt: skip
+            return 1
+        with tempfile.TemporaryDirectory(prefix="emabank-large-", dir=work) as folder:
+            cases.append(weigh_apart(name, work and Path(folder), arguments.seconds))
+        print(case_text(cases[-1]), stages_text(cases[-1]), sep="\n", end="\n\n", flush=True)
+    if arguments.json:
+        write_result(arguments.json, known, cases, add=arguments.add)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,87 +1,126 @@
-"""What averages cost of a training step, timed in place after real steps: emabank and its peers in one interleaved run.
+"""What an update costs relative to a training step, timed right after a real one.
 
-Run `python benchmarks/overhead.py --help`; benchmarks/README.md says what each number means.
+Run `python benchmarks/overhead.py --help`; benchmarks/README.md explains the numbers.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
-import wheels
-from goals import judge_steps
+import torch.nn.functional as F
+from harness import (
+    Case,
+    Run,
+    case_text,
+    count_of,
+    free_memory,
+    make_case,
+    make_parser,
+    run_interleaved,
+    show_progress,
+    start,
+    write_result,
+)
+from models import GPT, NAMES, build
+from peers import Packages, Peer, make_bank, versions
+from torch import nn
+from update import add_peer_arguments, build_peers, chosen_peers, plan_groups
 
-from emabank.bench import peers, zoo
-from emabank.bench.cases import Verdict
-from emabank.bench.command import ratios_of
-from emabank.bench.kept import Among, keep_result
-from emabank.bench.machine import conditions
-from emabank.bench.steps import Steps, measure_steps, steps_table
-from emabank.bench.tables import facts
+from emabank.study.bench import BANK, Contestant, averaged_tensors
 
-CASES = [("resnet20", 5), ("resnet18", 5), ("gpt124m", 1), ("gpt124m", 5)]
+STEP = "training step"
+PERIOD = 16  # optimizer steps between two updates in the paper
+BATCH, TOKENS = 128, 64
+CASES = ["resnet20:5", "resnet18:5", "gpt124m:1", "gpt124m:5"]
 
 
-def case(text: str) -> tuple[str, int]:
+def training_step(model: nn.Module, *, batch: int | None = None) -> tuple[Callable[[], None], str]:
+    """A step on random data, and a description of it."""
+    dtype = next(model.parameters()).dtype
+    if isinstance(model, GPT):
+        batch = batch or 1
+        inputs = torch.randint(model.tokens.num_embeddings, (batch, TOKENS))
+        targets = inputs.flatten()
+        # The fastest optimizer there is for it: a slower one would make the averages look cheaper.
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        words = f"{batch} × {TOKENS} tokens, AdamW"
+    else:
+        batch = batch or BATCH
+        shape, classes = ((16,), 16) if isinstance(model, nn.Sequential) else ((3, 32, 32), 10)
+        inputs, targets = torch.randn(batch, *shape, dtype=dtype), torch.randint(classes, (batch,))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+        words = f"{batch} inputs of {' × '.join(map(str, shape))}, SGD with momentum"
+
+    def step() -> None:
+        F.cross_entropy(model(inputs).flatten(0, -2), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, words
+
+
+def measure(
+    name: str, averages: int, peers: Sequence[Peer], packages: Packages, *, seconds: float, batch: int | None = None
+) -> Case:
+    """Time the update of every contestant right after a training step, and the step itself."""
+    model = build(name)
+    step, words = training_step(model, batch=batch)
+    step()  # so that gradients and optimizer state exist before memory is looked at
+    size = 4 * averages * sum(tensor.numel() for tensor in averaged_tensors(model))
+    _, groups = plan_groups(size, peers, free_memory())
+    missing: dict[str, str] = {} if groups else {peer.name: "does not fit into memory" for peer in peers}
+    runs: list[Run] = []
+    title = f"{name}, {count_of(averages, 'average')}, step on {words}"
+    for group in groups or [[]]:
+        contestants = [make_bank(BANK, model, averages), *build_peers(group, packages, model, averages, missing)]
+        contestants = [
+            Contestant(STEP, step, list(model.parameters())),
+            *(replace(c, before=step) for c in contestants),
+        ]
+        runs.append(run_interleaved(contestants, seconds=seconds / max(1, len(groups)), progress=show_progress(title)))
+        del contestants
+        gc.collect()
+    about = {"model": name, "averages": averages, "step": words}
+    return make_case(title, runs, over=(STEP,), better={BANK: "lower"}, about=about, missing=missing)
+
+
+def parse_case(text: str) -> tuple[str, int]:
     """`resnet20:5` is ResNet-20 with five averages."""
     name, _, averages = text.partition(":")
-    if name not in zoo.names() or not averages.isdecimal() or int(averages) < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no case; give MODEL:AVERAGES such as resnet20:5, with a model of {', '.join(zoo.names())}"
-        )
+    if name not in NAMES or not averages.isdecimal() or int(averages) < 1:
+        raise argparse.ArgumentTypeError(f"case must be MODEL:AVERAGES with a model of {', '.join(NAMES)}; got {text}")
     return name, int(averages)
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    default = " ".join(f"{name}:{averages}" for name, averages in CASES)
-    parser = argparse.ArgumentParser(
-        description="Time the update of all averages right after a real training step, and the step.",
-        epilog="Default: four cases, about twenty minutes on two cores, most of it steps of the 124M-parameter "
-        "transformer. Rounds that other processes disturb are not counted.",
+def main(words: Sequence[str] | None = None) -> int:
+    parser = make_parser(
+        "Time the update of all averages right after a real training step, and the step.",
+        "Default: four cases, about 20 minutes on two cores, most of it steps of the transformer.",
+        seconds=60,
+        result="overhead.json",
     )
-    add = parser.add_argument
-    add("--cases", nargs="+", type=case, default=CASES, metavar="MODEL:M", help=f"(default: {default})")
-    add("--seconds", type=float, default=60, help="for each case; at least 15 rounds are made (60)")
-    add("--only", nargs="+", metavar="TEXT", help="only peers whose name contains one of these")
-    add("--wheels", type=Path, default=wheels.default_folder(), metavar="DIR",
-        help="holds the wheels of timm and diffusers; downloaded into it when missing (%(default)s)")  # fmt: skip
-    add("--threads", type=int, help="torch threads (default: torch's own choice)")
-    add("--json", type=Path, metavar="FILE", help="keep the result, e.g. benchmarks/results/overhead.json")
-    add("--add", action="store_true", help="what FILE holds of other cases stays in it")
-    add("--check", action="store_true", help="exit with 1 when a goal is missed")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    asked = arguments(argv)
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    chosen = wheels.chosen_peers(asked.wheels, asked.only)
-    known = conditions() | {"versions": peers.versions(wheels.versions_in(asked.wheels))}
-    print(facts(known), end="\n\n", flush=True)
-    results: list[Steps] = []
-    judged: list[Verdict] = []
-    for name, averages in asked.cases:
-        results.append(measure_steps(name, averages, chosen, seconds=asked.seconds))
-        judged += judge_steps(results[-1])
-        print(steps_table(results[-1]), end="\n\n", flush=True)
-    print("\n".join(map(str, judged)) or "no goal is set for these cases")
-    if asked.json:
-        keep_result(
-            asked.json,
-            "python benchmarks/overhead.py",
-            known,
-            ratios=ratios_of([], results),
-            verdicts=judged,
-            among=Among("results", ("case.model", "case.averages")) if asked.add else None,
-            results=[asdict(result) for result in results],
-        )
-        print(f"kept in {asked.json}")
-    return int(asked.check and not all(verdict.passed for verdict in judged))
+    parser.add_argument("--cases", nargs="+", type=parse_case, default=[*map(parse_case, CASES)], metavar="MODEL:M",
+                        help=f"(default: {' '.join(CASES)})")  # fmt: skip
+    parser.add_argument("--batch", type=int, help=f"inputs per step (default: {BATCH}; transformers 1)")
+    add_peer_arguments(parser)
+    arguments = parser.parse_args(words)
+    peers, packages = chosen_peers(arguments), Packages(arguments.wheels)
+    known = start(arguments, versions=versions(packages, peers))
+    cases: list[Case] = []
+    for name, averages in arguments.cases:
+        case = measure(name, averages, peers, packages, seconds=arguments.seconds, batch=arguments.batch)
+        cases.append(case)
+        share = next(row.over[STEP].median for row in case.rows if row.name == BANK)
+        print(case_text(case))
+        print(f"emabank: {share:.3%} of a step; {share / PERIOD:.4%} with an update every {PERIOD} steps", end="\n\n")
+    if arguments.json:
+        write_result(arguments.json, known, cases, add=arguments.add)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How far averages that are put together afterwards are from those that were kept live, by the number of snapshots.
+"""How far averages synthesized after training are from averages kept during it, by the number of snapshots.
 
-One training on the embedded digits a seed, with dense snapshots and all averages kept live; then fewer and fewer of the
-snapshots are used. Run `python benchmarks/posthoc.py --help`; docs/posthoc.md has the table.
+One training on the embedded digits per seed, with dense snapshots and all averages kept live; then fewer and fewer of
+the snapshots are used. Run `python benchmarks/posthoc.py --help`; docs/posthoc.md has the table.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
-from emabank.bench.machine import conditions
 from emabank.posthoc import Snapshots, synthesize_many
+from emabank.study.bench import conditions
 from emabank.study.carry_out import network_of
 from emabank.study.config import RunConfig
 from emabank.study.data.digits import digits_dataset
@@ -32,39 +32,43 @@ from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, Rec
 from emabank.study.train import Training
 
 SHARES = (0.5, 1, 2, 5, 10)  # half-lives in percent of the run
-FEWER = (63, 42, 21, 9, 3)  # steps from one snapshot to the next, of 504: 8, 12, 24, 56 and 168 snapshots
+GAPS = (63, 42, 21, 9, 3)  # steps from one snapshot to the next, of 504: 8, 12, 24, 56 and 168 snapshots
 EPOCHS = 24
 
 Rules = dict[str, EMA | Uniform | PowerEMA]
 
 
-class Found(NamedTuple):
-    """One average at one stopping step, from so many snapshots."""
+class Result(NamedTuple):
+    """One average at one stopping step, synthesized from so many snapshots.
+
+    Args:
+        error: the error that the synthesis reports.
+        distance: of its weights from those kept live, relative to their norm.
+        points: difference in test accuracy, in points, both with recomputed statistics.
+    """
 
     rule: str
     snapshots: int
-    told: float
-    """The error that the synthesis tells."""
-    off: float
-    """The distance of its weights from those that were kept live, over their length."""
+    error: float
+    distance: float
     points: float
-    """The difference of the two in test accuracy, in points, both with recomputed statistics."""
 
 
 def rules_of(steps: int, stop: int) -> Rules:
-    """The averages that are compared in a run of so many steps that is stopped after some of them."""
+    """The averages of a run of `steps` steps that is stopped after `stop`."""
     emas: Rules = {f"EMA, half-life {share:g}%": EMA(half_life=share / 100 * steps, warmup=None) for share in SHARES}
     return {**emas, "mean of the last 10%": Uniform(start=stop - steps // 10), "power, 0.15": PowerEMA(0.15)}
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Relative distance of two sets of weights."""
     keys = [key for key, tensor in other.items() if tensor.is_floating_point()]
     off = sum(float((one[key].double() - other[key].double()).square().sum()) for key in keys)
     return math.sqrt(off / sum(float(other[key].double().square().sum()) for key in keys))
 
 
-def measure(seed: int, epochs: int, fewer: Sequence[int], folder: Path, dtype: torch.dtype | None) -> list[Found]:
-    """All averages at half of the run and at its end, from fewer and fewer snapshots."""
+def measure(seed: int, epochs: int, gaps: Sequence[int], folder: Path, dtype: torch.dtype | None) -> list[Result]:
+    """All averages halfway through the run and at its end, synthesized from fewer and fewer snapshots."""
     dataset = digits_dataset()
     recipe = Recipe(
         data=DataConfig(noise=0.2),
@@ -80,34 +84,34 @@ def measure(seed: int, epochs: int, fewer: Sequence[int], folder: Path, dtype: t
     rules = {f"{stop} {name}": rule for stop in stops for name, rule in rules_of(steps, stop).items()}
     live = EMABank(training.model, rules, every=1)
     powers = EMABank(training.model, [PowerEMA(0.05), PowerEMA(0.1)], every=1)
-    snapshots = Snapshots(powers, folder / "all", every_steps=min(fewer), dtype=dtype)
+    snapshots = Snapshots(powers, folder / "all", every_steps=min(gaps), dtype=dtype)
     live.attach(training.optimizer)
     powers.attach(training.optimizer)
     training.optimizer.register_step_post_hook(lambda *_: snapshots.update() and None)
-    kept: dict[str, dict[str, Tensor]] = {}
+    live_weights: dict[str, dict[str, Tensor]] = {}
 
     def observe(training: Training) -> None:
         for stop in stops:
             if training.steps == stop:
-                kept.update({name: live.weights(name) for name in rules if name.startswith(f"{stop} ")})
+                live_weights.update({name: live.weights(name) for name in rules if name.startswith(f"{stop} ")})
 
     training.run(observe=observe)
     accuracy = _accuracy_of(training, parts, network_of(config, dataset))
-    of_kept = {name: accuracy(weights) for name, weights in kept.items()}
-    found: list[Found] = []
-    for apart in fewer:
-        thin = folder / f"every-{apart}"
+    live_accuracy = {name: accuracy(weights) for name, weights in live_weights.items()}
+    results: list[Result] = []
+    for gap in gaps:
+        thin = folder / f"every-{gap}"
         thin.mkdir()
-        for step in range(0, steps + 1, apart):
+        for step in range(0, steps + 1, gap):
             os.link(folder / "all" / f"step-{step:09d}.pt", thin / f"step-{step:09d}.pt")
         for stop in stops:
             for name, made in synthesize_many(thin, rules_of(steps, stop), at_step=stop).items():
                 true = f"{stop} {name}"
-                off = distance(made.weights, kept[true])
-                found.append(
-                    Found(name, steps // apart, made.error, off, 100 * abs(accuracy(made.weights) - of_kept[true]))
+                off = distance(made.weights, live_weights[true])
+                results.append(
+                    Result(name, steps // gap, made.error, off, 100 * abs(accuracy(made.weights) - live_accuracy[true]))
                 )
-    return found
+    return results
 
 
 def _accuracy_of(
@@ -125,35 +129,35 @@ def _accuracy_of(
     return accuracy
 
 
-def table(found: Sequence[Found]) -> str:
-    """The means over seeds and stopping steps, as Markdown: told error, weights off, points of accuracy off."""
-    counts = sorted({each.snapshots for each in found})
+def table(results: Sequence[Result]) -> str:
+    """Means over seeds and stopping steps, as Markdown: reported error / distance of weights / points of accuracy."""
+    counts = sorted({result.snapshots for result in results})
     lines = [f"| average | {' | '.join(f'{count} snapshots' for count in counts)} |", "|---" * (len(counts) + 1) + "|"]
-    for rule in dict.fromkeys(each.rule for each in found):
+    for rule in dict.fromkeys(result.rule for result in results):
         cells: list[str] = []
         for count in counts:
-            mine = [each for each in found if (each.rule, each.snapshots) == (rule, count)]
-            told, off, points = (statistics.fmean(column) for column in list(zip(*mine, strict=True))[2:])
-            cells.append(f"{told:.2g} / {100 * off:.2g}% / {points:.2f}")
+            own = [result for result in results if (result.rule, result.snapshots) == (rule, count)]
+            error, distance, points = (statistics.fmean(column) for column in list(zip(*own, strict=True))[2:])
+            cells.append(f"{error:.2g} / {100 * distance:.2g}% / {points:.2f}")
         lines.append(f"| {rule} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="trainings, each about half a minute")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="an even number")
-    parser.add_argument("--apart", type=int, nargs="+", default=list(FEWER), help="steps between snapshots")
+    parser.add_argument("--seeds", type=int, default=3, help="number of trainings, half a minute each (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="an even number (%(default)s)")
+    parser.add_argument("--apart", type=int, nargs="+", default=list(GAPS), help="steps between snapshots")
     parser.add_argument("--half", action="store_true", help="store snapshots in float16")
-    given = parser.parse_args(arguments)
+    arguments = parser.parse_args(words)
     torch.set_num_threads(1)
-    found: list[Found] = []
-    for seed in range(given.seeds):
+    results: list[Result] = []
+    for seed in range(arguments.seeds):
         with tempfile.TemporaryDirectory() as folder:
-            dtype = torch.float16 if given.half else None
-            found += measure(seed, given.epochs, given.apart, Path(folder), dtype)
-    print(table(found))
-    print("told error / weights off / points of test accuracy off; means over seeds and both stopping steps")
+            dtype = torch.float16 if arguments.half else None
+            results += measure(seed, arguments.epochs, arguments.apart, Path(folder), dtype)
+    print(table(results))
+    print("reported error / distance of weights / points of test accuracy; means over seeds and both stopping steps")
     print({key: conditions()[key] for key in ("date", "cpu", "cores", "threads", "torch", "python")})
     return 0
 

@@ -89,7 +89,7 @@ def _run(given: list[str]) -> int:
 
             show_decay(parsed)
         case told.BenchArguments():
-            from emabank.bench.command import run_bench
+            from emabank.study.bench import run_bench
 
             run_bench(parsed)
     return 0

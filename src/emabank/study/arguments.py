@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 import tyro
 
 from emabank.study.config import DemoConfig, ProtocolConfig
-from emabank.study.own_arguments import AverageArguments, DecayArguments
+from emabank.study.own_arguments import AverageArguments, BenchArguments, DecayArguments
 from emabank.study.place import Place
 from emabank.study.plain import changed, read_toml
 from emabank.study.recipe import PublishedName
 from emabank.study.report.pairs import Scale
 from emabank.study.studies.catalogue import studies_named
 from emabank.study.studies.scales import protocol_of
-from emabank.study.values import check_choices, check_from
+from emabank.study.values import check_from
 
 _PROG = "emabank"
 _MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
@@ -142,47 +142,6 @@ class AdviseArguments:
     """The folder of a run, or a folder of runs, such as `emabank run` wrote."""
     criterion: Literal["accuracy", "loss"] = "accuracy"
     """What is to be best on validation images."""
-
-
-BenchModel = Literal["resnet20", "resnet18", "gpt124m", "small1000", "resnet20-bf16", "resnet18-bf16", "gpt124m-bf16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchArguments:
-    """Measure what averages cost on this machine, beside the memory limit and the other libraries that are installed.
-
-    Everything is a ratio taken in one interleaved run, in about two minutes. Let the machine be idle meanwhile.
-    """
-
-    models: tuple[BenchModel, ...] = ("resnet20", "resnet18")
-    """Whose averages; gpt124m is a transformer, small1000 has a thousand small tensors, and bf16 is bfloat16."""
-    averages: int = 5
-    """How many averages."""
-    what: tuple[Literal["update", "steps", "evaluation", "recalibration"], ...] = ("update", "steps")
-    """One update of all averages; what it adds to a training step. On request, for ResNets on a CPU, in some minutes:
-    evaluating all averages, and recalibrating their batch norm, in one pass over the data.
-    """
-    batch: int | None = None
-    """Images (or sequences) of a training step. By default 32 images, or one sequence of 64 tokens."""
-    seconds: float = 10
-    """For each measurement, about; a quarter of a minute is enough for most purposes."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where the model and its averages are; auto: a GPU where there is one."""
-    threads: int | None = None
-    """CPU threads. By default torch's own choice."""
-    json: Path | None = None
-    """Keep the result in this file. By default it is printed only."""
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        check_from("averages", self.averages, 1)
-        check_from("batch", self.batch, 2)
-        check_from("threads", self.threads, 1)
-        if not 0 < self.seconds <= 3600:
-            raise ValueError(f"seconds is {self.seconds}; give a time for each measurement, above 0 and up to 3600")
-        for name, given in (("models", self.models), ("what", self.what)):
-            if not given:
-                raise ValueError(f"{name} is empty; name at least one, or leave it out")
 
 
 Arguments = (

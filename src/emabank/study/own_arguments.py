@@ -1,4 +1,4 @@
-"""What the commands are told that work on a user's own checkpoints and decays: average and decay. Imports tyro.
+"""Arguments of the commands that need no study: average, decay and bench. Imports tyro.
 
 Their other half, as for all commands, is in arguments.
 """
@@ -6,11 +6,11 @@ Their other half, as for all commands, is in arguments.
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
-from emabank.study.values import check_from
+from emabank.study.values import check_choices, check_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,3 +106,36 @@ class DecayArguments:
     def windows(self) -> tuple[float, ...]:
         """In steps, from either form."""
         return self.window + tuple(epochs * (self.steps_per_epoch or 0) for epochs in self.window_epochs)
+
+
+BenchModel = Literal["resnet20", "resnet18", "wrn-28-10", "transformer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Time one update of all averages on this machine, compared with the memory limit and torch's AveragedModel.
+
+    The memory limit is the time of the memory traffic that no update avoids. Takes half a minute; leave the machine
+    idle meanwhile.
+    """
+
+    model: BenchModel = "resnet18"
+    """Whose weights are averaged; transformer: the 85 million parameters in the blocks of GPT-2 small."""
+    averages: tuple[int, ...] = (1, 5)
+    """How many averages, from 1 to 5; each number is timed."""
+    seconds: float = 8
+    """Approximate time per number of averages."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the model and its averages are; auto: a GPU if there is one."""
+    threads: int | None = None
+    """CPU threads. By default torch's choice."""
+    json: Path | None = None
+    """Write the result to this file. By default it is only printed."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_from("threads", self.threads, 1)
+        if not self.averages or not all(1 <= count <= 5 for count in self.averages):
+            raise ValueError(f"averages must be numbers from 1 to 5; got {' '.join(map(str, self.averages)) or 'none'}")
+        if not 0 < self.seconds <= 3600:
+            raise ValueError(f"seconds must be above 0 and at most 3600; got {self.seconds}")

@@ -237,7 +237,7 @@ class HardwareConfig:
             raise ValueError("fused is True and precision is fp16, which go wrong together in torch; leave fused out")
 
     def completed(self) -> "HardwareConfig":
-        """The same with what was left out filled in, where the device is known: as fast as docs/speed.md found it.
+        """The same with what was left out filled in, where the device is known, by what was fastest (docs/log.md).
 
         >>> HardwareConfig(device="cpu").completed().channels_last, HardwareConfig().completed().channels_last
         (True, None)

@@ -1,0 +1,349 @@
+"""What all benchmarks share: interleaved runs without disturbed windows, cases, tables, result files, arguments.
+
+The rounds themselves, and how the machine is watched, are in `emabank.study.bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from emabank.study.bench import (
+    MIN_ROUNDS,
+    QUIET,
+    BackgroundLoad,
+    Contestant,
+    Rounds,
+    Spread,
+    conditions,
+    paired_ratio,
+    spread,
+    write_json,
+)
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+FORMAT = 2
+MAX_ROUNDS = 400
+PATIENCE = 4  # times the requested seconds, to replace disturbed rounds
+WINDOW = 0.5  # seconds; the system counts processor time in ticks of 10 ms, so it cannot be much shorter
+SAME = ("cpu", "cores", "threads", "torch", "python", "versions")  # conditions of one result file
+
+
+# Timing ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One interleaved run.
+
+    Args:
+        times: seconds per contestant, one entry per round, rounds aligned.
+        dropped: rounds left out because other processes were busy.
+        background: share of the machine that other processes used in the counted rounds; None if unknown.
+    """
+
+    times: Mapping[str, list[float]]
+    dropped: int
+    background: float | None
+
+
+def run_interleaved(
+    contestants: Sequence[Contestant],
+    *,
+    seconds: float,
+    progress: Callable[[str], None] = lambda line: None,
+    window: float = WINDOW,
+    background: Callable[[], Any] = BackgroundLoad,
+) -> Run:
+    """Time all contestants side by side, after a check that each of them averages.
+
+    A window in which other processes used more than 5 % of the machine is dropped, and the run continues for up to four
+    times `seconds` to replace it. If fewer than 15 rounds remain, all are counted.
+    """
+    rounds = Rounds(contestants)
+    for contestant in contestants:
+        check_averages(contestant, rounds.prepare)
+    quiet: list[tuple[list[dict[str, float]], float]] = []
+    noisy: list[tuple[list[dict[str, float]], float]] = []
+    start = time.perf_counter()
+    unknown = False
+    while True:
+        load = background()
+        played, share = rounds.play(window), load.share()
+        unknown |= share is None
+        (noisy if (share or 0.0) > QUIET else quiet).append((played, share or 0.0))
+        spent, good, bad = time.perf_counter() - start, _count(quiet), _count(noisy)
+        progress(f"{good} rounds, {spent:.0f} s" + (f", {bad} disturbed" if bad else ""))
+        calm = spent * len(quiet) / (len(quiet) + len(noisy))
+        if good >= MAX_ROUNDS or (calm >= seconds and good >= MIN_ROUNDS):
+            break
+        if spent >= PATIENCE * seconds and good + bad >= MIN_ROUNDS:
+            break
+    progress("")
+    counted = quiet if good >= MIN_ROUNDS else quiet + noisy
+    return Run(
+        {one.name: [times[one.name] for played, _ in counted for times in played] for one in contestants},
+        bad if counted is quiet else 0,
+        None if unknown else sum(share * len(played) for played, share in counted) / _count(counted),
+    )
+
+
+def _count(windows: Iterable[tuple[Sequence[Any], float]]) -> int:
+    return sum(len(played) for played, _ in windows)
+
+
+def check_averages(contestant: Contestant, prepare: Callable[[Contestant], object]) -> None:
+    """Raise unless updates move every average, and not onto the live weights."""
+    prepare(contestant)
+    contestant.update()  # an average that only ever saw these weights equals them
+    moved: set[int] = set()
+    # Twice, because the live weights go back and forth: one of the two moves may be too small for float32.
+    for _ in range(2):
+        prepare(contestant)
+        before = [tensor.detach().clone() for tensor in contestant.read()]
+        contestant.update()
+        *averages, live = contestant.read() or [torch.empty(0)]
+        for index, average in enumerate(averages):
+            narrow = torch.finfo(average.dtype).bits < 32  # may never move; it is timed all the same
+            if not narrow and torch.equal(average, live.to(average.dtype)):
+                raise RuntimeError(f"{contestant.name} copied the live weights instead of averaging them")
+            if narrow or not torch.equal(before[index], average):
+                moved.add(index)
+        if len(moved) == len(averages):
+            return
+    raise RuntimeError(f"{contestant.name} did not move its averages")
+
+
+def show_progress(title: str) -> Callable[[str], None]:
+    """Show one changing line on a terminal, and a single line elsewhere."""
+    if not sys.stderr.isatty():
+        print(f"{title} ...", file=sys.stderr, flush=True)
+        return lambda line: None
+    return lambda line: print("\r\033[K" + (f"{title}: {line}" if line else ""), end="", file=sys.stderr, flush=True)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def busy_process() -> Generator[None]:
+    """Keep one more process computing for the length of the block."""
+    process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+def free_memory() -> int | None:
+    """Bytes of main memory that can still be allocated without swapping; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+# Cases ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant of a case.
+
+    Args:
+        ms: milliseconds per call.
+        over: its time over that of other contestants, by their names, taken round by round.
+        better: which way the first ratio is better; None for rows that the gate ignores.
+    """
+
+    name: str
+    ms: Spread
+    over: Mapping[str, Spread]
+    better: Literal["lower", "higher"] | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one or more interleaved runs gave.
+
+    Args:
+        name: unique within a result file.
+        background: share of the machine that other processes used; None if unknown.
+        about: what else there is to know, such as the model and the number of averages.
+        missing: who took no part, and why.
+    """
+
+    name: str
+    rounds: int
+    dropped: int
+    background: float | None
+    rows: Sequence[Row]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes used so much of the machine that the times decide nothing."""
+        return (self.background or 0.0) > QUIET
+
+    def row(self, name: str) -> Row | None:
+        return next((row for row in self.rows if row.name == name), None)
+
+
+def make_case(
+    name: str,
+    runs: Sequence[Run],
+    *,
+    over: Sequence[str],
+    better: Mapping[str, Literal["lower", "higher"]],
+    about: Mapping[str, Any],
+    missing: Mapping[str, str] | None = None,
+) -> Case:
+    """Rows of all contestants, with ratios over those named in `over`.
+
+    There are several runs where not all contestants fit into memory at once. Each has the contestants of `over` in it,
+    so every ratio is still taken within a round.
+    """
+    rows: list[Row] = []
+    for contestant in dict.fromkeys(name for run in runs for name in run.times):
+        joined = [run.times for run in runs if contestant in run.times]
+        own = [second for times in joined for second in times[contestant]]
+        ratios = {
+            other: paired_ratio(own, [second for times in joined for second in times[other]])
+            for other in over
+            if all(other in times for times in joined)
+        }
+        rows.append(Row(contestant, spread(1e3 * second for second in own), ratios, better.get(contestant)))
+    shares = [run.background for run in runs if run.background is not None]
+    rounds = sum(len(next(iter(run.times.values()))) for run in runs)
+    dropped = sum(run.dropped for run in runs)
+    return Case(name, rounds, dropped, max(shares, default=None), rows, about, missing or {})
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun: `1 average`, `5 averages`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns under their headers, the first aligned left, the others right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    aligned = ([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in aligned)
+
+
+def case_text(case: Case) -> str:
+    """A case as a table with its conditions above."""
+    others = "an unknown share" if case.background is None else f"{case.background:.1%}"
+    dropped = f" ({case.dropped} rounds dropped)" if case.dropped else ""
+    disturbed = ": DISTURBED" if case.disturbed else ""
+    heading = f"{case.name}: {case.rounds} rounds; other processes used {others} of the machine{dropped}{disturbed}"
+    names = list(dict.fromkeys(name for row in case.rows for name in row.over))
+    header = ["", "ms: median (10–90 %)", *(f"× {name}" for name in names)]
+    rows = ([row.name, str(row.ms), *(str(row.over.get(name, "")) for name in names)] for row in case.rows)
+    missing = [f"  {name}: {reason}" for name, reason in case.missing.items()]
+    return "\n".join([heading, text_table(header, rows), *missing])
+
+
+def show_conditions(known: Mapping[str, Any]) -> None:
+    """Print the conditions, one per line."""
+    width = max(map(len, known))
+    print("\n".join(f"{name.ljust(width)}  {value}" for name, value in known.items()), end="\n\n", flush=True)
+
+
+# Result files ---------------------------------------------------------------------------------------------------------
+
+
+def write_result(
+    path: Path, known: Mapping[str, Any], cases: Sequence[Case] = (), *, add: bool = False, **more: Any
+) -> None:
+    """Write a result file. With `add`, cases in the existing file that were not measured now stay."""
+    script = Path(sys.argv[0]).name
+    command = " ".join(["python", f"benchmarks/{script}", *_without_path(sys.argv[1:])])
+    entries = [asdict(case) for case in cases]
+    if add and path.exists():
+        old = read_json(path)
+        differing = [key for key in SAME if old["conditions"].get(key) != known.get(key)]
+        if differing:
+            raise ValueError(
+                f"--add needs a FILE measured under the same conditions; got other {', '.join(differing)} in {path}"
+            )
+        names = {entry["name"] for entry in entries}
+        entries = [entry for entry in old["cases"] if entry["name"] not in names] + entries
+        command = f"{old['command']}; {command}"
+    result = {"format": FORMAT, "benchmark": path.stem, "command": command, "conditions": dict(known), "cases": entries}
+    write_json(path, {**result, **more})
+    print(f"wrote {path}")
+
+
+def _without_path(words: Sequence[str]) -> list[str]:
+    """The command as others would type it: without --json, and without folders of this machine."""
+    skipped = {at + step for at, word in enumerate(words) if word == "--json" for step in (0, 1)}
+    return ["DIR" if os.path.isabs(word) else word for at, word in enumerate(words) if at not in skipped]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A result file as it is."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    if result.get("format") != FORMAT:
+        raise ValueError(f"{path} must be a result of format {FORMAT}; got {result.get('format')}. Measure it again.")
+    return result
+
+
+def read_case(entry: Mapping[str, Any]) -> Case:
+    """A case as it was before it became JSON."""
+    rows: list[Row] = []
+    for row in entry["rows"]:
+        over = {name: Spread(**value) for name, value in row["over"].items()}
+        rows.append(Row(row["name"], Spread(**row["ms"]), over, row["better"]))
+    return Case(**{**entry, "rows": rows})
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+
+def make_parser(description: str, epilog: str, *, seconds: float | None, result: str) -> argparse.ArgumentParser:
+    """A parser with the arguments that the benchmarks share."""
+    parser = argparse.ArgumentParser(description=description, epilog=epilog)
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="approximate time per case (%(default)s)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's choice)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help=f"write the result, e.g. benchmarks/results/{result}")
+    parser.add_argument("--add", action="store_true", help="keep the other cases in FILE")
+    return parser
+
+
+def set_threads(arguments: argparse.Namespace) -> int:
+    """Use as many threads as were asked for; returns how many there are."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    return torch.get_num_threads()
+
+
+def start(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
+    """Set the threads, and print and return the conditions."""
+    set_threads(arguments)
+    known = conditions() | more
+    show_conditions(known)
+    return known

@@ -1,0 +1,71 @@
+"""`emabank bench`: its arguments, its table, its file, its errors."""
+
+import json
+from typing import get_args
+
+import pytest
+import torch
+
+from emabank.cli import main
+from emabank.study import bench
+from emabank.study.own_arguments import BenchArguments, BenchModel
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"averages": (6,)}, "averages must be numbers from 1 to 5; got 6"),
+        ({"averages": ()}, "averages must be numbers from 1 to 5; got none"),
+        ({"seconds": 0}, "seconds must be above 0 and at most 3600; got 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"model": "vgg"}, "model is 'vgg'"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BenchArguments(**arguments)
+
+
+def test_every_model_that_is_offered_can_be_built():
+    with torch.device("meta"):
+        for name in get_args(BenchModel):
+            assert sum(parameter.numel() for parameter in bench._build(name).parameters()) > 0
+
+
+def test_the_command_times_a_tiny_model_and_writes_a_file(tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    words = ["bench", "--model", "resnet20", "--averages", "1", "2", "--seconds", "0.01", "--device", "cpu"]
+    assert main([*words, "--json", str(path)]) == 0
+    assert "torch AveragedModel" in capsys.readouterr().out
+    result = json.loads(path.read_text())
+    assert [case["averages"] for case in result["cases"]] == [1, 2]
+    assert {"cpu", "cores", "threads", "torch"} <= set(result["conditions"])
+    for case in result["cases"]:
+        rows = {row["name"]: row for row in case["rows"]}
+        assert set(rows) == {"memory limit", "emabank", "emabank, again", "torch AveragedModel"}
+        assert rows["memory limit"]["over_limit"]["median"] == rows["emabank"]["over_emabank"]["median"] == 1.0
+        assert all(row["ms"]["median"] > 0 for row in rows.values())
+
+
+def test_a_model_that_does_not_exist_is_named_with_those_that_do(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--model", "resnet19"])
+    assert ended.value.code == 2
+    assert "resnet18" in "".join(capsys.readouterr())
+
+
+def test_a_device_that_is_missing_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
+    assert main(["bench", "--device", "cuda"]) == 1
+    assert capsys.readouterr().err == "emabank: device must be cpu on this machine; got cuda\n"
+
+
+def test_an_interrupt_ends_the_command_and_leaves_no_file(tmp_path, monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.Rounds, "play", interrupt)
+    path = tmp_path / "bench.json"
+    assert main(["bench", "--model", "resnet20", "--device", "cpu", "--json", str(path)]) == 130
+    assert capsys.readouterr().err == "emabank: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
