@@ -12,8 +12,9 @@ import secrets
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 
 FORMAT = "emabank"
 VERSION = 1
-_ALWAYS_ROOM_FOR = 1 << 26  # bytes that tensors of a small file may claim
+_TENSOR = "__tensor__"  # stands for a tensor in the text that a checksum is taken of
+_MIN_SIZE_LIMIT = 1 << 26  # bytes that the tensors of a small file may take
 
 # States: nested dicts, lists, numbers, strings, None and tensors -----------------------------------------------------
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], *, kind: str) -> int:
-    """Write a nested state atomically, with a format version, its kind and a checksum over every value.
+    """Write a nested state atomically in torch's format, with a version, its kind and a checksum over every value.
 
     Returns the checksum.
 
@@ -45,20 +47,22 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], *, kind:
     {'steps': 3, 'averages': [tensor([1., 1.])]}
     """
     path = Path(path)
-    text, tensors = _take_apart(state)
-    head = {"format": FORMAT, "version": VERSION, "kind": kind, "checksum": _checksum(text, tensors)}
     if is_safetensors(path):
-        metadata = {FORMAT: json.dumps(head), "state": text}
-        write_atomically(path, lambda temporary: write_safetensors(temporary, tensors, metadata))
-    else:
-        # Put together again from the text, so that subclasses (numpy's floats, say) become types that load safely.
-        plain = {**head, "state": _put_together(json.loads(text), tensors)}
-        write_atomically(path, lambda temporary: write_torch(temporary, plain))
-    return cast("int", head["checksum"])
+        raise ValueError(
+            f"{path} must have a suffix such as '.pt': a whole state is written in torch's format. "
+            "export(bank, name, path) writes one average as safetensors."
+        )
+    text, tensors = _take_apart(state)
+    checksum = _checksum(text, tensors)
+    # Rebuilt from the text, so that equal states make equal files: pickle writes a string that it has seen only once.
+    rebuilt = json.loads(text, object_hook=partial(_put_back, tensors))
+    content = {"format": FORMAT, "version": VERSION, "kind": kind, "checksum": checksum, "state": rebuilt}
+    write_atomically(path, lambda temporary: write_torch(temporary, content))
+    return checksum
 
 
 def read_state(path: str | os.PathLike[str], *, kind: str, checksum: int | None = None) -> dict[str, Any]:
-    """Read what `write_state` wrote, onto the CPU; `ValueError` when the file is not whole or of another kind.
+    """Read what `write_state` wrote, onto the CPU; `ValueError` if the file is damaged or of another kind.
 
     With a `checksum` it must be the very state that `write_state` returned it for.
 
@@ -70,18 +74,17 @@ def read_state(path: str | os.PathLike[str], *, kind: str, checksum: int | None 
     ValueError: file.pt holds an emabank example, not a bank.
     """
     path = Path(path)
-    with open(path, "rb") as file:  # what is missing or not readable says so itself
+    with open(path, "rb") as file:  # a missing or unreadable file raises its own OSError
         start = file.read(4)
-    safetensors = _safetensors() if is_safetensors(path) else None
     try:
-        content = _read_torch(path, start) if safetensors is None else _read_safetensors(path, safetensors)
-    except Exception as error:  # whatever a reader raises on bytes that are not its own, OSError among it
+        content = _read_torch(path, start)
+    except Exception as error:  # whatever a reader raises on foreign bytes, OSError included
         raise ValueError(
             f"{path} is damaged, cut short or not a file of emabank.checkpoint; use another copy of it."
         ) from error
     state = _checked(path, content, kind)
     if checksum is not None and content["checksum"] != checksum:
-        raise ValueError(f"{path} is whole, but someone else has written over it; give each writer a place of its own.")
+        raise ValueError(f"{path} is intact but was overwritten by another writer; use a separate folder per tracker.")
     return state
 
 
@@ -99,7 +102,7 @@ def _checked(path: Path, content: Mapping[str, Any], kind: str) -> dict[str, Any
         raise ValueError(f"{path} holds an emabank {content.get('kind')}, not a {kind}.")
     state = cast("dict[str, Any]", content.get("state"))
     try:
-        intact = type(state) is dict and _claimed(state) <= room_for(path)
+        intact = type(state) is dict and _nbytes(state) <= size_limit(path)
         intact = intact and _checksum(*_take_apart(state)) == content["checksum"]
     except Exception:  # values that write_state would not have written
         intact = False
@@ -108,70 +111,65 @@ def _checked(path: Path, content: Mapping[str, Any], kind: str) -> dict[str, Any
     return state
 
 
-def room_for(path: Path) -> int:
-    """The most bytes that a file may stand for; a view of one number, and what is packed, can claim any size.
+def size_limit(path: Path) -> int:
+    """The most bytes that the tensors of a file may take; a view of one number could claim any size.
 
-    >>> room_for(Path(__file__)) >= 2**26
+    >>> size_limit(Path(__file__)) >= 2**26
     True
     """
-    return max(16 * path.stat().st_size, _ALWAYS_ROOM_FOR)
+    return max(16 * path.stat().st_size, _MIN_SIZE_LIMIT)
 
 
-def _claimed(value: Any) -> int:
-    """The bytes that all tensors of a state take when each is by itself.
-
-    A file need not hold as many: a view of one number can be as large as it likes, and so can many views of a few.
-    """
+def _nbytes(value: Any) -> int:
+    """The bytes of all tensors of a state, each by itself."""
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, dict):
-        return sum(map(_claimed, cast("dict[str, Any]", value).values()))
-    return sum(map(_claimed, cast("list[Any]", value))) if isinstance(value, list | tuple) else 0
+        return sum(map(_nbytes, cast("dict[str, Any]", value).values()))
+    return sum(map(_nbytes, cast("list[Any]", value))) if isinstance(value, list | tuple) else 0
 
 
-def _take_apart(state: Mapping[str, Any]) -> tuple[str, dict[str, Tensor]]:
-    """A state as JSON text with null where tensors were, and the tensors by their JSON pointers (RFC 6901)."""
-    tensors: dict[str, Tensor] = {}
+def _take_apart(state: Mapping[str, Any]) -> tuple[str, list[Tensor]]:
+    """A state as JSON text with the number of a tensor in the place of each, and the tensors."""
+    tensors: list[Tensor] = []
 
-    def visit(value: Any, place: str) -> Any:
+    def plain(value: Any, where: str) -> Any:
         if isinstance(value, Tensor):
-            tensors[place] = plain_tensor(value, place)
-            return None
+            tensors.append(plain_tensor(value, where))
+            return {_TENSOR: len(tensors) - 1}
         if isinstance(value, Mapping):
             items = cast("Mapping[Any, Any]", value).items()
-            return {_text(key, place): visit(item, f"{place}/{_escaped(_text(key, place))}") for key, item in items}
+            for key, _ in items:
+                if not isinstance(key, str) or key == _TENSOR:
+                    raise ValueError(
+                        f"Keys in {where or 'the state'} must be strings other than {_TENSOR!r}; got {key!r}."
+                    )
+            return {key: plain(item, f"{where}/{key}") for key, item in items}
         if isinstance(value, list | tuple):
-            return [visit(item, f"{place}/{i}") for i, item in enumerate(cast("list[Any]", value))]
+            return [plain(item, f"{where}/{index}") for index, item in enumerate(cast("list[Any]", value))]
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise ValueError(
-            f"A {type(value).__name__} at {place} cannot be saved safely; only plain values and tensors can."
+            f"A {type(value).__name__} at {where} cannot be saved safely; only plain values and tensors can."
         )
 
-    return json.dumps(visit(state, "")), tensors
+    return json.dumps(plain(state, "")), tensors
 
 
-def _put_together(value: Any, tensors: Mapping[str, Tensor], place: str = "") -> Any:
-    if place in tensors:
-        return tensors[place]
-    if isinstance(value, dict):
-        items = cast("dict[str, Any]", value).items()
-        return {key: _put_together(item, tensors, f"{place}/{_escaped(key)}") for key, item in items}
-    if isinstance(value, list):
-        return [_put_together(item, tensors, f"{place}/{i}") for i, item in enumerate(cast("list[Any]", value))]
-    return value
+def _put_back(tensors: Sequence[Tensor], item: dict[str, Any]) -> Any:
+    return tensors[item[_TENSOR]] if _TENSOR in item else item
 
 
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")
-
-
-def _text(key: object, place: str) -> str:
-    if not isinstance(key, str):
-        raise ValueError(
-            f"The key {key!r} in {place or 'the state'} is not a string; only those are kept by every format."
-        )
-    return key
+def _checksum(text: str, tensors: Iterable[Tensor]) -> int:
+    """CRC-32 over every value: torch does not notice a flipped bit in a tensor."""
+    total = zlib.crc32(text.encode())
+    for tensor in tensors:
+        tensor = tensor.contiguous()
+        total = zlib.crc32(f"{tensor.dtype} {tuple(tensor.shape)}".encode(), total)
+        if tensor.numel():
+            # Through ctypes, because torch works without numpy and .numpy() has no bfloat16.
+            total = zlib.crc32((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()), total)
+    return total
 
 
 def plain_tensor(tensor: Tensor, place: str) -> Tensor:
@@ -189,18 +187,6 @@ def plain_tensor(tensor: Tensor, place: str) -> Tensor:
     if tensor.untyped_storage().nbytes() < tensor.nbytes:
         return tensor.contiguous()  # expanded: a file that claims more than it has is refused
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
-
-
-def _checksum(text: str, tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 over everything: neither torch nor safetensors notices a flipped bit in a tensor."""
-    total = zlib.crc32(text.encode())
-    for key in sorted(tensors):
-        tensor = tensors[key].contiguous()
-        total = zlib.crc32(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
-        if tensor.numel():
-            # Through ctypes, because torch works without numpy and .numpy() knows no bfloat16.
-            total = zlib.crc32((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()), total)
-    return total
 
 
 # The two formats -----------------------------------------------------------------------------------------------------
@@ -296,16 +282,6 @@ def _sort_metadata(path: Path) -> None:
                 file.write(text.ljust(size))
 
 
-def _read_safetensors(path: Path, safetensors: Any) -> Mapping[str, Any]:
-    with safetensors.safe_open(path, framework="pt", device="cpu") as file:
-        metadata: dict[str, str] = file.metadata() or {}
-        if FORMAT not in metadata:
-            return {}
-        head = json.loads(metadata[FORMAT])
-        tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    return {**head, "state": _put_together(json.loads(metadata["state"]), tensors)}
-
-
 # Atomic writing ------------------------------------------------------------------------------------------------------
 
 
@@ -367,9 +343,9 @@ __all__ = ["export", "load", "read_state", "save", "write_atomically", "write_sa
 
 
 def save(bank: "EMABank", path: str | os.PathLike[str]) -> None:
-    """Write the whole state of a bank to one file, atomically; a `.safetensors` suffix chooses that format.
+    """Write the whole state of a bank to one file, atomically, in torch's format.
 
-    Any other suffix is torch's own format, which `torch.load(path, weights_only=True)` reads.
+    `torch.load(path, weights_only=True)` reads it, too.
 
     >>> import tempfile
     >>> from emabank import EMABank

@@ -116,7 +116,7 @@ STEPS = 20
 
 
 def library(folder: Path) -> int:
-    """A loop of one's own: a bank and a tracker, saved in one file after each step, and in the other format too."""
+    """A loop of one's own: a bank and a tracker, saved in one file after each step; the bank also in its own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 30), nn.BatchNorm1d(30))
@@ -139,8 +139,8 @@ def library(folder: Path) -> int:
         checkpoint.write_state(folder / "all.pt", state, kind="loop")
         with open(folder / "log.txt", "a") as said:  # from here on it is reported as saved
             said.write(f"{step}\n")
-        checkpoint.save(bank, folder / "bank.safetensors")
-    checkpoint.save(bank, folder / "bank.safetensors")  # it may have been killed between the two files of the last step
+        checkpoint.save(bank, folder / "bank.pt")
+    checkpoint.save(bank, folder / "bank.pt")  # it may have been killed between the two files of the last step
     checkpoint.export(bank, "all", folder / "average.safetensors")
     _forget_strays(folder / "snapshots", tracker)
     return 0

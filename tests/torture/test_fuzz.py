@@ -119,8 +119,7 @@ def bank() -> EMABank:
 @cache
 def good_files() -> dict[str, bytes]:
     folder = room() / "good"
-    for name in ("bank.pt", "bank.safetensors"):
-        checkpoint.save(bank(), folder / name)
+    checkpoint.save(bank(), folder / "bank.pt")
     checkpoints.write(folder / "checkpoint.pt", {"epoch": 1, "optimizer": {0: (0.9, torch.ones(2))}})
     arrays.write_weights(folder / "live.safetensors", {"bias": torch.ones(2)}, {"epoch": 3})
     arrays.write_predictions(folder / "live.npz", {"val": ([[0.5, 2.0]], [1])})
@@ -183,7 +182,6 @@ def _unpacked(path: Path) -> None:
 
 BYTES: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     "bank.pt": ("bank.pt", file_reader("bank.pt", lambda path: checkpoint.load(bank(), path))),
-    "bank.safetensors": ("bank.safetensors", file_reader("b.safetensors", lambda path: checkpoint.load(bank(), path))),
     "average, torch": ("state.pt", file_reader("1.pt", _averaged)),
     "average, safetensors": ("plain.safetensors", file_reader("1.safetensors", _averaged)),
     "average, index": ("index", file_reader("shards/model.safetensors.index.json", _averaged)),

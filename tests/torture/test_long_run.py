@@ -132,9 +132,8 @@ def cycles(folder: Path, count: int, *, updates: int) -> tuple[int, int]:
             with torch.no_grad():
                 model[0].weight.mul_(1.0001)
             bank.update()
-        suffix = (".pt", ".safetensors")[number % 2]
-        checkpoint.save(bank, folder / f"bank{suffix}")
-        checkpoint.load(bank, folder / f"bank{suffix}")
+        checkpoint.save(bank, folder / "bank.pt")
+        checkpoint.load(bank, folder / "bank.pt")
         if number % 50 == 0:
             tracker.observe(number, {name: {"loss": 1 / (number + 1)} for name in bank.names})
             tracker.load_state_dict(tracker.state_dict())

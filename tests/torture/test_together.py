@@ -95,9 +95,7 @@ def test_two_trackers_in_one_folder_never_hand_out_each_others_weights(tmp_path:
     mine = first.weights("loss")
     second.observe(1, {0.9: {"loss": 0.5}})
     assert torch.equal(second.weights("loss")["weight"], models[1].weight)
-    with pytest.raises(
-        ValueError, match=r"epoch-1.pt is whole, but someone else has written over it; give each writer"
-    ):
+    with pytest.raises(ValueError, match=r"epoch-1.pt is intact but was overwritten by another writer"):
         first.weights("loss")
     assert not torch.equal(mine["weight"], second.weights("loss")["weight"])
     second.observe(2, {0.9: {"loss": 0.4}})

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from emabank.averaging.tensors import Piece, Spec, raw
-from emabank.checkpoint import FORMAT, room_for, write_torch
+from emabank.checkpoint import FORMAT, size_limit, write_torch
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 _INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where Lightning and others put a state dict
@@ -53,7 +53,7 @@ class TorchFile:
             if isinstance(value, Tensor):
                 self._tensors[str(name)] = _plain(path, name, value)
         self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
-        if sum(spec.nbytes for spec in self.specs.values()) > room_for(path):
+        if sum(spec.nbytes for spec in self.specs.values()) > size_limit(path):
             raise ValueError(f"{path} claims tensors of many times its size; a file that is a bomb looks like that.")
 
     def verify(self) -> None:
@@ -123,7 +123,7 @@ def _is_stored(path: Path) -> bool:
     """Whether what is in a zip archive lies there as it is: what somebody packed cannot be mapped."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
-    if sum(entry.file_size for entry in entries) > room_for(path):
+    if sum(entry.file_size for entry in entries) > size_limit(path):
         raise ValueError("it would unpack to many times its size")
     return all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
 
