@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from averaging.made import read, state, write
 
-from emabank.averaging.tensors import pieces
+from emabank.averaging.formats import pieces
 
 PAGE = (Path(__file__).parents[1] / "docs" / "average.md").read_text()
 

@@ -13,8 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from emabank.averaging import average_checkpoints, fit_together
-from emabank.averaging.safetensors_file import SafetensorsFile
-from emabank.averaging.tensors import pieces
+from emabank.averaging.formats import SafetensorsFile, pieces
 
 EVERY = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int32]
 EVERY += [torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool]

@@ -11,9 +11,8 @@ import pytest
 import torch
 from averaging.made import assert_same, everything_in, mean, read, state, write
 
-from emabank.averaging import average_checkpoints
-from emabank.averaging import targets as targets_module
-from emabank.averaging.safetensors_file import SafetensorsFile
+from emabank.averaging import average_checkpoints, formats
+from emabank.averaging.formats import SafetensorsFile
 
 
 def files(folder: Path, suffix: str = ".pt") -> list[Path]:
@@ -137,7 +136,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_old_one(tmp_path: Path, 
             raise OSError(errno.EACCES, "Permission denied")
         rename(source, target)
 
-    monkeypatch.setattr(targets_module.os, "rename", refuse)
+    monkeypatch.setattr(formats.os, "rename", refuse)
     with pytest.raises(OSError, match="Permission denied"):
         average_checkpoints(paths, out, replace_out=True)
     assert everything_in(tmp_path) == before

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank.averaging.tensors import Spec, pieces, raw
+from emabank.averaging.formats import Spec, pieces, raw
 
 shapes = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 

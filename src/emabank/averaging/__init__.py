@@ -4,9 +4,18 @@ The public names, nothing else. `average_checkpoints` is what the command `emaba
 it, also for safetensors files.
 """
 
-from emabank.averaging.average import Fit, average_checkpoints, fit_together
-from emabank.averaging.found import Found, find_checkpoints, in_order
-from emabank.averaging.shares import ema_shares, given_shares, last_shares, uniform_shares
+from emabank.averaging.average import (
+    Fit,
+    Found,
+    average_checkpoints,
+    ema_shares,
+    find_checkpoints,
+    fit_together,
+    given_shares,
+    in_order,
+    last_shares,
+    uniform_shares,
+)
 
 __all__ = [
     "Fit",

@@ -1,11 +1,12 @@
 """Checkpoints in, one averaged checkpoint out, a piece of a tensor at a time.
 
 Floating tensors are summed in float64 (complex ones in complex128) and rounded once, to the type they came in; what is
-no such number is taken from the last checkpoint. May import sources, targets and shares.
+no such number is taken from the last checkpoint. May import formats.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -13,10 +14,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from emabank.averaging.shares import uniform_shares
-from emabank.averaging.sources import Checkpoint, open_checkpoint
-from emabank.averaging.targets import refuse_target, write_checkpoint
-from emabank.averaging.tensors import Piece, Spec, pieces
+from emabank.averaging.formats import (
+    Checkpoint,
+    Piece,
+    Spec,
+    is_weights,
+    open_checkpoint,
+    pieces,
+    refuse_target,
+    weights_in,
+    write_checkpoint,
+)
 
 _STATISTICS = ("running_mean", "running_var")
 Used = Sequence[tuple[Checkpoint, float]]
@@ -228,3 +236,137 @@ def _refuse_misfit(last: Checkpoint, expected: dict[str, Spec], checkpoint: Chec
     for name in given:
         if name not in expected:
             raise ValueError(f"{what}: it has a tensor {name!r}, and the other has none.")
+
+
+# Which checkpoints, in which order ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """Checkpoints that are to be averaged, and those that are not."""
+
+    checkpoints: tuple[Path, ...]
+    """In order."""
+    left_out: tuple[Path, ...] = ()
+    """Those of a folder whose place in the order is unknown."""
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """As people count: checkpoint-900 before checkpoint-1000.
+
+    >>> [path.name for path in in_order([Path("checkpoint-1000"), Path("checkpoint-900")])]
+    ['checkpoint-900', 'checkpoint-1000']
+    """
+    return sorted(paths, key=_as_counted)
+
+
+def _as_counted(path: Path) -> tuple[list[tuple[str, int]], str]:
+    parts = [*re.split(r"([0-9]+)", path.as_posix()), "0"]
+    return [(text, int(number)) for text, number in zip(parts[::2], parts[1::2], strict=True)], path.as_posix()
+
+
+def find_checkpoints(paths: Sequence[Path]) -> Found:
+    """The checkpoints that some files and folders are, or hold.
+
+    Files, and folders that are a checkpoint, stay in the order given. A folder of checkpoints stands for all of them,
+    in the order of the numbers in their names; those without a number (`last.ckpt`) are left out where others have one.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("step-20.pt", "step-100.pt", "last.pt"):
+    ...         Path(folder, name).touch()
+    ...     found = find_checkpoints([Path(folder)])
+    >>> [path.name for path in found.checkpoints], [path.name for path in found.left_out]
+    (['step-20.pt', 'step-100.pt'], ['last.pt'])
+    """
+    checkpoints: list[Path] = []
+    left_out: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            if not path.exists():
+                raise FileNotFoundError(2, "There is no such checkpoint", str(path))
+            checkpoints.append(path)
+            continue
+        some, others = _in_folder(path)
+        checkpoints += some
+        left_out += others
+    real = [path.resolve() for path in checkpoints]
+    twice = next((path for path, each in zip(checkpoints, real, strict=True) if real.count(each) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is named more than once; with weights one can count more than the others.")
+    return Found(tuple(checkpoints), tuple(left_out))
+
+
+def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    itself = weights_in(folder) is not None
+    inside = [each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".") and weights_in(each)]
+    files = [each for each in folder.iterdir() if is_weights(each) and each.is_file()]
+    if inside and (itself or files):
+        raise ValueError(
+            f"{folder} holds a checkpoint and folders with others, such as {in_order(inside)[0].name}; "
+            "name those that you mean."
+        )
+    if itself:
+        return [folder], []
+    several = in_order(inside or files)
+    if not several:
+        raise ValueError(f"There is no checkpoint in {folder}, neither a file of weights nor a folder with one.")
+    numbered = [path for path in several if re.search(r"[0-9]", path.name)]
+    if len(numbered) < 2:
+        return several, []
+    return numbered, [path for path in several if path not in numbered]
+
+
+# How much each counts -------------------------------------------------------------------------------------------------
+
+
+def uniform_shares(count: int) -> list[float]:
+    """The plain mean: a uniform soup, or stochastic weight averaging after the fact.
+
+    >>> uniform_shares(4)
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    if count < 1:
+        raise ValueError(f"The mean of {count} checkpoints: give at least one.")
+    return [1.0 / count] * count
+
+
+def last_shares(count: int, last: int) -> list[float]:
+    """The mean of the last so many (LAWA: Kaddour 2022, "Stop wasting my time! Saving days of ImageNet and BERT
+    training with latest weight averaging"); the others count nothing.
+
+    >>> last_shares(4, 2)
+    [0.0, 0.0, 0.5, 0.5]
+    """
+    if not 1 <= last <= count:
+        raise ValueError(f"The last {last} of {count} checkpoints: give a number from 1 to {count}.")
+    return [0.0] * (count - last) + uniform_shares(last)
+
+
+def ema_shares(count: int, decay: float) -> list[float]:
+    """An exponential moving average over the sequence: each counts `decay` times as much as the next.
+
+    That is (1 - α)·α^k for the one k places before the last, over the sum of all: without the correction, the first
+    checkpoint would count for all that might have been before it, with 0.9 and three of them 81%.
+
+    >>> [round(share, 3) for share in ema_shares(3, 0.9)]
+    [0.299, 0.332, 0.369]
+    """
+    if not 0.0 <= decay < 1.0:
+        raise ValueError(f"A decay of {decay}: it is the weight of the past, a number from 0 to below 1, such as 0.9.")
+    return given_shares(count, [decay ** (count - 1 - at) for at in range(count)])
+
+
+def given_shares(count: int, weights: Sequence[float]) -> list[float]:
+    """These weights, one for each checkpoint, over their sum.
+
+    >>> given_shares(2, [3, 1])
+    [0.75, 0.25]
+    """
+    if len(weights) != count:
+        raise ValueError(f"There are {len(weights)} weights for {count} checkpoints; give one for each.")
+    if not all(math.isfinite(weight) and weight >= 0.0 for weight in weights) or not any(weights):
+        raise ValueError(f"The weights {list(weights)} make no average: give numbers from 0 on, and one above 0.")
+    largest = max(weights)  # first, because the sum of large ones may not be finite
+    scaled = [weight / largest for weight in weights]
+    return [weight / math.fsum(scaled) for weight in scaled]
