@@ -1,10 +1,11 @@
-"""Checkpoints on disk, torch or safetensors, in one file or several: read in pieces, written in the same layout.
+"""Checkpoints on disk: torch and safetensors files, single or sharded; read in chunks, written in the same layout.
 
-Nothing in a file is executed, and no file outside the checkpoint's folder is read. May import files of the library.
+Nothing in a file is executed, and no file outside the checkpoint's folder is read.
 """
 
 import ctypes
 import errno
+import itertools
 import json
 import math
 import mmap
@@ -24,31 +25,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from emabank.files import FORMAT, room_for, sync, write_atomically, write_torch
 
-# Tensors --------------------------------------------------------------------------------------------------------------
+NewValues = Callable[[str], Iterator[Tensor]]
+"""From the name of a tensor to the values to write for it: contiguous, chunk by chunk."""
 
-_MOST = 2**17  # elements of a piece: 1 MiB in float64, so that what is worked on stays in a core's cache
-_LEAST = 2**14  # below this, cutting costs time and saves no memory worth mentioning
-_SUMMED = (
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.complex128,
-    torch.complex64,
-    torch.complex32,
-)
+# Tensors and chunks --------------------------------------------------------------------------------------------------
+
+_MAX_CHUNK = 2**17  # elements: 1 MiB in float64, so that the working set stays in a core's cache
+_MIN_CHUNK = 2**14  # smaller chunks cost time and save no memory worth mentioning
+_AVERAGEABLE = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.complex32,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a tensor is, without its values.
+    """Shape and dtype of a tensor.
 
     >>> Spec((2, 3), torch.bfloat16).nbytes, str(Spec((2, 3), torch.bfloat16))
     (12, 'bfloat16 [2, 3]')
@@ -57,415 +55,347 @@ class Spec:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    @cached_property
-    def numel(self) -> int:
-        return math.prod(self.shape)
-
     @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
-    def is_number(self) -> bool:
-        """Whether means of it make sense: no count, mask or index."""
+    def is_continuous(self) -> bool:
+        """Whether a mean makes sense: not for counts, masks and indices."""
         return self.dtype.is_floating_point or self.dtype.is_complex
 
     @property
-    def can_be_averaged(self) -> bool:
-        """Not what has eight bits or fewer: it is worth something only with scales that are tensors of their own."""
-        return self.dtype in _SUMMED
+    def is_averageable(self) -> bool:
+        """False for 8-bit floats and smaller: they need scales, which are tensors of their own."""
+        return self.dtype in _AVERAGEABLE
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some elements of a tensor that follow each other: from `start` to `stop`, or what `tensor[index]` is."""
+class Chunk:
+    """Consecutive elements of a tensor: `flat[start:stop]`, which is also `tensor[index]`."""
 
     start: int
     stop: int
     index: tuple[int | slice, ...]
 
 
-def pieces(shape: tuple[int, ...], most: int | None = None) -> Iterator[Piece]:
-    """A tensor cut into pieces of at most so many elements, in order.
+def chunks(shape: tuple[int, ...], limit: int | None = None) -> Iterator[Chunk]:
+    """Split a tensor into chunks of at most `limit` elements, in order.
 
-    By default that is an eighth of the tensor, but not many at once in any case, so that some pieces in float64 are
-    together smaller than two of the tensors.
+    By default a chunk is an eighth of the tensor, and at most 131,072 elements: five of them in float64 take less
+    memory than two such tensors.
 
-    >>> [(piece.start, piece.stop) for piece in pieces((3, 2), most=4)]
+    >>> [(chunk.start, chunk.stop) for chunk in chunks((3, 2), limit=4)]
     [(0, 4), (4, 6)]
     """
     numel = math.prod(shape)
-    if numel:
-        yield from _cut(shape, most or max(_LEAST, min(_MOST, numel // 8)), 0, ())
-
-
-def _cut(shape: tuple[int, ...], most: int, start: int, index: tuple[int | slice, ...]) -> Iterator[Piece]:
-    numel = math.prod(shape)
-    if numel <= most:
-        yield Piece(start, start + numel, index)
+    limit = limit or max(_MIN_CHUNK, min(_MAX_CHUNK, numel // 8))
+    if 0 < numel <= limit:
+        yield Chunk(0, numel, ())
+    if numel <= limit:
         return
-    row = math.prod(shape[1:])
-    if row > most:
-        for at in range(shape[0]):
-            yield from _cut(shape[1:], most, start + at * row, (*index, at))
-        return
-    for at in range(0, shape[0], most // row):
-        end = min(at + most // row, shape[0])
-        yield Piece(start + at * row, start + end * row, (*index, slice(at, end)))
+    row_size, dim = numel, -1
+    while row_size > limit:  # the first dimension whose rows are small enough is the one to split
+        dim += 1
+        row_size //= shape[dim]
+    step, start = limit // row_size, 0
+    for outer in itertools.product(*map(range, shape[:dim])):
+        for row in range(0, shape[dim], step):
+            stop = start + min(step, shape[dim] - row) * row_size
+            yield Chunk(start, stop, (*outer, slice(row, row + step)))
+            start = stop
 
 
-def raw(tensor: Tensor) -> memoryview:
-    r"""The bytes of a contiguous tensor, to be read or written in place.
-
-    Through ctypes, because torch works without numpy and .numpy() knows no bfloat16.
-
-    >>> bytes(raw(torch.tensor([1, 2], dtype=torch.uint8)))
-    b'\x01\x02'
-    """
-    if not tensor.numel():
-        return memoryview(b"")
-    block = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    block.tensor = tensor  # pyright: ignore[reportAttributeAccessIssue]  # alive as long as its bytes are looked at
-    return memoryview(block).cast("B")
+def _raw(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The memory of a contiguous tensor. `.numpy()` would need numpy, and has no bfloat16."""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
-# safetensors files ----------------------------------------------------------------------------------------------------
+# safetensors ---------------------------------------------------------------------------------------------------------
 
-SUFFIX = ".safetensors"
-_LONGEST = 100_000_000  # bytes of the JSON text; the package safetensors refuses longer ones as well
+SAFETENSORS = ".safetensors"
+_MAX_HEADER = 100_000_000  # bytes; the same limit as in the package safetensors
 _DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
 _DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class SafetensorsFile:
-    """The tensors of one file, and its metadata; `ValueError` where it is damaged or something else."""
+    """One safetensors file: the size of a JSON header, the header, and the tensors one after the other.
 
-    in_pieces = True
+    The package safetensors is not used: it cannot write a file in chunks, and a file that shrinks while it is mapped
+    would kill the process.
+    """
+
+    in_memory = False
     key: str | None = None
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._path = path
         with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-            text = file.read(length) if length <= min(_LONGEST, size - 8) else b""
+            file_size = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            header_size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else file_size
+            text = file.read(header_size) if header_size <= min(_MAX_HEADER, file_size - 8) else b""
         try:
             header = json.loads(text)
             metadata = header.pop("__metadata__", None) or {}
-            self.metadata = {str(key): str(value) for key, value in metadata.items()}
-            placed = {name: _placed(entry) for name, entry in header.items()}
+            self._metadata = {str(key): str(value) for key, value in metadata.items()}
+            entries = [_header_entry(name, entry) for name, entry in header.items()]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged or no safetensors file; use another copy of it.") from error
-        if FORMAT in self.metadata:
+            raise ValueError(f"{path} is damaged or not a safetensors file; use another copy of it.") from error
+        if FORMAT in self._metadata:
             raise ValueError(
-                f"{path} holds more than a state dict (emabank.checkpoint.save wrote it); write one average of a bank "
-                "with emabank.checkpoint.export."
+                f"{path} holds more than a state dict: emabank.checkpoint.save wrote it. Use emabank.checkpoint.export "
+                "to write one average of a bank."
             )
-        ordered = dict(sorted(placed.items(), key=lambda item: item[1][1:]))
         self.specs: dict[str, Spec] = {}
-        self._begins: dict[str, int] = {}
-        here = 8 + length
-        for name, (dtype, begin, end, shape) in ordered.items():
+        self._offsets: dict[str, int] = {}
+        data = offset = 8 + header_size
+        for name, dtype, begin, end, shape in sorted(entries, key=lambda entry: entry[2:]):
             if dtype not in _DTYPES:
-                raise ValueError(f"{path}: the tensor {name!r} is {dtype}, which cannot be averaged; convert it first.")
+                raise ValueError(f"{path}: tensor {name!r} is {dtype}, which cannot be averaged; convert it first.")
             spec = Spec(shape, _DTYPES[dtype])
-            if begin != here - 8 - length or end - begin != spec.nbytes:
-                raise ValueError(f"{path} is damaged: the tensor {name!r} is not where it should be.")
-            self.specs[name], self._begins[name] = spec, here
-            here += spec.nbytes
-        if here != size:
-            raise ValueError(f"{path} is damaged: it should have {here:,} bytes and has {size:,}.")
+            if begin != offset - data or end - begin != spec.nbytes:
+                raise ValueError(f"{path} is damaged: the header gives a wrong position for tensor {name!r}.")
+            self.specs[name], self._offsets[name] = spec, offset
+            offset += spec.nbytes
+        if offset != file_size:
+            raise ValueError(f"{path} is damaged: it should have {offset:,} bytes and has {file_size:,}.")
 
-    def verify(self) -> None:
-        """Nothing: the format has no checksums. That every tensor is where it should be was seen when it was opened."""
+    def check_checksums(self) -> None:
+        """Do nothing: the format has no checksums. Opening the file has checked the position of every tensor."""
 
-    def identity(self, name: str) -> object:
-        """Equal for two names of one and the same tensor, of which there are none in this format."""
+    def storage_key(self, name: str) -> object:
+        """Equal for two names of the same tensor; this format has no such names."""
         return name
 
-    def read(self, name: str, piece: Piece) -> Tensor:
-        """Some elements, in one dimension."""
-        tensor = torch.empty(piece.stop - piece.start, dtype=self.specs[name].dtype)
-        left = raw(tensor)
-        with open(self.path, "rb", buffering=0) as file:  # anew each time: many checkpoints may have many files
-            file.seek(self._begins[name] + piece.start * tensor.itemsize)
-            while left:
-                got = file.readinto(left)
-                if not got:
-                    raise ValueError(f"{self.path} has become shorter while it was read; it must not change meanwhile.")
-                left = left[got:]
-        return tensor
+    def read(self, name: str, chunk: Chunk) -> Tensor:
+        """A chunk of a tensor, flat."""
+        dtype = self.specs[name].dtype
+        values = bytearray((chunk.stop - chunk.start) * dtype.itemsize)
+        with open(self._path, "rb") as file:  # per chunk: many sharded checkpoints are more files than may be open
+            file.seek(self._offsets[name] + chunk.start * dtype.itemsize)
+            if file.readinto(values) < len(values):
+                raise ValueError(f"{self._path} became shorter while it was read; try again when nothing writes to it.")
+        return torch.frombuffer(values, dtype=dtype)
 
-    def write(self, path: Path, make: Callable[[str], Iterator[Tensor]], same_as: Mapping[str, str]) -> None:
-        """Write a file with the same tensors, names and metadata, of what `make` gives for each, piece by piece."""
-        del same_as  # there are no ties in this format
-        header: dict[str, Any] = {"__metadata__": self.metadata} if self.metadata else {}
+    def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
+        """Write a file with the same tensors and metadata, and new values."""
+        del aliases  # the format has none
+        header: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
         begin = 0
         for name, spec in self.specs.items():
-            offsets = [begin, begin + spec.nbytes]
-            header[name] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": offsets}
-            begin += spec.nbytes
+            end = begin + spec.nbytes
+            header[name] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
+            begin = end
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         with open(path, "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for name in self.specs:
-                for part in make(name):
-                    file.write(raw(part))
+                for values in new_values(name):
+                    file.write(_raw(values))
 
 
-def _placed(entry: Any) -> tuple[str, int, int, tuple[int, ...]]:
+def _header_entry(name: str, entry: Any) -> tuple[str, str, int, int, tuple[int, ...]]:
     begin, end = cast("list[Any]", entry["data_offsets"])
     shape = tuple(cast("list[Any]", entry["shape"]))
     if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
-        raise ValueError("a place or a size that is none")
-    return str(entry["dtype"]), begin, end, shape
+        raise ValueError("an offset or a size is not a non-negative integer")
+    return name, str(entry["dtype"]), begin, end, shape
 
 
-# torch files ----------------------------------------------------------------------------------------------------------
+# torch ---------------------------------------------------------------------------------------------------------------
 
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-_INSIDE = ("state_dict", "model_state_dict", "model", "module")  # where Lightning and others put a state dict
-_ALIGNED = 64  # bytes, as torch aligns its own memory
-_AT_ONCE = 2**20  # bytes read to verify a checksum
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module")  # as Lightning and others have it
+_ALIGNMENT = 64  # bytes, as torch aligns its own memory
 
 
 class TorchFile:
-    """The tensors of one state dict in a file, and what is around it.
+    """One file of torch.save, memory-mapped: the tensors of its state dict, and everything else in it.
 
     Args:
-        path: of the file.
-        key: under which the state dict is; by default that is found out.
+        path: the file.
+        key: the key of the state dict in the file; by default it is detected.
     """
 
     def __init__(self, path: Path, key: str | None = None) -> None:
-        self.path = path
-        with open(path, "rb") as file:  # what is missing or not readable says so itself
-            self._zipped = file.read(4) == b"PK\x03\x04"
+        self._path = path
+        with open(path, "rb") as file:  # raises OSError if the file is missing or unreadable
+            self._is_zip = file.read(4) == b"PK\x03\x04"
         try:
-            self.in_pieces = self._zipped and _is_stored(path)
-            with torch.serialization.safe_globals([Namespace]):  # arguments of a command: attributes and no code
-                content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=self.in_pieces)
-        except Exception as error:  # torch raises many kinds on bytes that are not its own
-            raise ValueError(_why(path, error)) from error
-        self.key, self._content, self._state = _state_dict(path, content, key)
-        self._tensors: dict[str, Tensor] = {}
-        for name, value in self._state.items():
-            if isinstance(value, Tensor):
-                self._tensors[str(name)] = _plain(path, name, value)
+            self.in_memory = not self._is_zip or _is_compressed(path)  # only an uncompressed archive can be mapped
+            with torch.serialization.safe_globals([Namespace]):  # command-line arguments: attributes and no code
+                content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=not self.in_memory)
+        except Exception as error:  # torch raises many types on bytes it did not write
+            raise ValueError(_unreadable(path, error)) from error
+        self.key, self._content, self._state = _find_state_dict(path, content, key)
+        tensors = {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
+        self._tensors = {name: _plain_tensor(path, name, tensor) for name, tensor in tensors.items()}
         self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
         if sum(spec.nbytes for spec in self.specs.values()) > room_for(path):
-            raise ValueError(f"{path} claims tensors of many times its size; a file that is a bomb looks like that.")
+            raise ValueError(f"{path} declares far more tensor data than the file contains; refusing to load it.")
 
-    def verify(self) -> None:
-        """Hold all that is in the file against its checksums; `ValueError` where something has changed.
+    def check_checksums(self) -> None:
+        """Compare the file with its CRC-32 checksums, which torch writes and never reads; `ValueError` if it changed.
 
-        torch writes them and never looks at them. A file in its older format has none.
+        torch's format from before 1.6 has no checksums.
         """
-        if self._zipped:
-            _refuse_changed(self.path)
+        if not self._is_zip:
+            return
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                # set_crc32_options(False) makes torch.save write 0
+                archive.filelist = [record for record in archive.filelist if record.CRC]
+                damaged = archive.testzip()
+        except (zlib.error, EOFError, RuntimeError, ValueError) as error:  # testzip reports only CRCs and headers
+            damaged = str(error)
+        if damaged is not None:
+            raise ValueError(
+                f"{self._path} is damaged: its content does not match its checksum ({damaged}); use another copy of it."
+            )
 
-    def identity(self, name: str) -> object:
-        """Equal for two names of one and the same tensor."""
+    def storage_key(self, name: str) -> object:
+        """Equal for two names of the same tensor."""
         tensor = self._tensors[name]
         if not tensor.numel():
             return name
-        where = tensor.untyped_storage().data_ptr(), tensor.storage_offset()
-        return *where, tensor.shape, tensor.stride(), tensor.dtype
+        pointer = tensor.untyped_storage().data_ptr()
+        return pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
-    def read(self, name: str, piece: Piece) -> Tensor:
-        """Some elements, in one dimension; not to be written to."""
-        return self._tensors[name][piece.index].resolve_conj().resolve_neg().reshape(-1)
+    def read(self, name: str, chunk: Chunk) -> Tensor:
+        """A chunk of a tensor, flat; read-only."""
+        return self._tensors[name][chunk.index].resolve_conj().resolve_neg().reshape(-1)
 
-    def write(self, path: Path, make: Callable[[str], Iterator[Tensor]], same_as: Mapping[str, str]) -> None:
-        """Write a file with all that is in this one, but for the tensors what `make` gives, piece by piece.
+    def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
+        """Write a file with the same content, and new values for the tensors of the state dict.
 
-        torch writes everything at once, so the values wait in a file without a name, which is mapped for it. A name in
-        `same_as` is that of one and the same tensor as another name.
+        torch.save needs all tensors at once, so the values go to an unnamed temporary file, which is then mapped.
+        `aliases` maps a tensor's name to the name of the same tensor that comes first.
         """
-        with tempfile.TemporaryFile(dir=path.parent) as waiting:
-            begins: dict[str, int] = {}
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            offsets: dict[str, int] = {}
             for name in self.specs:
-                if name in same_as:
+                if name in aliases:
                     continue
-                waiting.seek(-waiting.tell() % _ALIGNED, os.SEEK_CUR)
-                begins[name] = waiting.tell()
-                for part in make(name):
-                    waiting.write(raw(part))
-            end = waiting.tell()
-            waiting.truncate(end)
-            waiting.flush()
-            # Private: torch warns of memory that may not be written to.
-            mapped = mmap.mmap(waiting.fileno(), end, access=mmap.ACCESS_COPY) if end else None
-            made = {name: self._filled(name, mapped, begin) for name, begin in begins.items()}
-            write_torch(path, self._around({name: made[same_as.get(name, name)] for name in self.specs}))
+                file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                offsets[name] = file.tell()
+                for values in new_values(name):
+                    file.write(_raw(values))
+            size = file.truncate(max(file.tell(), 1))
+            file.flush()
+            # A private mapping, because torch warns of read-only memory; of one byte at least, if all is empty.
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+            tensors = {name: self._mapped_tensor(name, memory, offset) for name, offset in offsets.items()}
+            write_torch(path, self._content_with({name: tensors[aliases.get(name, name)] for name in self.specs}))
 
-    def _filled(self, name: str, mapped: mmap.mmap | None, begin: int) -> Tensor:
-        spec, like = self.specs[name], self._state[name]
-        if mapped is None or not spec.nbytes:
-            tensor = torch.empty(spec.shape, dtype=spec.dtype)
-        else:
-            bytes_of_it = torch.frombuffer(mapped, dtype=torch.uint8, count=spec.nbytes, offset=begin)
-            tensor = bytes_of_it.view(spec.dtype).view(spec.shape)
-        return torch.nn.Parameter(tensor, like.requires_grad) if isinstance(like, torch.nn.Parameter) else tensor
+    def _mapped_tensor(self, name: str, memory: mmap.mmap, offset: int) -> Tensor:
+        spec, original = self.specs[name], self._state[name]
+        tensor = torch.empty(spec.shape, dtype=spec.dtype)
+        if spec.nbytes:
+            flat = torch.frombuffer(memory, dtype=torch.uint8, count=spec.nbytes, offset=offset)
+            tensor = flat.view(spec.dtype).view(spec.shape)
+        if isinstance(original, torch.nn.Parameter):
+            return torch.nn.Parameter(tensor, original.requires_grad)
+        return tensor
 
-    def _around(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """All that is in the file, with other tensors in the state dict."""
+    def _content_with(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
         state: dict[str, Any] = OrderedDict() if isinstance(self._state, OrderedDict) else {}
         state.update({name: tensors.get(name, value) for name, value in self._state.items()})
         if isinstance(self._state, OrderedDict):
-            vars(state).update(vars(self._state))  # where torch keeps the versions of modules
-        if self.key is None:
-            return state
-        return {name: state if name == self.key else value for name, value in self._content.items()}
+            vars(state).update(vars(self._state))  # module versions, in `_metadata`
+        return state if self.key is None else {**self._content, self.key: state}
 
 
-def _is_stored(path: Path) -> bool:
-    """Whether what is in a zip archive lies there as it is: what somebody packed cannot be mapped."""
+def _is_compressed(path: Path) -> bool:
     with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-    if sum(entry.file_size for entry in entries) > room_for(path):
-        raise ValueError("it would unpack to many times its size")
-    return all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+        records = archive.infolist()
+    if sum(record.file_size for record in records) > room_for(path):
+        raise ValueError("it would expand to many times its size")
+    return any(record.compress_type != zipfile.ZIP_STORED for record in records)
 
 
-def _refuse_changed(path: Path) -> None:
-    """Raise where a record of a zip archive does not match its CRC-32; torch.save can be told to write 0 there."""
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            if not entry.CRC:
-                continue
-            try:
-                with archive.open(entry) as record:
-                    while record.read(_AT_ONCE):
-                        pass
-            except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"{path} is damaged: its content does not match its checksum ({entry.filename}); use another copy "
-                    "of it."
-                ) from error
-
-
-def _state_dict(path: Path, content: Any, key: str | None) -> tuple[str | None, Mapping[str, Any], Mapping[str, Any]]:
-    """Under which key the state dict is, what is around it, and itself."""
+def _find_state_dict(
+    path: Path, content: Any, key: str | None
+) -> tuple[str | None, Mapping[str, Any], Mapping[str, Any]]:
+    """The key of the state dict, all content of the file, and the state dict."""
     if not isinstance(content, Mapping):
-        raise ValueError(f"{path} holds a {type(content).__name__} and no state dict.")
-    whole = cast("Mapping[str, Any]", content)
-    if whole.get("format") == FORMAT and "kind" in whole:
-        return None, whole, _own(path, whole)
-    inside = [name for name, value in whole.items() if _has_tensors(value)]
+        raise ValueError(f"{path} has no state dict; it holds a {type(content).__name__}.")
+    content = cast("Mapping[str, Any]", content)
+    if content.get("format") == FORMAT and "kind" in content:
+        # A snapshot is averaged as a plain state dict, because its checksum would not match the average.
+        if content["kind"] != "snapshot" or not _is_state_dict(content.get("state")):
+            raise ValueError(
+                f"{path} holds an emabank {content['kind']}, which is more than a state dict. Use "
+                "emabank.checkpoint.export to write one average of a bank."
+            )
+        return None, content, content["state"]
+    keys = [name for name, value in content.items() if _is_state_dict(value)]
+    listed = f"state dicts under {', '.join(map(repr, keys))}" if keys else "no state dict"
     if key is not None:
-        if key not in inside:
-            raise ValueError(f"{path} has no state dict under {key!r}; it has {_listed(inside)}.")
-        return key, whole, whole[key]
-    known = [name for name in _INSIDE if name in inside]
-    if not known and _has_tensors(whole):
-        return None, whole, whole
-    if not known and len(inside) != 1:
-        advice = "; say which with key" if inside else ""
-        raise ValueError(f"{path} is no state dict, and inside it there are {_listed(inside)}{advice}.")
-    found = (known or inside)[0]
-    return found, whole, whole[found]
+        if key not in keys:
+            raise ValueError(f"key must be that of a state dict; got {key!r}, but {path} has {listed}.")
+        return key, content, content[key]
+    usual = [name for name in _STATE_DICT_KEYS if name in keys]
+    if not usual and _is_state_dict(content):
+        return None, content, content
+    if not usual and len(keys) != 1:
+        advice = "; choose one with key" if keys else ""
+        raise ValueError(f"{path} has {listed}{advice}.")
+    key = (usual or keys)[0]
+    return key, content, content[key]
 
 
-def _own(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state dict in a file that emabank wrote with a checksum, which the average would not fit any more."""
-    state = content.get("state")
-    if content["kind"] != "snapshot" or not _has_tensors(state):
-        raise ValueError(
-            f"{path} holds an emabank {content['kind']}, which is more than a state dict; write one average of a bank "
-            "with emabank.checkpoint.export."
-        )
-    return cast("Mapping[str, Any]", state)
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(item, Tensor) for item in cast("Any", value).values())
 
 
-def _has_tensors(value: Any) -> bool:
-    return isinstance(value, Mapping) and any(isinstance(each, Tensor) for each in cast("Any", value).values())
-
-
-def _listed(names: list[str]) -> str:
-    return f"state dicts under {', '.join(map(repr, names))}" if names else "none"
-
-
-def _plain(path: Path, name: Any, tensor: Tensor) -> Tensor:
+def _plain_tensor(path: Path, name: Any, tensor: Tensor) -> Tensor:
     if not isinstance(name, str):
-        raise ValueError(f"{path}: the tensor {name!r} has no string for a name.")
+        raise ValueError(f"{path}: the names of tensors must be strings; got {name!r}.")
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
-        kind = f"{type(tensor).__name__} of layout {tensor.layout}"
-        raise ValueError(f"{path}: {name!r} is a {kind}, quantised perhaps; only plain dense tensors can be averaged.")
+        kind = f"{'quantized ' if tensor.is_quantized else ''}{type(tensor).__name__} of layout {tensor.layout}"
+        raise ValueError(f"{path}: tensor {name!r} must be plain and dense; got a {kind}.")
     if tensor.is_meta:
-        raise ValueError(f"{path}: {name!r} is on the device meta and has no values.")
+        raise ValueError(f"{path}: tensor {name!r} is on the meta device and has no values.")
     return tensor.detach()
 
 
-def _why(path: Path, error: Exception) -> str:
+def _unreadable(path: Path, error: Exception) -> str:
     text = str(error).strip()
     foreign = re.search(r"GLOBAL (\S+)", text)
     if isinstance(error, UnpicklingError) and foreign:
         return (
-            f"{path} cannot be read with weights only: it holds a {foreign[1]}, and would have to execute code of the "
-            "file for it. If you trust the file, load it yourself and save its state dict alone (for Lightning, with "
+            f"{path} cannot be loaded with weights_only=True: it holds a {foreign[1]}, and loading that could execute "
+            "code. If you trust the file, load it yourself and save only its state dict (for Lightning, use "
             "hyper-parameters that are plain numbers, strings, lists and dicts)."
         )
-    text = text.partition("WeightsUnpickler error:")[2].strip() or text  # without torch's advice to read it unsafely
+    text = text.partition("WeightsUnpickler error:")[2].strip() or text  # drops torch's advice to load it unsafely
     reason = text.splitlines()[0][:200] if text else type(error).__name__
-    return f"{path} is damaged or no file of torch.save ({reason}); use another copy of it."
+    return f"{path} is damaged or not a file of torch.save ({reason}); use another copy of it."
 
 
-# Checkpoints ----------------------------------------------------------------------------------------------------------
+# Checkpoints: one file, or a folder ----------------------------------------------------------------------------------
 
-# What transformers, peft and diffusers call the weights; each may be in shards, with an index. The first is meant.
-_WEIGHTS_NAMES = tuple(
-    f"{name}{suffix}"
-    for suffix in (SUFFIX, ".bin")
-    for name in ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
-)
 _INDEX = ".index.json"
-_SHARD = re.compile(r"-\d+-of-\d+\.")
-TRAINING = ("optimizer", "scheduler", "rng_state", "scaler", "trainer_state", "training_args", "random_states")
-
-
-class File(Protocol):
-    """One file of a checkpoint.
-
-    Attributes:
-        specs: what is in it, in order.
-        key: under which a state dict was found inside it, or None.
-        in_pieces: whether it can be read in pieces; if not, all of it is in memory.
-    """
-
-    specs: dict[str, Spec]
-    key: str | None
-    in_pieces: bool
-
-    def verify(self) -> None: ...
-
-    def read(self, name: str, piece: Piece) -> Tensor: ...
-
-    def identity(self, name: str) -> object: ...
-
-    def write(self, path: Path, make: Callable[[str], Iterator[Tensor]], same_as: Mapping[str, str]) -> None: ...
+# What transformers, peft and diffusers call the weights, alone or in shards with an index; the first one wins.
+_WEIGHTS_NAMES = tuple(
+    f"{stem}{suffix}"
+    for suffix in (SAFETENSORS, ".bin")
+    for stem in ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
+)
+_TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "scaler", "trainer_state", "training_args", "random_states")
+_OTHER_WEIGHTS = (SAFETENSORS, *TORCH, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".npz", _INDEX)
+_MAX_COPIED = 64 * 2**20  # bytes of a file copied along with the weights; the largest tokenizers have about half
 
 
 @dataclass(frozen=True)
@@ -473,205 +403,183 @@ class Checkpoint:
     """One checkpoint.
 
     Args:
-        path: as it was given: a file, or a folder.
-        files: by name, below `folder`.
-        index: the file that says which tensor is in which, if there is one.
+        path: the file or folder, as the caller named it.
+        folder: the folder of the files.
+        files: the weights, by file name.
+        file_of: from the name of a tensor to that of its file.
+        index: the name of the index file, if the weights are in shards.
     """
 
     path: Path
     folder: Path
-    files: Mapping[str, File]
-    places: Mapping[str, str]
+    files: Mapping[str, SafetensorsFile | TorchFile]
+    file_of: Mapping[str, str]
     index: str | None = None
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is more than one file."""
         return self.index is not None or self.path == self.folder
 
-    @property
+    @cached_property
     def specs(self) -> dict[str, Spec]:
-        """Every tensor of the checkpoint."""
-        return {tensor: spec for file in self.files.values() for tensor, spec in file.specs.items()}
+        return {name: spec for file in self.files.values() for name, spec in file.specs.items()}
 
-    def verify(self) -> None:
-        """Hold every value against the checksums that the files carry; `ValueError` names the one that is damaged."""
-        for file in self.files.values():
-            file.verify()
+    def read(self, name: str, chunk: Chunk) -> Tensor:
+        """A chunk of a tensor, flat, on the CPU; read-only."""
+        return self.files[self.file_of[name]].read(name, chunk)
 
-    def read(self, tensor: str, piece: Piece) -> Tensor:
-        """Some elements of a tensor, in one dimension, on the CPU; not to be written to."""
-        return self.files[self.places[tensor]].read(tensor, piece)
-
-    def identity(self, tensor: str) -> object:
-        """Equal for two names of one and the same tensor."""
-        return self.places[tensor], self.files[self.places[tensor]].identity(tensor)
+    def storage_key(self, name: str) -> object:
+        """Equal for two names of the same tensor."""
+        return self.files[self.file_of[name]].storage_key(name)
 
 
 def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
-    """What is in a file or folder; `ValueError` where that is damaged, unsafe or no checkpoint.
+    """Open a file or folder; `ValueError` if it is damaged, unsafe or not a checkpoint.
 
     >>> open_checkpoint(Path(__file__))  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
-    ValueError: formats.py is no checkpoint: give a .safetensors, .pt, ... or .index.json file, or a folder.
+    ValueError: formats.py is not a checkpoint; use a .safetensors, .pt, ... or .index.json file, or a folder.
     """
-    if path.is_dir():
-        inside = weights_in(path)
-        if inside is None:
-            raise ValueError(
-                f"{path} is no checkpoint: there is not one file of weights in it, such as {_WEIGHTS_NAMES[0]}."
-            )
-        return _opened(path, inside, key)
-    return _opened(path, path, key)
-
-
-def is_weights(path: Path) -> bool:
-    """Whether a file may be a checkpoint of its own, by its name: no shard, and no other state of a training.
-
-    >>> [is_weights(Path(name)) for name in ("step-5.pt", "optimizer.pt", "model-00001-of-00002.safetensors")]
-    [True, False, False]
-    """
-    fits = path.suffix.lower() in (SUFFIX, *SUFFIXES)
-    return fits and not path.name.startswith((".", *TRAINING)) and not _SHARD.search(path.name)
-
-
-def weights_in(folder: Path) -> Path | None:
-    """The file of a folder that makes it a checkpoint, or the index of such files; None where there is none."""
-    for name in _WEIGHTS_NAMES:
-        for each in (folder / name, folder / f"{name}{_INDEX}"):
-            if each.is_file():
-                return each
-    others = [each for each in folder.iterdir() if is_weights(each) and each.is_file()]
-    return others[0] if len(others) == 1 else None
-
-
-def _opened(path: Path, file: Path, key: str | None) -> Checkpoint:
-    if file.name.endswith(_INDEX):
-        listed = _shards(file)
-        files = {name: _file(file.parent / name, key) for name in dict.fromkeys(listed.values())}
-        index = file.name
-    else:
-        files, listed, index = {file.name: _file(file, key)}, {}, None
-    places: dict[str, str] = {}
-    for name, each in files.items():
-        for tensor, spec in each.specs.items():
-            if tensor in places:
-                raise ValueError(f"{path} has the tensor {tensor!r} twice, in {places[tensor]} and in {name}.")
-            if spec.is_number and not spec.can_be_averaged:
+    main = weights_file(path) if path.is_dir() else path
+    if main is None:
+        raise ValueError(f"{path} must contain one file of weights, such as {_WEIGHTS_NAMES[0]}, to be a checkpoint.")
+    is_index = main.name.endswith(_INDEX)
+    shard_of = _read_index(main) if is_index else {}
+    names = dict.fromkeys(shard_of.values()) if is_index else [main.name]
+    files = {name: _open_file(main.parent / name, key) for name in names}
+    file_of: dict[str, str] = {}
+    for file_name, file in files.items():
+        for name, spec in file.specs.items():
+            if name in file_of:
+                raise ValueError(f"{path} has tensor {name!r} twice, in {file_of[name]} and in {file_name}.")
+            if spec.is_continuous and not spec.is_averageable:
                 raise ValueError(
-                    f"{path}: the tensor {tensor!r} is {spec}, which means nothing without its scales; convert the "
+                    f"{path}: tensor {name!r} is {spec}, which means nothing without its scales; convert the "
                     "checkpoints to a wider type before averaging them."
                 )
-            places[tensor] = name
-    missing = [tensor for tensor, name in listed.items() if places.get(tensor) != name]
-    if missing:
-        raise ValueError(f"{file} says that {missing[0]!r} is in {listed[missing[0]]}, where it is not.")
-    if not places:
+            file_of[name] = file_name
+    for name, file_name in shard_of.items():
+        if file_of.get(name) != file_name:
+            raise ValueError(f"{main} lists tensor {name!r} in {file_name}, which does not have it.")
+    if not file_of:
         raise ValueError(f"{path} has no tensors.")
-    return Checkpoint(path, file.parent, files, places, index)
+    return Checkpoint(path, main.parent, files, file_of, main.name if is_index else None)
 
 
-def _file(path: Path, key: str | None) -> File:
-    if path.suffix.lower() == SUFFIX:
+def is_weights_file(path: Path) -> bool:
+    """Whether a file name is that of a checkpoint: not a shard, and not other training state.
+
+    >>> [is_weights_file(Path(name)) for name in ("step-5.pt", "optimizer.pt", "model-00001-of-00002.safetensors")]
+    [True, False, False]
+    """
+    if path.suffix.lower() not in (SAFETENSORS, *TORCH) or path.name.startswith((".", *_TRAINING_STATE)):
+        return False
+    return not re.search(r"-\d+-of-\d+\.", path.name)
+
+
+def weights_file(folder: Path) -> Path | None:
+    """The file, or index of files, that makes a folder a checkpoint; None if it is not one."""
+    for name in _WEIGHTS_NAMES:
+        for path in (folder / name, folder / f"{name}{_INDEX}"):
+            if path.is_file():
+                return path
+    paths = [path for path in folder.iterdir() if is_weights_file(path) and path.is_file()]
+    return paths[0] if len(paths) == 1 else None
+
+
+def _open_file(path: Path, key: str | None) -> SafetensorsFile | TorchFile:
+    if path.suffix.lower() == SAFETENSORS:
         return SafetensorsFile(path)
-    if path.suffix.lower() in SUFFIXES:
+    if path.suffix.lower() in TORCH:
         return TorchFile(path, key)
-    known = ", ".join((SUFFIX, *SUFFIXES))
-    raise ValueError(f"{path} is no checkpoint: give a {known} or {_INDEX} file, or a folder.")
+    suffixes = ", ".join((SAFETENSORS, *TORCH))
+    raise ValueError(f"{path} is not a checkpoint; use a {suffixes} or {_INDEX} file, or a folder.")
 
 
-def _shards(index: Path) -> dict[str, str]:
-    """Which tensor is in which file, from an index as transformers writes it."""
+def _read_index(path: Path) -> dict[str, str]:
+    """From the name of a tensor to that of its file, as transformers writes it."""
     try:
-        listed: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        placed = {str(tensor): cast("str", name) for tensor, name in listed.items()}
-        for name in placed.values():
-            if not isinstance(name, str) or re.search(r"[/\\\0]|^\.", name):
-                raise ValueError(f"it names {name!r}, which is no file of its folder")
+        weight_map: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shard_of = {str(name): cast("str", file_name) for name, file_name in weight_map.items()}
+        for file_name in shard_of.values():
+            if not isinstance(file_name, str) or re.search(r"[/\\\0]|^\.", file_name):
+                raise ValueError(f"{file_name!r} is not a file of its folder")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{index} is no index of a checkpoint in shards ({error}).") from error
-    return placed
+        raise ValueError(f"{path} is not a valid index of shards ({error}).") from error
+    return shard_of
 
 
-# Writing --------------------------------------------------------------------------------------------------------------
-
-_WEIGHTS = (SUFFIX, *SUFFIXES, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".npz", ".index.json")
-_LARGEST = 64 * 2**20  # bytes of what is copied beside the weights; the largest tokenizers have about half
+# Writing -------------------------------------------------------------------------------------------------------------
 
 
-def refuse_target(out: Path, like: Checkpoint, inputs: Sequence[Path], *, replace: bool) -> None:
-    """Raise where an average like `like` cannot go to `out`, or should not."""
-    real = out.resolve()
+def check_output_path(out: Path, like: Checkpoint, inputs: Sequence[Path], *, replace: bool) -> None:
+    """Raise if an average in the layout of `like` cannot, or should not, be written to `out`."""
+    real_out = out.resolve()
     for path in inputs:
-        given = path.resolve()
-        if real == given or real in given.parents or (path.is_dir() and given in real.parents):
-            raise ValueError(f"The average cannot be written to {out}: {path} is there, which it is made of.")
-    kinds = (SUFFIX,) if like.path.suffix.lower() == SUFFIX else SUFFIXES
-    if like.is_folder and out.suffix.lower() in (SUFFIX, *SUFFIXES):
-        raise ValueError(f"The average of checkpoints that are folders is a folder; {out.name} is the name of a file.")
-    if not like.is_folder and out.suffix.lower() not in kinds:
-        raise ValueError(f"The average is a file like {like.path.name}; {out.name} has to end in {' or '.join(kinds)}.")
+        real = path.resolve()
+        if real_out == real or real_out in real.parents or (path.is_dir() and real in real_out.parents):
+            raise ValueError(f"out must not overwrite an input; got {out}, which would overwrite {path}.")
+    suffixes = (SAFETENSORS,) if like.path.suffix.lower() == SAFETENSORS else TORCH
+    if like.is_folder and out.suffix.lower() in (SAFETENSORS, *TORCH):
+        raise ValueError(f"out must be a folder, like the last checkpoint; got the name of a file, {out.name}.")
+    if not like.is_folder and out.suffix.lower() not in suffixes:
+        raise ValueError(f"out must end in {' or '.join(suffixes)}, like {like.path.name}; got {out.name}.")
     if not out.exists() and not out.is_symlink():
         return
     if not replace:
-        raise FileExistsError(
-            errno.EEXIST,
-            "There is something already; give another name, or have it replaced (--force, replace_out=True)",
-            str(out),
-        )
+        reason = "Already exists; choose another name, or replace it (--force, replace_out=True)"
+        raise FileExistsError(errno.EEXIST, reason, str(out))
     if out.is_dir() != like.is_folder:
-        kind = "folder" if out.is_dir() else "file"
-        raise ValueError(f"{out} is a {kind} and the average is none; give another name.")
-    if out.is_dir() and (weights_in(out) is None or any(each.is_dir() for each in out.iterdir())):
-        raise ValueError(f"{out} holds other things than one checkpoint, so it is not replaced; give another name.")
+        kinds = ("file", "folder") if like.is_folder else ("folder", "file")
+        raise ValueError(f"{out} is a {kinds[0]} and the average is a {kinds[1]}; choose another name.")
+    if out.is_dir() and (weights_file(out) is None or any(path.is_dir() for path in out.iterdir())):
+        raise ValueError(f"{out} is not a folder with just one checkpoint, so it is not replaced; choose another name.")
 
 
-def write_checkpoint(
-    like: Checkpoint, out: Path, make: Callable[[str], Iterator[Tensor]], same_as: Mapping[str, str]
-) -> None:
-    """Write what `make` gives for each tensor in the layout of `like`, in the place of what is there."""
+def write_checkpoint(like: Checkpoint, out: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
+    """Write new values in the layout of `like`; `out` is complete, or as it was before."""
     if not like.is_folder:
         (file,) = like.files.values()
-        write_atomically(out, lambda temporary: file.write(temporary, make, same_as))
+        write_atomically(out, lambda temporary: file.write(temporary, new_values, aliases))
         return
     out = out.resolve()
     draft = out.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         draft.mkdir(parents=True)
         for name, file in like.files.items():
-            file.write(draft / name, make, same_as)
-        for other in beside(like):
-            shutil.copyfile(other, draft / other.name)
-        for each in draft.iterdir():
-            sync(each, os.O_RDWR)
-        _take_place(draft, out)
+            file.write(draft / name, new_values, aliases)
+        for path in _files_to_copy(like):
+            shutil.copyfile(path, draft / path.name)
+        for path in draft.iterdir():
+            sync(path, os.O_RDWR)
+        _rename_folder(draft, out)
     except OSError as error:
         reason = f"Could not be written ({error.strerror or error}); what was there before is unchanged"
         raise OSError(error.errno or errno.EIO, reason, str(out)) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     if os.name == "posix":
-        with suppress(OSError):  # it is in place; some network file systems refuse to sync a folder
+        with suppress(OSError):  # the folder is complete; some network file systems refuse to sync one
             sync(out.parent, os.O_RDONLY)
 
 
-def beside(like: Checkpoint) -> list[Path]:
-    """The files that belong to a model beside its weights: configuration, tokenizer, index; nothing of its training."""
+def _files_to_copy(like: Checkpoint) -> list[Path]:
+    """Configuration, tokenizer and index, which belong to the model; no training state."""
     return [
-        each
-        for each in sorted(like.folder.iterdir())
-        if each.name == like.index
+        path
+        for path in like.folder.iterdir()
+        if path.name == like.index
         or (
-            each.is_file()
-            and not each.name.endswith(_WEIGHTS)
-            and not each.name.startswith((".", *TRAINING))
-            and each.stat().st_size <= _LARGEST
+            path.is_file()
+            and not path.name.endswith(_OTHER_WEIGHTS)
+            and not path.name.startswith((".", *_TRAINING_STATE))
+            and path.stat().st_size <= _MAX_COPIED
         )
     ]
 
 
-def _take_place(draft: Path, out: Path) -> None:
-    """Give a folder its name, also where there is one of that name; at every moment one of the two is whole."""
+def _rename_folder(draft: Path, out: Path) -> None:
+    """Rename a folder, and replace one that has the name; a complete folder exists at every moment."""
     if not out.exists():
         os.rename(draft, out)
         return
@@ -680,7 +588,7 @@ def _take_place(draft: Path, out: Path) -> None:
     try:
         os.rename(draft, out)
     except BaseException:
-        if not out.exists():  # an interrupt may come when it has its name already
+        if not out.exists():  # an interrupt can arrive after the rename
             os.rename(old, out)
         raise
     shutil.rmtree(old, ignore_errors=True)
