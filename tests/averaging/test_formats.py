@@ -109,6 +109,8 @@ def test_safetensors_without_the_package(tmp_path: Path):
         ({"a": entry("F32", [1], 0, 4)}, b"12345"),
         ({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 0, 4)}, b"1234"),
         ({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 2, 6)}, b"123456"),
+        ({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 8, 12)}, b"12345678"),
+        ({"a": entry("F32", [1], 4, 8), "b": entry("F32", [1], 4, 8)}, b"12345678"),
         ({"__metadata__": [1], "a": entry("F32", [1], 0, 4)}, b"1234"),
     ],
 )
@@ -163,6 +165,15 @@ def test_a_truncated_file_is_named(tmp_path: Path, suffix: str, keep: float):
 
 def save(path: Path, content: Any, **options: Any) -> Path:
     torch.save(content, path, **options)
+    return path
+
+
+def compress(path: Path) -> Path:
+    with zipfile.ZipFile(path) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in records.items():
+            archive.writestr(name, content)
     return path
 
 
@@ -252,12 +263,20 @@ def test_views_and_any_memory_layout(tmp_path: Path):
                 "slice": large[3:7, 2:9],
                 "transposed": large.t(),
                 "images": images.to(memory_format=torch.channels_last) if seed == 2 else images,
-                "conjugate": torch.randn(3, dtype=torch.complex64, generator=generator).conj(),
+                "conjugate": torch.randn(3, dtype=torch.complex128, generator=generator).conj(),
                 "expanded": torch.full((1,), float(seed)).expand(5),
             }
         )
     average_checkpoints(write_all(tmp_path, ".pt", states), tmp_path / "average.pt")
     assert_average(read(tmp_path / "average.pt"), mean(states))
+
+
+def test_a_lazy_conjugate_is_copied_by_value(tmp_path: Path):
+    vector = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    paths = write_all(tmp_path, ".pt", [{"weight_orig": torch.ones(2, 2), "weight_u": vector}] * 2)
+    assert plan_average(paths).copied == ("weight_u",)
+    average_checkpoints(paths, tmp_path / "average.pt")
+    assert read(tmp_path / "average.pt")["weight_u"].tolist() == [1 - 2j, 3 + 4j]
 
 
 def test_everything_around_the_state_dict_comes_from_the_last_file(tmp_path: Path):
@@ -298,13 +317,23 @@ def test_the_format_before_torch_1_6_is_loaded_completely_and_listed(tmp_path: P
 def test_a_compressed_archive_is_loaded_completely_and_listed(tmp_path: Path):
     states = [state(1), state(2)]
     paths = write_all(tmp_path, ".pt", states)
-    packed = tmp_path / "packed.pt"
-    with zipfile.ZipFile(paths[0]) as plain, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for record in plain.infolist():
-            archive.writestr(record.filename, plain.read(record), zipfile.ZIP_DEFLATED)
-    plan = average_checkpoints([packed, paths[1]], tmp_path / "average.pt")
-    assert plan.in_memory == (packed,)
+    compress(paths[0])
+    plan = average_checkpoints(paths, tmp_path / "average.pt")
+    assert plan.in_memory == (paths[0],)
     assert_average(read(tmp_path / "average.pt"), mean(states))
+
+
+def test_a_compressed_archive_that_expands_to_many_times_its_size_is_refused(tmp_path: Path):
+    path = compress(save(tmp_path / "1.pt", {"state_dict": state(1), "optimizer": torch.zeros(20_000_000)}))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(ValueError, match=r"1\.pt .*many times its size"):
+        plan_average([path])
+
+
+def test_a_tensor_that_expands_to_many_times_the_size_of_its_file_is_refused(tmp_path: Path):
+    path = save(tmp_path / "1.pt", {"weight": torch.zeros(1).expand(20_000_000)})
+    with pytest.raises(ValueError, match=r"1\.pt .*more tensor data than the file contains"):
+        plan_average([path])
 
 
 def test_exported_averages_and_snapshots_of_emabank(tmp_path: Path):
