@@ -39,9 +39,6 @@ NewValues = Callable[[str], Iterator[Tensor]]
 
 _MAX_CHUNK = 2**17  # elements: 1 MiB in float64, so that the working set stays in a core's cache
 _MIN_CHUNK = 2**14  # smaller chunks cost time and save no memory worth mentioning
-_AVERAGEABLE = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.complex32,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,6 @@ class Spec:
     def is_continuous(self) -> bool:
         """Whether a mean makes sense: not for counts, masks and indices."""
         return self.dtype.is_floating_point or self.dtype.is_complex
-
-    @property
-    def is_averageable(self) -> bool:
-        """False for 8-bit floats and smaller: they need scales, which are tensors of their own."""
-        return self.dtype in _AVERAGEABLE
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
@@ -238,7 +230,8 @@ class TorchFile:
                 content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=not self.in_memory)
         except Exception as error:  # torch raises many types on bytes it did not write
             raise ValueError(_unreadable(path, error)) from error
-        self.key, self._content, self._state = _find_state_dict(path, content, key)
+        self._content = content
+        self.key, self._state = _find_state_dict(path, content, key)
         tensors = {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
         self._tensors = {name: _plain_tensor(path, name, tensor) for name, tensor in tensors.items()}
         self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
@@ -324,10 +317,8 @@ def _is_compressed(path: Path) -> bool:
     return any(record.compress_type != zipfile.ZIP_STORED for record in records)
 
 
-def _find_state_dict(
-    path: Path, content: Any, key: str | None
-) -> tuple[str | None, Mapping[str, Any], Mapping[str, Any]]:
-    """The key of the state dict, all content of the file, and the state dict."""
+def _find_state_dict(path: Path, content: Any, key: str | None) -> tuple[str | None, Mapping[str, Any]]:
+    """The state dict in the content of a file, and its key; None if the content is the state dict."""
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} has no state dict; it holds a {type(content).__name__}.")
     content = cast("Mapping[str, Any]", content)
@@ -338,21 +329,21 @@ def _find_state_dict(
                 f"{path} holds an emabank {content['kind']}, which is more than a state dict. Use "
                 "emabank.checkpoint.export to write one average of a bank."
             )
-        return None, content, content["state"]
+        return None, content["state"]
     keys = [name for name, value in content.items() if _is_state_dict(value)]
     listed = f"state dicts under {', '.join(map(repr, keys))}" if keys else "no state dict"
     if key is not None:
         if key not in keys:
             raise ValueError(f"key must be that of a state dict; got {key!r}, but {path} has {listed}.")
-        return key, content, content[key]
+        return key, content[key]
     usual = [name for name in _STATE_DICT_KEYS if name in keys]
     if not usual and _is_state_dict(content):
-        return None, content, content
+        return None, content
     if not usual and len(keys) != 1:
         advice = "; choose one with key" if keys else ""
         raise ValueError(f"{path} has {listed}{advice}.")
     key = (usual or keys)[0]
-    return key, content, content[key]
+    return key, content[key]
 
 
 def _is_state_dict(value: Any) -> bool:
@@ -452,7 +443,7 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
         for name, spec in file.specs.items():
             if name in file_of:
                 raise ValueError(f"{path} has tensor {name!r} twice, in {file_of[name]} and in {file_name}.")
-            if spec.is_continuous and not spec.is_averageable:
+            if spec.is_continuous and spec.dtype.itemsize < 2:  # scales of 8-bit floats are tensors of their own
                 raise ValueError(
                     f"{path}: tensor {name!r} is {spec}, which means nothing without its scales; convert the "
                     "checkpoints to a wider type before averaging them."
