@@ -1,4 +1,4 @@
-"""Small checkpoints for the tests of averaging, and the slow oracle: everything in memory, in float64."""
+"""Small checkpoints for the tests of averaging, and the oracle: all tensors in memory, summed in float64."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def state(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """A state dict as a small network has it: weights, batch-norm statistics, a count."""
+    """A state dict like that of a small network: weights, batch-norm statistics, a count."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "conv.weight": torch.randn(4, 3, 3, 3, generator=generator).to(dtype),
@@ -22,32 +22,34 @@ def state(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     }
 
 
-def mean(states: Sequence[Mapping[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
-    """The average, as plainly as it can be said."""
-    made: dict[str, Tensor] = {}
+def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None) -> dict[str, Tensor]:
+    """The average, by its definition; without weights, the plain mean."""
+    weights = weights or [1 / len(states)] * len(states)
+    average: dict[str, Tensor] = {}
     for name, last in states[-1].items():
-        if not (last.is_floating_point() or last.is_complex()):
-            made[name] = last
-            continue
-        wide = torch.complex128 if last.is_complex() else torch.float64
-        stacked = [share * each[name].to(wide) for each, share in zip(states, shares, strict=True)]
-        made[name] = torch.stack(stacked).sum(0).to(last.dtype)
-    return made
+        average[name] = last
+        if last.is_floating_point() or last.is_complex():
+            wide = torch.complex128 if last.is_complex() else torch.float64
+            terms = [weight * state[name].to(wide) for state, weight in zip(states, weights, strict=True)]
+            average[name] = torch.stack(terms).sum(0).to(last.dtype)
+    return average
 
 
-def assert_same(found: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
-    """The same names, types and shapes, and values as near as one rounding lets them be."""
-    assert list(found) == list(expected) or sorted(found) == sorted(expected)
+def assert_average(actual: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+    """The same tensors, with values that differ by one rounding at most."""
+    assert sorted(actual) == sorted(expected)
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape, name
-        if tensor.is_floating_point() or tensor.is_complex():
-            near = 1e-12 if tensor.dtype in (torch.float64, torch.complex128) else torch.finfo(tensor.dtype).eps
-            torch.testing.assert_close(found[name], tensor, rtol=near, atol=near / 100, msg=name)
-        else:
-            assert torch.equal(found[name], tensor), name
+        is_exact = not (tensor.is_floating_point() or tensor.is_complex())
+        error = 0.0 if is_exact else max(torch.finfo(tensor.dtype).eps, 1e-12)
+        torch.testing.assert_close(actual[name], tensor, rtol=error, atol=error / 100)
 
 
-def write(path: Path, tensors: Mapping[str, Tensor]) -> Path:
+def assert_equal(actual: Any, expected: Any) -> None:
+    """The same tensors, bit for bit."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def write(path: Path, tensors: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":
         save_file(dict(tensors), path, {"format": "pt"})
@@ -56,10 +58,15 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Path:
     return path
 
 
+def write_all(folder: Path, suffix: str, states: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """One file per state: step-0, step-1, ..."""
+    return [write(folder / f"step-{step}{suffix}", state) for step, state in enumerate(states)]
+
+
 def read(path: Path) -> dict[str, Any]:
     return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
 
 
 def everything_in(folder: Path) -> list[str]:
-    """Every file below a folder, hidden ones too."""
+    """All files and folders below a folder, including hidden ones."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))

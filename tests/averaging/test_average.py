@@ -1,191 +1,355 @@
-"""Averages of checkpoints against the plain mean in float64, whatever the type, the shape and the layout."""
+"""Averages of checkpoints against their definition in float64: dtypes, shapes, weights, order, mismatches, memory."""
 
 import math
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from averaging.made import assert_same, everything_in, mean, read, state, write
+from averaging.made import assert_average, assert_equal, everything_in, mean, read, state, write, write_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emabank.averaging import average_checkpoints, ema_shares, fit_together, given_shares, last_shares
+from emabank.averaging import (
+    average_checkpoints,
+    ema_weights,
+    find_checkpoints,
+    last_weights,
+    normalized_weights,
+    plan_average,
+    sort_checkpoints,
+    uniform_weights,
+)
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
-WHOLE = (torch.int64, torch.int32, torch.uint8, torch.bool)
-
-
-def folder_of(tmp_path: Path, suffix: str, states: list[dict[str, torch.Tensor]]) -> list[Path]:
-    return [write(tmp_path / f"step-{at}{suffix}", each) for at, each in enumerate(states)]
+INTEGER = (torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".bin", ".ckpt"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_mean_of_three(tmp_path: Path, suffix: str, dtype: torch.dtype):
+def test_plain_mean(tmp_path: Path, suffix: str, dtype: torch.dtype):
     states = [state(seed, dtype) for seed in (1, 2, 3)]
     out = tmp_path / f"average{suffix}"
-    done = average_checkpoints(folder_of(tmp_path, suffix, states), out)
-    assert_same(read(out), mean(states, [1 / 3] * 3))
-    assert done.copied == ("norm.num_batches_tracked",) and len(done.averaged) == 5
-    assert set(done.batchnorm) == {"norm.running_mean", "norm.running_var"} and done.differing == ()
+    plan = average_checkpoints(write_all(tmp_path, suffix, states), out)
+    assert_average(read(out), mean(states))
+    assert plan.copied == ("norm.num_batches_tracked",) and len(plan.averaged) == 5
+    assert set(plan.batchnorm) == {"norm.running_mean", "norm.running_var"} and plan.differing == ()
 
 
-@pytest.mark.parametrize("shares", [last_shares(4, 2), ema_shares(4, 0.7), given_shares(4, [1, 0, 5, 2])])
+@pytest.mark.parametrize("weights", [last_weights(4, 2), ema_weights(4, 0.7), normalized_weights(4, [1, 0, 5, 2])])
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_every_way_to_share(tmp_path: Path, suffix: str, shares: list[float]):
+def test_weighted_mean(tmp_path: Path, suffix: str, weights: list[float]):
     states = [state(seed) for seed in range(4)]
-    average_checkpoints(folder_of(tmp_path, suffix, states), tmp_path / f"average{suffix}", shares)
-    assert_same(read(tmp_path / f"average{suffix}"), mean(states, shares))
+    average_checkpoints(write_all(tmp_path, suffix, states), tmp_path / f"average{suffix}", weights)
+    assert_average(read(tmp_path / f"average{suffix}"), mean(states, weights))
 
 
-def test_what_counts_nothing_is_not_looked_at(tmp_path: Path):
+def test_a_checkpoint_with_weight_0_is_not_opened(tmp_path: Path):
     (tmp_path / "0.pt").write_bytes(b"damaged")
     paths = [tmp_path / "0.pt", write(tmp_path / "1.pt", state(1)), write(tmp_path / "2.pt", state(2))]
-    done = average_checkpoints(paths, tmp_path / "average.pt", last_shares(3, 2))
-    assert [path.name for path, _ in done.checkpoints] == ["1.pt", "2.pt"]
+    plan = average_checkpoints(paths, tmp_path / "average.pt", last_weights(3, 2))
+    assert [path.name for path, _ in plan.checkpoints] == ["1.pt", "2.pt"]
 
 
 @st.composite
 def some_states(draw: st.DrawFn) -> list[dict[str, torch.Tensor]]:
     shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
-    tensors = draw(st.lists(st.tuples(shapes, st.sampled_from(FLOATING + WHOLE)), min_size=1, max_size=4))
-    count, seed = draw(st.integers(1, 4)), draw(st.integers(0, 2**30))
-    generator = torch.Generator().manual_seed(seed)
-    found: list[dict[str, torch.Tensor]] = [{} for _ in range(count)]
-    for each in found:
-        for at, (shape, dtype) in enumerate(tensors):
+    tensors = draw(st.lists(st.tuples(shapes, st.sampled_from(FLOATING + INTEGER)), min_size=1, max_size=4))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**30)))
+    states: list[dict[str, torch.Tensor]] = []
+    for _ in range(draw(st.integers(1, 4))):
+        states.append({})
+        for layer, (shape, dtype) in enumerate(tensors):
             values = 9 * torch.randn(shape, generator=generator)
             if dtype.is_complex:
                 values = torch.complex(values, 9 * torch.randn(shape, generator=generator))
-            each[f"layer.{at}"] = (values.abs() if dtype in WHOLE else values).to(dtype)
-    return found
+            states[-1][f"layer.{layer}"] = (values.abs() if dtype in INTEGER else values).to(dtype)
+    return states
 
 
 @settings(max_examples=60)
 @given(some_states(), st.sampled_from([".safetensors", ".pt"]), st.lists(st.floats(0.1, 9), min_size=4, max_size=4))
-def test_any_types_shapes_and_weights(states: list[dict[str, torch.Tensor]], suffix: str, weights: list[float]):
-    shares = given_shares(len(states), weights[: len(states)])
+def test_any_dtypes_shapes_and_weights(states: list[dict[str, torch.Tensor]], suffix: str, weights: list[float]):
+    weights = normalized_weights(len(states), weights[: len(states)])
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        average_checkpoints(folder_of(folder, suffix, states), folder / f"average{suffix}", shares)
-        assert_same(read(folder / f"average{suffix}"), mean(states, shares))
+        out = Path(name, f"average{suffix}")
+        average_checkpoints(write_all(Path(name), suffix, states), out, weights)
+        assert_average(read(out), mean(states, weights))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_large_tensors_in_many_pieces(tmp_path: Path, suffix: str):
-    shapes = {"tall": (70_001, 5), "flat": (3, 200_003), "long": (400_007,), "whole": (300_000,)}
+def test_checkpoints_without_a_single_element(tmp_path: Path, suffix: str):
+    states = [{"empty": torch.zeros(0, 3)}] * 2
+    average_checkpoints(write_all(tmp_path, suffix, states), tmp_path / f"average{suffix}")
+    assert_equal(read(tmp_path / f"average{suffix}"), states[0])
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_large_tensors_take_many_chunks_and_progress_counts_bytes(tmp_path: Path, suffix: str):
+    shapes = {"tall": (70_001, 5), "flat": (3, 200_003), "long": (400_007,), "integer": (300_000,)}
     states = []
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         states.append({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
-        states[-1]["whole"] = states[-1]["whole"].to(torch.int16)
-    told: list[tuple[int, int]] = []
-    average_checkpoints(
-        folder_of(tmp_path, suffix, states),
-        tmp_path / f"a{suffix}",
-        tell=lambda done, total: told.append((done, total)),
-    )
-    assert_same(read(tmp_path / f"a{suffix}"), mean(states, [1 / 3] * 3))
-    total = 4 * (70_001 * 5 + 3 * 200_003 + 400_007) + 2 * 300_000
-    assert told[-1] == (total, total) and len(told) > 20
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+        states[-1]["integer"] = states[-1]["integer"].to(torch.int16)
+    calls: list[tuple[int, int]] = []
+    out = tmp_path / f"average{suffix}"
+    average_checkpoints(write_all(tmp_path, suffix, states), out, progress=lambda *call: calls.append(call))
+    assert_average(read(out), mean(states))
+    total = sum(tensor.nbytes for tensor in states[0].values())
+    assert calls[-1] == (total, total) and len(calls) > 20
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-def test_what_is_equal_comes_out_bit_for_bit(tmp_path: Path, dtype: torch.dtype):
+def test_equal_values_keep_their_bits(tmp_path: Path, dtype: torch.dtype):
     same = {"weight": torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)}
-    paths = [write(tmp_path / f"{at}.pt", same) for at in range(7)]
-    average_checkpoints(paths, tmp_path / "average.pt", ema_shares(7, 0.9))
-    assert torch.equal(read(tmp_path / "average.pt")["weight"], same["weight"])
+    average_checkpoints(write_all(tmp_path, ".pt", [same] * 7), tmp_path / "average.pt", ema_weights(7, 0.9))
+    assert_equal(read(tmp_path / "average.pt"), same)
 
 
-def test_a_constant_infinite_mask_stays_one(tmp_path: Path):
+def test_a_constant_infinite_mask_is_kept(tmp_path: Path):
     mask = torch.full((4, 4), -math.inf).triu(1)
-    paths = [write(tmp_path / f"{at}.pt", {"mask": mask, "weight": torch.full((2,), at)}) for at in (1.0, 2.0)]
+    paths = write_all(tmp_path, ".pt", [{"mask": mask, "weight": torch.full((2,), value)} for value in (1.0, 2.0)])
     average_checkpoints(paths, tmp_path / "average.pt")
-    assert torch.equal(read(tmp_path / "average.pt")["mask"], mask)
+    assert_equal(read(tmp_path / "average.pt")["mask"], mask)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_what_is_not_finite_is_refused_and_named(tmp_path: Path, bad: float, which: int):
+def test_nonfinite_values_are_refused_by_checkpoint_and_tensor(tmp_path: Path, bad: float, which: int):
     states = [state(seed) for seed in range(3)]
     states[which]["conv.weight"][1, 2, 0, 1] = bad
-    paths = folder_of(tmp_path, ".pt", states)
-    with pytest.raises(ValueError, match=f"step-{which}.pt has NaN or infinite values in 'conv.weight'; leave that"):
+    paths = write_all(tmp_path, ".pt", states)
+    with pytest.raises(ValueError, match=rf"step-{which}\.pt has .*'conv\.weight'"):
         average_checkpoints(paths, tmp_path / "average.pt")
     assert everything_in(tmp_path) == [path.name for path in paths]
 
 
-def test_spectral_norms_vectors_are_the_last_ones(tmp_path: Path):
-    old = torch.nn.utils.spectral_norm
-    new = torch.nn.utils.parametrizations.spectral_norm
+def test_vectors_of_spectral_norm_come_from_the_last_checkpoint(tmp_path: Path):
+    old, new = torch.nn.utils.spectral_norm, torch.nn.utils.parametrizations.spectral_norm
     states = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         model = torch.nn.Sequential(old(torch.nn.Linear(3, 3)), new(torch.nn.Linear(3, 3)))
         model(torch.randn(5, 3))
         states.append({name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
-    done = average_checkpoints(folder_of(tmp_path, ".pt", states), tmp_path / "average.pt")
-    assert len(done.copied) == 4 and all(name[-2:] in ("_u", "_v") for name in done.copied)
-    made = read(tmp_path / "average.pt")
-    assert all(torch.equal(made[name], states[-1][name]) for name in done.copied)
-    assert_same(
-        {name: made[name] for name in done.averaged},
-        mean([{name: each[name] for name in done.averaged} for each in states], [0.5, 0.5]),
-    )
+    plan = average_checkpoints(write_all(tmp_path, ".pt", states), tmp_path / "average.pt")
+    assert len(plan.copied) == 4 and all(name[-2:] in ("_u", "_v") for name in plan.copied)
+    expected = mean(states) | {name: states[-1][name] for name in plan.copied}
+    assert_average(read(tmp_path / "average.pt"), expected)
 
 
-def test_whole_numbers_that_differ_are_told(tmp_path: Path):
+def test_integer_tensors_that_differ_are_listed(tmp_path: Path):
     states = [state(seed) | {"codes": torch.tensor([seed, 2]), "ids": torch.arange(3)} for seed in (1, 2)]
-    done = average_checkpoints(folder_of(tmp_path, ".safetensors", states), tmp_path / "average.safetensors")
-    assert done.differing == ("codes",)
+    plan = average_checkpoints(write_all(tmp_path, ".safetensors", states), tmp_path / "average.safetensors")
+    assert plan.differing == ("codes",)
     assert read(tmp_path / "average.safetensors")["codes"].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"scale": None}, "it has no tensor 'scale'"),
-        ({"more": torch.zeros(1)}, "it has a tensor 'more', and the other has none"),
-        ({"scale": torch.zeros(2)}, r"'scale' is float32 \[2\] in the one and float32 \[\] in the other"),
-        (
-            {"scale": torch.zeros((), dtype=torch.float16)},
-            r"'scale' is float16 \[\] in the one and float32 \[\] in the",
-        ),
+        ({"scale": None}, "'scale'"),
+        ({"more": torch.zeros(1)}, "'more'"),
+        ({"scale": torch.zeros(2)}, r"'scale' is float32 \[2\] .* float32 \[\]"),
+        ({"scale": torch.zeros((), dtype=torch.float16)}, r"'scale' is float16 \[\] .* float32 \[\]"),
     ],
 )
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_checkpoints_that_do_not_fit_are_refused_by_tensor(tmp_path: Path, suffix: str, change, said: str):
+def test_checkpoints_that_do_not_match_are_refused_by_tensor(tmp_path: Path, suffix: str, change, message: str):
     first = {name: tensor for name, tensor in (state(1) | change).items() if tensor is not None}
-    paths = folder_of(tmp_path, suffix, [first, state(2)])
-    with pytest.raises(ValueError, match=said) as caught:
-        average_checkpoints(paths, tmp_path / f"average{suffix}")
-    assert f"{paths[0]} does not fit {paths[1]}" in str(caught.value)
-    with pytest.raises(ValueError, match=said):
-        fit_together(paths)
+    paths = write_all(tmp_path, suffix, [first, state(2)])
+    for call in (lambda: average_checkpoints(paths, tmp_path / f"average{suffix}"), lambda: plan_average(paths)):
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert str(paths[0]) in str(caught.value) and str(paths[1]) in str(caught.value)
     assert everything_in(tmp_path) == [path.name for path in paths]
 
 
-def test_shares_have_to_be_shares(tmp_path: Path):
-    paths = folder_of(tmp_path, ".pt", [state(1), state(2)])
-    for shares, said in (
-        ([1.0], "There are 2 checkpoints and 1 shares"),
-        ([0.5, 0.6], "add up to 1"),
-        ([1.5, -0.5], "from 0 to 1"),
-        ([math.nan, 1], "make no average"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            average_checkpoints(paths, tmp_path / "average.pt", shares)
-
-
-def test_layouts_may_be_mixed_and_the_last_one_decides(tmp_path: Path):
+def test_formats_can_be_mixed_and_the_last_one_decides(tmp_path: Path):
     states = [state(1), state(2)]
     paths = [write(tmp_path / "1.pt", states[0]), write(tmp_path / "2.safetensors", states[1])]
     average_checkpoints(paths, tmp_path / "average.safetensors")
-    assert_same(read(tmp_path / "average.safetensors"), mean(states, [0.5, 0.5]))
+    assert_average(read(tmp_path / "average.safetensors"), mean(states))
     average_checkpoints(paths[::-1], tmp_path / "average.pt")
-    made = read(tmp_path / "average.pt")
-    assert made["norm.num_batches_tracked"] == 10
-    assert_same(made, mean(states[::-1], [0.5, 0.5]))
+    assert_average(read(tmp_path / "average.pt"), mean(states[::-1]))
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+TENSOR = 16 * 2**20  # bytes
+MEASURE = """
+import sys
+from pathlib import Path
+import torch
+from emabank.averaging import average_checkpoints
+
+def held():  # pages of mapped files (RssFile) are the system's to drop
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(fields["RssAnon"].split()[0])
+
+folder, suffix, extra = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+average_checkpoints([folder / f"small-{step}{suffix}" for step in (1, 2)], folder / f"small{suffix}")  # warm up
+peak = before = held()
+ballast = torch.ones(extra, dtype=torch.uint8)
+
+def progress(done, total):
+    global peak
+    peak = max(peak, held())
+
+paths = [folder / f"large-{step}{suffix}" for step in (1, 2, 3)]
+average_checkpoints(paths, folder / f"large{suffix}", progress=progress)
+print(max(peak, held()) - before)
+"""
+
+
+def peak_memory(folder: Path, suffix: str, extra: int = 0) -> int:
+    """Peak memory of another process, in bytes, while it averages three checkpoints with two large tensors each."""
+    for step in (1, 2, 3):
+        write(folder / f"small-{step}{suffix}", {"weight": torch.full((300_000,), step, dtype=torch.bfloat16)})
+        large = torch.full((TENSOR // 2 // 1024, 1024), step, dtype=torch.bfloat16)
+        write(folder / f"large-{step}{suffix}", {"first": large, "second": large.view(-1) + 1})
+    command = [sys.executable, "-c", MEASURE, str(folder), suffix, str(extra)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    return int(process.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_memory_stays_below_one_tensor(tmp_path: Path, suffix: str):
+    assert peak_memory(tmp_path, suffix) < TENSOR
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_control_two_tensors_more_are_measured(tmp_path: Path):
+    assert peak_memory(tmp_path, ".pt", extra=2 * TENSOR) > 2 * TENSOR
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.floats(0, 0.999))
+def test_an_ema_is_its_recursion_from_zero_with_the_bias_correction_of_adam(count: int, decay: float):
+    values = [float((7 * step) % 11) for step in range(count)]
+    average = 0.0
+    for value in values:
+        average = decay * average + (1 - decay) * value
+    average /= 1 - decay**count
+    weights = ema_weights(count, decay)
+    total = sum(weight * value for weight, value in zip(weights, values, strict=True))
+    assert total == pytest.approx(average)
+    assert math.fsum(weights) == pytest.approx(1, abs=1e-12)
+
+
+def test_other_weights():
+    assert uniform_weights(2) == [0.5, 0.5]
+    assert last_weights(5, 2) == [0, 0, 0, 0.5, 0.5] and last_weights(3, 3) == uniform_weights(3)
+    assert normalized_weights(3, [0, 2, 6]) == [0, 0.25, 0.75]
+    assert normalized_weights(2, [1e308, 1e308]) == [0.5, 0.5]
+    assert ema_weights(3, 0) == [0, 0, 1] and ema_weights(1, 0.9) == [1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: last_weights(3, 4), "^last .* got 4"),
+        (lambda: last_weights(3, 0), "^last .* got 0"),
+        (lambda: ema_weights(3, 1.0), "^decay .* got 1.0"),
+        (lambda: ema_weights(3, math.nan), "^decay .* got nan"),
+        (lambda: normalized_weights(3, [1, 2]), "^weights .* got 2 for 3"),
+        (lambda: normalized_weights(2, [0, 0]), "^weights .* got"),
+        (lambda: normalized_weights(2, [-1, 2]), "^weights .* got"),
+        (lambda: normalized_weights(2, [math.inf, 2]), "^weights .* got"),
+        (lambda: uniform_weights(0), "^count .* got 0"),
+    ],
+)
+def test_wrong_arguments_of_weights(call: Callable[[], object], message: str):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("weights", [[1.0], [0.5, 0.6], [1.5, -0.5], [math.nan, 1]])
+def test_weights_that_make_no_average(tmp_path: Path, weights: list[float]):
+    paths = write_all(tmp_path, ".pt", [state(1), state(2)])
+    with pytest.raises(ValueError, match="^weights must .* got"):
+        average_checkpoints(paths, tmp_path / "average.pt", weights)
+
+
+# Which checkpoints, in which order -----------------------------------------------------------------------------------
+
+
+def touch(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def names_of(*paths: Path) -> list[str]:
+    return [path.name for path in find_checkpoints(paths).checkpoints]
+
+
+def test_files_are_sorted_by_number(tmp_path: Path):
+    touch(tmp_path, "step-1000.pt", "step-200.pt", "step-30.pt", "optimizer.pt", "notes.txt", ".hidden-1.pt")
+    assert names_of(tmp_path) == ["step-30.pt", "step-200.pt", "step-1000.pt"]
+
+
+def test_a_name_without_a_number_is_left_out_unless_it_is_asked_for(tmp_path: Path):
+    touch(tmp_path, "epoch=9-step=90.ckpt", "epoch=10-step=100.ckpt", "last.ckpt")
+    assert names_of(tmp_path) == ["epoch=9-step=90.ckpt", "epoch=10-step=100.ckpt"]
+    assert find_checkpoints([tmp_path]).left_out == (tmp_path / "last.ckpt",)
+    assert names_of(tmp_path / "epoch=9-step=90.ckpt", tmp_path / "last.ckpt")[-1] == "last.ckpt"
+
+
+def test_names_without_numbers_are_kept_if_there_are_no_others(tmp_path: Path):
+    assert names_of(touch(tmp_path, "b.pt", "a.pt", "c1.pt")) == ["a.pt", "b.pt", "c1.pt"]
+
+
+@pytest.mark.parametrize(
+    "weights", ["model.safetensors", "pytorch_model.bin", "model.safetensors.index.json", "net.pt"]
+)
+def test_folders_are_sorted_by_number(tmp_path: Path, weights: str):
+    touch(tmp_path, *(f"checkpoint-{step}/{weights}" for step in (1000, 500, 50)), "runs/events", "trainer_state.json")
+    touch(tmp_path / "checkpoint-50", "optimizer.pt", "config.json")
+    assert names_of(tmp_path) == ["checkpoint-50", "checkpoint-500", "checkpoint-1000"]
+
+
+def test_a_folder_can_be_one_checkpoint(tmp_path: Path):
+    touch(tmp_path, "a/model.safetensors.index.json", "a/model-00001-of-00002.safetensors", "b/weights.pt")
+    assert names_of(tmp_path / "b", tmp_path / "a") == ["b", "a"]
+
+
+def test_an_ambiguous_folder_and_a_repeated_path_are_refused(tmp_path: Path):
+    touch(tmp_path, "model.safetensors", "checkpoint-500/model.safetensors", "checkpoint-60/model.safetensors")
+    with pytest.raises(ValueError, match="checkpoint-60"):
+        find_checkpoints([tmp_path])
+    with pytest.raises(ValueError, match=r"model\.safetensors .* more than once"):
+        find_checkpoints([tmp_path / "model.safetensors", tmp_path / "." / "model.safetensors"])
+
+
+def test_a_folder_without_checkpoints_and_a_missing_path(tmp_path: Path):
+    with pytest.raises(ValueError, match=tmp_path.name):
+        find_checkpoints([tmp_path])
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        find_checkpoints([tmp_path / "nowhere"])
+
+
+def test_numbers_of_parent_folders_count():
+    paths = [Path(f"runs/checkpoint-{step}/model.safetensors") for step in (1000, 500)]
+    assert sort_checkpoints(paths) == paths[::-1]
+
+
+@given(st.lists(st.integers(0, 10**9), unique=True))
+def test_paths_are_sorted_by_the_value_of_numbers(numbers: list[int]):
+    paths = [Path(f"step-{number}.pt") for number in numbers]
+    assert sort_checkpoints(paths) == [Path(f"step-{number}.pt") for number in sorted(numbers)]
+
+
+def test_any_names_have_an_order():
+    paths = [Path(name) for name in ("²", "٣", "1a", "a", "a1", "a1b2", "", "01", "1")]
+    assert sort_checkpoints(paths) == sort_checkpoints(reversed(paths))

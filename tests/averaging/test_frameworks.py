@@ -1,4 +1,4 @@
-"""What is written loads in the framework that it came from: transformers, in each of its layouts, and Lightning."""
+"""Averages load in the framework that wrote the checkpoints: transformers, in all its layouts, and Lightning."""
 
 import warnings
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from averaging.made import assert_same, everything_in, mean
+from averaging.made import assert_average, everything_in, mean
 from torch import nn
 
 from emabank import recalibrate_batchnorm
@@ -21,7 +21,7 @@ def gpt(seed: int, **more: Any) -> Any:
 
 
 def expected(models: list[Any]) -> dict[str, torch.Tensor]:
-    return mean([model.state_dict() for model in models], [1 / len(models)] * len(models))
+    return mean([model.state_dict() for model in models])
 
 
 @pytest.mark.parametrize("shards", [None, "10KB"])
@@ -32,31 +32,31 @@ def test_transformers(tmp_path: Path, shards: str | None, dtype: torch.dtype, ti
     for step, model in zip((50, 500, 1000), models, strict=True):
         model.save_pretrained(tmp_path / f"checkpoint-{step}", **({"max_shard_size": shards} if shards else {}))
         torch.save({"state": {}}, tmp_path / f"checkpoint-{step}" / "optimizer.pt")
-    found = find_checkpoints([tmp_path]).checkpoints
-    assert [path.name for path in found] == ["checkpoint-50", "checkpoint-500", "checkpoint-1000"]
-    average_checkpoints(found, tmp_path / "average")
-    there = everything_in(tmp_path / "average")
-    assert there == [name for name in everything_in(found[-1]) if name != "optimizer.pt"]
-    assert ("model.safetensors.index.json" in there) == (shards is not None)
-    loaded, told = type(models[0]).from_pretrained(tmp_path / "average", dtype="auto", output_loading_info=True)
-    assert not any(told[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
-    assert_same(loaded.state_dict(), expected(models))
+    paths = find_checkpoints([tmp_path]).checkpoints
+    assert [path.name for path in paths] == ["checkpoint-50", "checkpoint-500", "checkpoint-1000"]
+    average_checkpoints(paths, tmp_path / "average")
+    names = everything_in(tmp_path / "average")
+    assert names == [name for name in everything_in(paths[-1]) if name != "optimizer.pt"]
+    assert ("model.safetensors.index.json" in names) == (shards is not None)
+    loaded, info = type(models[0]).from_pretrained(tmp_path / "average", dtype="auto", output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    assert_average(loaded.state_dict(), expected(models))
     shared = loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
     assert shared == tied and loaded.dtype == dtype
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_bin_files(tmp_path: Path, tied: bool):
-    """As older versions wrote them; this one reads them still."""
+    """The format of older versions, which transformers still reads."""
     models = [gpt(seed, tie_word_embeddings=tied) for seed in (1, 2)]
-    folders = [tmp_path / f"checkpoint-{at}" for at in (1, 2)]
+    folders = [tmp_path / f"checkpoint-{step}" for step in (1, 2)]
     for folder, model in zip(folders, models, strict=True):
         folder.mkdir()
         model.config.save_pretrained(folder)
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
     average_checkpoints(folders, tmp_path / "average")
     loaded = type(models[0]).from_pretrained(tmp_path / "average")
-    assert_same(loaded.state_dict(), expected(models))
+    assert_average(loaded.state_dict(), expected(models))
     content = torch.load(tmp_path / "average/pytorch_model.bin", weights_only=True)
     shared = content["lm_head.weight"].data_ptr() == content["transformer.wte.weight"].data_ptr()
     assert shared == tied
@@ -97,17 +97,19 @@ def test_lightning(tmp_path: Path):
             enable_model_summary=False, default_root_dir=tmp_path,
         )  # fmt: skip
         trainer.fit(Module(width=5), torch.utils.data.DataLoader(data, batch_size=8))
-    found = find_checkpoints([tmp_path / "kept"])
-    assert len(found.checkpoints) == 3 and [path.name for path in found.left_out] == ["last.ckpt"]
-    done = average_checkpoints(found.checkpoints, tmp_path / "average.ckpt")
-    states = [torch.load(path, weights_only=True)["state_dict"] for path in found.checkpoints]
+    listed = find_checkpoints([tmp_path / "kept"])
+    assert len(listed.checkpoints) == 3 and [path.name for path in listed.left_out] == ["last.ckpt"]
+    plan = average_checkpoints(listed.checkpoints, tmp_path / "average.ckpt")
+    states = [torch.load(path, weights_only=True)["state_dict"] for path in listed.checkpoints]
     loaded = Module.load_from_checkpoint(tmp_path / "average.ckpt")
     assert loaded.hparams.width == 5
-    assert_same(loaded.state_dict(), mean(states, [1 / 3] * 3))
-    last, made = (torch.load(path, weights_only=True) for path in (found.checkpoints[-1], tmp_path / "average.ckpt"))
-    assert list(made) == list(last) and made["epoch"] == last["epoch"] == 2
-    assert made["hyper_parameters"] == last["hyper_parameters"]
-    assert done.batchnorm == ("net.body.1.running_mean", "net.body.1.running_var")
+    assert_average(loaded.state_dict(), mean(states))
+    last, average = (
+        torch.load(path, weights_only=True) for path in (listed.checkpoints[-1], tmp_path / "average.ckpt")
+    )
+    assert list(average) == list(last) and average["epoch"] == last["epoch"] == 2
+    assert average["hyper_parameters"] == last["hyper_parameters"]
+    assert plan.batchnorm == ("net.body.1.running_mean", "net.body.1.running_var")
     recalibrate_batchnorm(loaded.net, torch.utils.data.DataLoader(data, batch_size=8))
     features = loaded.net.body[0](data.tensors[0])
     torch.testing.assert_close(loaded.net.body[1].running_mean, features.mean(0).detach())

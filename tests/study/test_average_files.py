@@ -1,21 +1,21 @@
-"""The command `average`: what it is told, what it says, how it ends."""
+"""The command `average`: its arguments, its output, its exit codes."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from averaging.made import assert_same, everything_in, mean, read, state, write
+from averaging.made import assert_average, everything_in, mean, read, state, write
 from interpreter import run
 from study.parsing import parsed, refused
 
-from emabank.averaging import ema_shares, given_shares, last_shares
+from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
 from emabank.cli import main
 from emabank.study.own_arguments import AverageArguments
 
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "200")  # the temporary folder's name may be long, and a table breaks what is longer
+    monkeypatch.setenv("COLUMNS", "200")  # so that the table does not wrap the long names of temporary folders
 
 
 @pytest.fixture
@@ -29,106 +29,111 @@ STATES = [state(step) for step in (50, 500, 1000)]
 
 
 @pytest.mark.parametrize(
-    ("words", "shares"),
+    ("options", "weights"),
     [
-        ("", [1 / 3] * 3),
-        ("--decay 0.9", ema_shares(3, 0.9)),
-        ("--last 2", last_shares(3, 2)),
-        ("--weights 1 2 3", given_shares(3, [1, 2, 3])),
+        ("", uniform_weights(3)),
+        ("--decay 0.9", ema_weights(3, 0.9)),
+        ("--last 2", last_weights(3, 2)),
+        ("--weights 1 2 3", normalized_weights(3, [1, 2, 3])),
     ],
 )
-def test_every_way(folder: Path, words: str, shares: list[float], capsys: pytest.CaptureFixture[str]):
+def test_every_kind_of_weights(folder: Path, options: str, weights: list[float], capsys: pytest.CaptureFixture[str]):
     out = folder.parent / "average.safetensors"
-    assert main(["average", str(folder), "-o", str(out), *words.split()]) == 0
-    assert_same(read(out), mean(STATES, shares))
-    said = capsys.readouterr().out
-    places = [said.index(f"step-{step}.safetensors") for step in (50, 500, 1000)]
-    assert places == sorted(places), "the order is shown, by number"
-    assert all(f"{100 * share:.4g}%" in said for share in shares if share)
-    assert "Floating tensors, 5, are averaged in float64" in said and "other tensors, 1, come from step-1000" in said
-    assert "2 of them are batch-norm statistics (norm.running_mean)" in said and "recalibrate_batchnorm" in said
-    assert "MB averaged: 1 of 1" in said and f"Written: {out}" in said
+    assert main(["average", str(folder), "-o", str(out), *options.split()]) == 0
+    assert_average(read(out), mean(STATES, weights))
+    printed = capsys.readouterr().out
+    positions = [printed.index(f"step-{step}.safetensors") for step in (50, 500, 1000)]
+    assert positions == sorted(positions)
+    assert all(f"{100 * weight:.4g}%" in printed for weight in weights if weight)
+    assert "5 averaged" in printed and "1 copied from step-1000.safetensors" in printed
+    assert "norm.running_mean" in printed and "recalibrate_batchnorm" in printed
+    assert "MB averaged: 1 of 1" in printed and str(out) in printed
 
 
 def test_a_dry_run_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]):
     before = everything_in(folder.parent)
     assert main(["average", str(folder), "--dry-run"]) == 0
     assert main(["average", str(folder), "--dry-run", "--out", str(folder.parent / "average.safetensors")]) == 0
-    assert capsys.readouterr().out.count("They fit together. Nothing was written.") == 2
     assert everything_in(folder.parent) == before
+    capsys.readouterr()
     write(folder / "step-2000.safetensors", {"other": torch.zeros(1)})
     assert main(["average", str(folder), "--dry-run"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("emabank: ") and "step-50.safetensors does not fit" in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("emabank: ") and "step-50.safetensors" in error and error.count("\n") == 1
 
 
-def test_the_order_of_a_shell_is_kept_and_told(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_order_of_the_command_line_is_kept_with_a_note(folder: Path, capsys: pytest.CaptureFixture[str]):
     paths = [str(folder / f"step-{step}.safetensors") for step in (1000, 50, 500)]
     out = folder.parent / "average.safetensors"
     assert main(["average", *paths, "--last", "1", "-o", str(out)]) == 0
-    assert_same(read(out), state(500))
-    assert "They stay in the order given, which is not that of their numbers" in capsys.readouterr().out
-    for arguments in (["--last", "1", *paths[1:]], paths):  # in the order of their numbers; a plain mean
+    assert_average(read(out), state(500))
+    assert "Your order is kept" in capsys.readouterr().out
+    for arguments in (["--last", "1", *paths[1:]], paths):  # sorted by number; a plain mean
         assert main(["average", *arguments, "--dry-run"]) == 0
-        assert "order given" not in capsys.readouterr().out
+        assert "Your order is kept" not in capsys.readouterr().out
 
 
-def test_long_sequences_are_shown_in_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_long_list_is_shortened_and_checkpoints_left_out_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     for step in range(30):
         write(tmp_path / f"step-{step}.pt", {"weight": torch.ones(1)})
     write(tmp_path / "last.pt", {"weight": torch.ones(1)})
     assert main(["average", str(tmp_path), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "and 10 more" in said and "step-9.pt" in said and "step-10.pt" not in said and "step-20.pt" in said
-    assert f"Left out: {tmp_path}/last.pt; without a number its place is unknown" in said
+    printed = capsys.readouterr().out
+    assert "and 10 more" in printed
+    assert "step-9.pt" in printed and "step-10.pt" not in printed and "step-20.pt" in printed
+    assert f"Left out: {tmp_path}/last.pt" in printed
 
 
-def test_what_is_to_mind_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for at in (1, 2):
-        content = {"state_dict": {"codes": torch.tensor([at]), "weight": torch.ones(1)}}
-        torch.save(content, tmp_path / f"{at}.ckpt", _use_new_zipfile_serialization=at == 1)
+def test_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for step in (1, 2):
+        content = {"state_dict": {"codes": torch.tensor([step]), "weight": torch.ones(1)}}
+        torch.save(content, tmp_path / f"{step}.ckpt", _use_new_zipfile_serialization=step == 1)
     assert main(["average", str(tmp_path), "-o", str(tmp_path / "average.ckpt")]) == 0
-    said = capsys.readouterr().out
-    assert "Floating tensors under 'state_dict', 1, are averaged" in said
-    assert "whole numbers differ between the checkpoints (codes: 1); if they are quantised weights" in said
-    assert "2.ckpt cannot be read in pieces" in said and "batch-norm" not in said
+    printed = capsys.readouterr().out
+    warnings = [line for line in printed.splitlines() if line.startswith("Warning: ")]
+    assert "'state_dict'" in printed
+    assert len(warnings) == 2 and "codes" in warnings[0] and "2.ckpt" in warnings[1]
 
 
-def test_failures_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_error_is_one_line_and_replaces_nothing(folder: Path, capsys: pytest.CaptureFixture[str]):
     out = folder.parent / "average.safetensors"
     out.write_text("precious")
-    for words, said in (
-        ([str(folder), "-o", str(out)], f"{out}: There is something already; give another name, or have it replaced"),
-        ([str(folder), "-o", str(out), "--dry-run"], f"{out}: There is something already"),
-        ([str(folder), "-o", str(out), "--last", "7"], "The last 7 of 3 checkpoints"),
-        ([str(folder), "-o", str(out), "--weights", "1", "2"], "There are 2 weights for 3 checkpoints"),
-        ([str(folder), "-o", str(out), "--decay", "1"], "A decay of 1.0"),
-        ([str(folder / "step-50.safetensors"), "--dry-run"], "is the only checkpoint there; an average needs two"),
-        ([str(folder / "step-51.safetensors"), "--dry-run"], "There is no such checkpoint"),
+    for arguments, message in (
+        ([str(folder), "-o", str(out)], str(out)),
+        ([str(folder), "-o", str(out), "--dry-run"], str(out)),
+        ([str(folder), "-o", str(out), "--last", "7"], "last must be from 1 to 3"),
+        ([str(folder), "-o", str(out), "--weights", "1", "2"], "got 2 for 3"),
+        ([str(folder), "-o", str(out), "--decay", "1"], "decay must be"),
+        ([str(folder / "step-50.safetensors"), "--dry-run"], "two checkpoints or more"),
+        ([str(folder / "step-51.safetensors"), "--dry-run"], "No such checkpoint"),
     ):
-        assert main(["average", *words]) == 1
-        told = capsys.readouterr().err
-        assert told.startswith("emabank: ") and told.count("\n") == 1 and said in told
+        assert main(["average", *arguments]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("emabank: ") and error.count("\n") == 1 and message in error
     assert out.read_text() == "precious"
     assert main(["average", str(folder), "-o", str(out), "--force"]) == 0
-    assert_same(read(out), mean(STATES, [1 / 3] * 3))
+    assert_average(read(out), mean(STATES))
 
 
-def test_what_it_is_told():
-    asked = parsed("average", "a", "b", "-o", "c", "--weights", "1", "2", "--key", "ema")
-    assert asked == AverageArguments(checkpoints=(Path("a"), Path("b")), out=Path("c"), weights=(1.0, 2.0), key="ema")
-    for words, said in (
-        (["--dry-run"], "no checkpoints are named"),
-        (["a"], "it is not said where the average goes; give -o and a name"),
-        (["a", "-o", "b", "--decay", "0.9", "--last", "3"], "decay and last are both given; choose one"),
-        (["a", "-o", "b", "--last", "0"], "last is 0; give 1 or more"),
+def test_arguments():
+    arguments = parsed("average", "a", "b", "-o", "c", "--weights", "1", "2", "--key", "ema")
+    assert arguments == AverageArguments(
+        checkpoints=(Path("a"), Path("b")), out=Path("c"), weights=(1.0, 2.0), key="ema"
+    )
+    for words, message in (
+        (["--dry-run"], "checkpoints"),
+        (["a"], "--out"),
+        (["a", "-o", "b", "--decay", "0.9", "--last", "3"], "decay and last"),
+        (["a", "-o", "b", "--last", "0"], "last is 0"),
     ):
-        assert said in refused("average", *words)
+        assert message in refused("average", *words)
 
 
 def test_it_needs_only_what_the_command_line_needs(folder: Path):
     out = folder.parent / "average.safetensors"
     code = f"from emabank.cli import main\nsys.exit(main(['average', {str(folder)!r}, '-o', {str(out)!r}]))"
-    done = run(code, blocked=("numpy", "pandas", "matplotlib", "safetensors", "jinja2", "PIL", "pooch"))
-    assert done.returncode == 0, done.stderr
-    assert_same(read(out), mean(STATES, [1 / 3] * 3))
+    process = run(code, blocked=("numpy", "pandas", "matplotlib", "safetensors", "jinja2", "PIL", "pooch"))
+    assert process.returncode == 0, process.stderr
+    assert_average(read(out), mean(STATES))

@@ -1,22 +1,30 @@
-"""Checkpoints that exist already, averaged into one: read and written piece by piece, in the layout they came in.
+"""Average checkpoints that are already on disk: what the command `emabank average` calls.
 
-The public names, nothing else. `average_checkpoints` is what the command `emabank average` calls; torch is enough for
-it, also for safetensors files.
+torch is the only requirement, for safetensors files too.
 """
 
-from emabank.averaging.average import Fit, average_checkpoints, fit_together
-from emabank.averaging.found import Found, find_checkpoints, in_order
-from emabank.averaging.shares import ema_shares, given_shares, last_shares, uniform_shares
+from emabank.averaging.average import (
+    AveragePlan,
+    CheckpointList,
+    average_checkpoints,
+    ema_weights,
+    find_checkpoints,
+    last_weights,
+    normalized_weights,
+    plan_average,
+    sort_checkpoints,
+    uniform_weights,
+)
 
 __all__ = [
-    "Fit",
-    "Found",
+    "AveragePlan",
+    "CheckpointList",
     "average_checkpoints",
-    "ema_shares",
+    "ema_weights",
     "find_checkpoints",
-    "fit_together",
-    "given_shares",
-    "in_order",
-    "last_shares",
-    "uniform_shares",
+    "last_weights",
+    "normalized_weights",
+    "plan_average",
+    "sort_checkpoints",
+    "uniform_weights",
 ]

@@ -1,11 +1,12 @@
-"""Checkpoints in, one averaged checkpoint out, a piece of a tensor at a time.
+"""Average checkpoints on disk into one checkpoint, a chunk of a tensor at a time.
 
-Floating tensors are summed in float64 (complex ones in complex128) and rounded once, to the type they came in; what is
-no such number is taken from the last checkpoint. May import sources, targets and shares.
+Floating-point tensors are summed in float64 (complex ones in complex128) and rounded once, to their own dtype. All
+other tensors are copied from the last checkpoint.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -13,29 +14,35 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from emabank.averaging.shares import uniform_shares
-from emabank.averaging.sources import Checkpoint, open_checkpoint
-from emabank.averaging.targets import refuse_target, write_checkpoint
-from emabank.averaging.tensors import Piece, Spec, pieces
+from emabank.averaging.formats import (
+    Checkpoint,
+    Chunk,
+    Spec,
+    check_output_path,
+    chunks,
+    is_weights_file,
+    open_checkpoint,
+    weights_file,
+    write_checkpoint,
+)
 
-_STATISTICS = ("running_mean", "running_var")
-Used = Sequence[tuple[Checkpoint, float]]
+_Weighted = Sequence[tuple[Checkpoint, float]]
 
 
 @dataclass(frozen=True)
-class Fit:
-    """What checkpoints have in common, and what becomes of it.
+class AveragePlan:
+    """What an average is made of, and how each tensor is treated.
 
     Args:
-        checkpoints: what the average is made of, each with its share; one whose share is 0 is not looked at.
-        averaged: names of tensors that are averaged.
-        copied: names of those that are taken from the last checkpoint: counts, masks, spectral norm's vectors.
-        nbytes: of all tensors of one checkpoint.
-        batchnorm: names of batch-norm statistics: averaged, they are those of no network, and should be measured again.
-        key: under which the state dict is in the last file; None: it is the whole file.
-        in_memory: checkpoints that can only be read whole, because they are in torch's older format or packed.
-        differing: names of copied tensors in which the checkpoints differ, other than counts of batches; known only
-            when the average was made.
+        checkpoints: paths and weights; checkpoints with weight 0 are not opened.
+        averaged: names of the tensors that are averaged.
+        copied: names of the tensors that are copied from the last checkpoint: counts, masks, vectors of spectral norm.
+        nbytes: size of all tensors of one checkpoint.
+        batchnorm: names of averaged batch-norm statistics, which fit no network and should be recalibrated.
+        key: key of the state dict in the last file; None if the file is the state dict.
+        in_memory: checkpoints that must be loaded completely: in torch's format from before 1.6, or compressed.
+        differing: names of copied tensors that differ between checkpoints, except batch counts; empty until the
+            average has been computed.
     """
 
     checkpoints: tuple[tuple[Path, float], ...]
@@ -48,183 +55,328 @@ class Fit:
     differing: tuple[str, ...] = ()
 
 
-def fit_together(
+def plan_average(
     checkpoints: Sequence[str | PathLike[str]],
-    shares: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
     *,
     out: str | PathLike[str] | None = None,
     key: str | None = None,
     replace_out: bool = False,
-) -> Fit:
-    """Look whether `average_checkpoints` could do it, without reading values; `ValueError` names what does not fit.
+) -> AveragePlan:
+    """Check whether `average_checkpoints` can average these checkpoints, without reading values.
+
+    The arguments and errors are those of `average_checkpoints`.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     torch.save({"bias": torch.zeros(2)}, f"{folder}/1.pt")
     ...     torch.save({"bias": torch.zeros(3)}, f"{folder}/2.pt")
-    ...     fit_together([f"{folder}/1.pt", f"{folder}/2.pt"])  # doctest: +IGNORE_EXCEPTION_DETAIL
+    ...     plan_average([f"{folder}/1.pt", f"{folder}/2.pt"])  # doctest: +IGNORE_EXCEPTION_DETAIL
     Traceback (most recent call last):
-    ValueError: 1.pt does not fit 2.pt: 'bias' is float32 [2] in the one and float32 [3] in the other.
+    ValueError: 1.pt does not match 2.pt: tensor 'bias' is float32 [2] in the former and float32 [3] in the latter.
     """
-    used = _opened(checkpoints, shares, key)
-    fit = _fit(used)
-    if out is not None:
-        refuse_target(Path(out), used[-1][0], [Path(each) for each in checkpoints], replace=replace_out)
-    return fit
+    return _open_and_plan(checkpoints, weights, out, key, replace_out=replace_out)[1]
 
 
 def average_checkpoints(
     checkpoints: Sequence[str | PathLike[str]],
     out: str | PathLike[str],
-    shares: Sequence[float] | None = None,
+    weights: Sequence[float] | None = None,
     *,
     key: str | None = None,
     replace_out: bool = False,
-    tell: Callable[[int, int], None] | None = None,
-) -> Fit:
-    """Write the average of checkpoints, in the layout of the last one.
+    progress: Callable[[int, int], None] | None = None,
+) -> AveragePlan:
+    """Write the weighted average of checkpoints, in the layout of the last one.
 
-    Whatever the size of the tensors, only pieces of at most 1 MiB are held, a handful at a time. The file or folder is
-    whole, or not there; what is beside the weights comes from the last checkpoint.
+    Memory use does not depend on the size of the tensors: a few chunks of at most 1 MiB. The output is complete or
+    absent. Everything that is not a tensor comes from the last checkpoint.
 
     Args:
         checkpoints: files (.safetensors, .pt, .pth, .bin, .ckpt, .index.json), or folders with one checkpoint each.
-        out: where to write.
-        shares: how much each counts, see `emabank.averaging.shares`; they add up to 1. By default all count the same.
-        key: under which the state dict is in files of torch.save; by default that is found out.
-        replace_out: whether something that is there already may be replaced.
-        tell: is told how many of how many bytes are done.
+        out: where to write the average.
+        weights: one per checkpoint, with sum 1, for example from `ema_weights`; by default all are equal.
+        key: key of the state dict in files of torch.save; by default it is detected.
+        replace_out: whether to replace an existing file or folder.
+        progress: called with the number of bytes done and the total.
 
     Raises:
-        ValueError: where checkpoints are damaged, unsafe, not finite, or do not fit together; says which tensor.
+        ValueError: a checkpoint is damaged, unsafe or not finite, or the tensors of two checkpoints do not match.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for step in (1, 2):
     ...         torch.save({"bias": torch.full((2,), float(step))}, f"{folder}/{step}.pt")
-    ...     done = average_checkpoints([f"{folder}/1.pt", f"{folder}/2.pt"], f"{folder}/average.pt")
+    ...     plan = average_checkpoints([f"{folder}/1.pt", f"{folder}/2.pt"], f"{folder}/average.pt")
     ...     torch.load(f"{folder}/average.pt")
     {'bias': tensor([1.5000, 1.5000])}
-    >>> done.averaged
+    >>> plan.averaged
     ('bias',)
     """
-    used = _opened(checkpoints, shares, key)
-    fit = _fit(used)
-    last = used[-1][0]
-    refuse_target(Path(out), last, [Path(each) for each in checkpoints], replace=replace_out)
-    for checkpoint, _ in used:
-        checkpoint.verify()
-    specs, averaged = last.specs, frozenset(fit.averaged)
-    same_as = _same_as(used, specs)
-    total = sum(specs[name].nbytes for name in specs if name not in same_as)
+    weighted, plan = _open_and_plan(checkpoints, weights, out, key, replace_out=replace_out)
+    for checkpoint, _ in weighted:
+        for file in checkpoint.files.values():
+            file.check_checksums()
+    last = weighted[-1][0]
+    specs, averaged, aliases = last.specs, frozenset(plan.averaged), _aliases(weighted)
+    total = sum(spec.nbytes for name, spec in specs.items() if name not in aliases)
     done, differing = 0, dict[str, None]()
 
-    def make(name: str) -> Iterator[Tensor]:
+    def new_values(name: str) -> Iterator[Tensor]:
         nonlocal done
-        for piece in pieces(specs[name].shape):
+        for chunk in chunks(specs[name].shape):
             if name in averaged:
-                yield _mean(name, specs[name], piece, used)
+                yield _mean(name, chunk, weighted)
             else:
-                yield _copy(name, piece, used, differing)
-            done += (piece.stop - piece.start) * specs[name].dtype.itemsize
-            if tell is not None:
-                tell(done, total)
+                if _differs(name, chunk, weighted):
+                    differing[name] = None
+                yield last.read(name, chunk).contiguous()
+            done += (chunk.stop - chunk.start) * specs[name].dtype.itemsize
+            if progress is not None:
+                progress(done, total)
 
-    write_checkpoint(last, Path(out), make, same_as)
-    return replace(fit, differing=tuple(differing))
-
-
-def _opened(paths: Sequence[str | PathLike[str]], shares: Sequence[float] | None, key: str | None) -> Used:
-    shares = uniform_shares(len(paths)) if shares is None else shares
-    if len(paths) != len(shares) or not paths:
-        raise ValueError(f"There are {len(paths)} checkpoints and {len(shares)} shares; give one for each.")
-    if not all(share >= 0 for share in shares) or not math.isclose(math.fsum(shares), 1.0, abs_tol=1e-9):
-        raise ValueError(f"The shares {list(shares)} make no average: they are from 0 to 1, and add up to 1.")
-    return [(open_checkpoint(Path(path), key), share) for path, share in zip(paths, shares, strict=True) if share]
+    write_checkpoint(last, Path(out), new_values, aliases)
+    return replace(plan, differing=tuple(differing))
 
 
-def _fit(used: Used) -> Fit:
-    last = used[-1][0]
+def _open_and_plan(
+    paths: Sequence[str | PathLike[str]],
+    weights: Sequence[float] | None,
+    out: str | PathLike[str] | None,
+    key: str | None,
+    *,
+    replace_out: bool,
+) -> tuple[_Weighted, AveragePlan]:
+    weights = uniform_weights(len(paths)) if weights is None else weights
+    if len(paths) != len(weights) or not paths:
+        raise ValueError(f"weights must have one number per checkpoint; got {len(weights)} for {len(paths)}.")
+    if not all(weight >= 0 for weight in weights) or not math.isclose(math.fsum(weights), 1.0, abs_tol=1e-9):
+        raise ValueError(f"weights must be 0 or more, with sum 1; got {list(weights)}. See normalized_weights.")
+    weighted = [
+        (open_checkpoint(Path(path), key), weight) for path, weight in zip(paths, weights, strict=True) if weight
+    ]
+    last = weighted[-1][0]
     specs = last.specs
-    for checkpoint, _ in used[:-1]:
-        _refuse_misfit(last, specs, checkpoint)
-    averaged = tuple(name for name, spec in specs.items() if spec.is_number and not _is_exact(name, specs))
-    return Fit(
-        checkpoints=tuple((checkpoint.path, share) for checkpoint, share in used),
-        averaged=averaged,
+    for checkpoint, _ in weighted[:-1]:
+        _check_match(checkpoint, last)
+    if out is not None:
+        check_output_path(Path(out), last, [Path(path) for path in paths], replace=replace_out)
+    averaged = [name for name, spec in specs.items() if spec.is_continuous and not _is_exact(name, specs)]
+    return weighted, AveragePlan(
+        checkpoints=tuple((checkpoint.path, weight) for checkpoint, weight in weighted),
+        averaged=tuple(averaged),
         copied=tuple(name for name in specs if name not in frozenset(averaged)),
         nbytes=sum(spec.nbytes for spec in specs.values()),
-        batchnorm=tuple(name for name in averaged if name.rpartition(".")[2] in _STATISTICS),
+        batchnorm=tuple(name for name in averaged if name.rpartition(".")[2] in ("running_mean", "running_var")),
         key=next(iter(last.files.values())).key,
         in_memory=tuple(
-            each.path for each, _ in used if not all(file.in_pieces for file in each.files.values())
+            checkpoint.path for checkpoint, _ in weighted if any(file.in_memory for file in checkpoint.files.values())
         ),
-    )  # fmt: skip
+    )
+
+
+def _check_match(checkpoint: Checkpoint, last: Checkpoint) -> None:
+    problem = f"{checkpoint.path} does not match {last.path}"
+    for name, spec in last.specs.items():
+        if name not in checkpoint.specs:
+            raise ValueError(f"{problem}: only the latter has tensor {name!r}.")
+        if checkpoint.specs[name] != spec:
+            raise ValueError(
+                f"{problem}: tensor {name!r} is {checkpoint.specs[name]} in the former and {spec} in the latter."
+            )
+    for name in checkpoint.specs:
+        if name not in last.specs:
+            raise ValueError(f"{problem}: only the former has tensor {name!r}.")
 
 
 def _is_exact(name: str, specs: dict[str, Spec]) -> bool:
-    """Whether these are the vectors of spectral norm, which belong to one matrix: means of them are vectors of none."""
-    stem, last = name[:-1], name[-2:]
-    if ".parametrizations." in f".{name}" and name.rpartition(".")[2] in ("_u", "_v"):
-        return True
-    return last in ("_u", "_v") and f"{stem}orig" in specs and f"{stem}u" in specs
+    """Whether a tensor is a vector of spectral norm: it belongs to one matrix, so a mean is the vector of none."""
+    if not name.endswith(("_u", "_v")):
+        return False
+    module, _, attribute = f".{name}".rpartition(".")
+    is_parametrization = ".parametrizations." in module and attribute in ("_u", "_v")
+    return is_parametrization or (f"{name[:-1]}orig" in specs and f"{name[:-1]}u" in specs)
 
 
-def _mean(name: str, spec: Spec, piece: Piece, used: Used) -> Tensor:
-    """Some elements of the average.
-
-    It is the last checkpoint and shares of the differences from it, so that what is equal in all comes out as it is: to
-    the last bit, and also where it is infinite, as in a mask.
-    """
-    wide = torch.complex128 if spec.dtype.is_complex else torch.float64
-    *others, (last, _) = used
-    base = last.read(name, piece).to(wide)
-    total = base.clone()
-    for checkpoint, share in others:
-        part = checkpoint.read(name, piece).to(wide, copy=True)
-        same = part == base
-        total.add_(part.sub_(base).masked_fill_(same, 0), alpha=share)
-    if not total.isfinite().all() and not total[~total.isfinite()].equal(base[~total.isfinite()]):
-        raise ValueError(_blame(name, piece, used))
-    return total.to(spec.dtype)
-
-
-def _blame(name: str, piece: Piece, used: Used) -> str:
-    for checkpoint, _ in used:
-        if not checkpoint.read(name, piece).to(torch.complex128).isfinite().all():
-            return f"{checkpoint.path} has NaN or infinite values in {name!r}; leave that checkpoint out."
-    return f"The average of {name!r} is too large for its type."
-
-
-def _copy(name: str, piece: Piece, used: Used, differing: dict[str, None]) -> Tensor:
-    *others, (last, _) = used
-    own = last.read(name, piece).contiguous()
-    if own.dtype.is_floating_point or name.rpartition(".")[2] == "num_batches_tracked":
-        return own  # those differ always
-    if any(not torch.equal(checkpoint.read(name, piece), own) for checkpoint, _ in others):
-        differing[name] = None
-    return own
-
-
-def _same_as(used: Used, specs: dict[str, Spec]) -> dict[str, str]:
-    """Names of tensors that have another name as well, with that name; only where it is so in every checkpoint."""
-    firsts: dict[tuple[object, ...], str] = {}
-    found: dict[str, str] = {}
-    for name in specs:
-        first = firsts.setdefault(tuple(checkpoint.identity(name) for checkpoint, _ in used), name)
+def _aliases(weighted: _Weighted) -> dict[str, str]:
+    """From the name of a tensor to an earlier name of the same tensor, if they are the same in every checkpoint."""
+    first_names: dict[tuple[object, ...], str] = {}
+    aliases: dict[str, str] = {}
+    for name in weighted[-1][0].specs:
+        first = first_names.setdefault(tuple(checkpoint.storage_key(name) for checkpoint, _ in weighted), name)
         if first != name:
-            found[name] = first
-    return found
+            aliases[name] = first
+    return aliases
 
 
-def _refuse_misfit(last: Checkpoint, expected: dict[str, Spec], checkpoint: Checkpoint) -> None:
-    given = checkpoint.specs
-    what = f"{checkpoint.path} does not fit {last.path}"
-    for name, spec in expected.items():
-        if name not in given:
-            raise ValueError(f"{what}: it has no tensor {name!r}.")
-        if given[name] != spec:
-            raise ValueError(f"{what}: {name!r} is {given[name]} in the one and {spec} in the other.")
-    for name in given:
-        if name not in expected:
-            raise ValueError(f"{what}: it has a tensor {name!r}, and the other has none.")
+def _mean(name: str, chunk: Chunk, weighted: _Weighted) -> Tensor:
+    """The last checkpoint plus weighted differences from it.
+
+    So elements that are equal in all checkpoints keep their bits, and may be infinite, as in an attention mask.
+    """
+    *others, (last, _) = weighted
+    values = last.read(name, chunk)
+    base = values.to(torch.complex128 if values.is_complex() else torch.float64)
+    total = base.clone()
+    for checkpoint, weight in others:
+        difference = checkpoint.read(name, chunk).to(base.dtype, copy=True)
+        is_equal = difference == base
+        total.add_(difference.sub_(base).masked_fill_(is_equal, 0), alpha=weight)
+    nonfinite = ~total.isfinite()
+    if nonfinite.any() and not total[nonfinite].equal(base[nonfinite]):
+        raise ValueError(_nonfinite_error(name, chunk, weighted))
+    return total.to(values.dtype)
+
+
+def _nonfinite_error(name: str, chunk: Chunk, weighted: _Weighted) -> str:
+    for checkpoint, _ in weighted:
+        if not checkpoint.read(name, chunk).to(torch.complex128).isfinite().all():
+            return f"{checkpoint.path} has NaN or infinite values in {name!r}; leave that checkpoint out."
+    return f"The average of {name!r} overflows its dtype."
+
+
+def _differs(name: str, chunk: Chunk, weighted: _Weighted) -> bool:
+    """Whether a copied tensor differs between checkpoints; vectors of spectral norm and batch counts always do."""
+    *others, (last, _) = weighted
+    values = last.read(name, chunk)
+    if last.specs[name].is_continuous or name.rpartition(".")[2] == "num_batches_tracked":
+        return False
+    return any(not torch.equal(checkpoint.read(name, chunk), values) for checkpoint, _ in others)
+
+
+# Which checkpoints, in which order -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckpointList:
+    """Checkpoints to average.
+
+    Args:
+        checkpoints: their paths, in order.
+        left_out: checkpoints of a folder whose position in the order is unknown.
+    """
+
+    checkpoints: tuple[Path, ...]
+    left_out: tuple[Path, ...] = ()
+
+
+def find_checkpoints(paths: Sequence[Path]) -> CheckpointList:
+    """List the checkpoints in files and folders.
+
+    Files, and folders that are a checkpoint, keep their order. A folder of checkpoints stands for all of them, sorted
+    by the numbers in their names; if some have a number, those without one (`last.ckpt`) are left out.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("step-20.pt", "step-100.pt", "last.pt"):
+    ...         Path(folder, name).touch()
+    ...     listed = find_checkpoints([Path(folder)])
+    >>> [path.name for path in listed.checkpoints], [path.name for path in listed.left_out]
+    (['step-20.pt', 'step-100.pt'], ['last.pt'])
+    """
+    checkpoints: list[Path] = []
+    left_out: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            numbered, others = _list_folder(path)
+            checkpoints += numbered
+            left_out += others
+        elif path.exists():
+            checkpoints.append(path)
+        else:
+            raise FileNotFoundError(2, "No such checkpoint", str(path))
+    real_paths = [path.resolve() for path in checkpoints]
+    for path, real_path in zip(checkpoints, real_paths, strict=True):
+        if real_paths.count(real_path) > 1:
+            raise ValueError(f"{path} is named more than once; use weights to count a checkpoint more than others.")
+    return CheckpointList(tuple(checkpoints), tuple(left_out))
+
+
+def sort_checkpoints(paths: Iterable[Path]) -> list[Path]:
+    """Sort paths by the numbers in them: checkpoint-900 before checkpoint-1000.
+
+    >>> [path.name for path in sort_checkpoints([Path("checkpoint-1000"), Path("checkpoint-900")])]
+    ['checkpoint-900', 'checkpoint-1000']
+    """
+    return sorted(paths, key=_natural_key)
+
+
+def _natural_key(path: Path) -> tuple[list[tuple[str, int]], str]:
+    parts = [*re.split(r"([0-9]+)", path.as_posix()), "0"]
+    return [(text, int(number)) for text, number in zip(parts[::2], parts[1::2], strict=True)], path.as_posix()
+
+
+def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The checkpoints of a folder, sorted, and those that are left out."""
+    is_checkpoint = weights_file(folder) is not None
+    folders = [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and weights_file(path)]
+    files = [path for path in folder.iterdir() if is_weights_file(path) and path.is_file()]
+    if folders and (is_checkpoint or files):
+        raise ValueError(
+            f"{folder} holds a checkpoint and folders with others, such as {sort_checkpoints(folders)[0].name}; "
+            "name the ones you mean."
+        )
+    if is_checkpoint:
+        return [folder], []
+    paths = sort_checkpoints(folders or files)
+    if not paths:
+        raise ValueError(f"{folder} holds no checkpoint: neither a file of weights nor a folder with one.")
+    numbered = [path for path in paths if re.search(r"[0-9]", path.name)]
+    if len(numbered) < 2:
+        return paths, []
+    return numbered, [path for path in paths if path not in numbered]
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+def uniform_weights(count: int) -> list[float]:
+    """The plain mean: a uniform soup, or stochastic weight averaging after the fact.
+
+    >>> uniform_weights(4)
+    [0.25, 0.25, 0.25, 0.25]
+    """
+    if count < 1:
+        raise ValueError(f"count must be 1 or more checkpoints; got {count}.")
+    return [1.0 / count] * count
+
+
+def last_weights(count: int, last: int) -> list[float]:
+    """The mean of the last `last` checkpoints (LAWA: Kaddour 2022, "Stop wasting my time! Saving days of ImageNet and
+    BERT training with latest weight averaging").
+
+    >>> last_weights(4, 2)
+    [0.0, 0.0, 0.5, 0.5]
+    """
+    if not 1 <= last <= count:
+        raise ValueError(f"last must be from 1 to {count}, the number of checkpoints; got {last}.")
+    return [0.0] * (count - last) + uniform_weights(last)
+
+
+def ema_weights(count: int, decay: float) -> list[float]:
+    """A bias-corrected exponential moving average: a checkpoint counts `decay` times as much as the next one.
+
+    The weights are (1 - α)·α^k for the checkpoint k before the last, divided by their sum. Without the correction the
+    first of three checkpoints would get 81% at a decay of 0.9, as if all earlier ones had been equal to it.
+
+    >>> [round(weight, 3) for weight in ema_weights(3, 0.9)]
+    [0.299, 0.332, 0.369]
+    """
+    if not 0.0 <= decay < 1.0:
+        raise ValueError(f"decay must be at least 0 and below 1, such as 0.9; got {decay}.")
+    return normalized_weights(count, [decay ** (count - 1 - position) for position in range(count)])
+
+
+def normalized_weights(count: int, weights: Sequence[float]) -> list[float]:
+    """The weights divided by their sum.
+
+    >>> normalized_weights(2, [3, 1])
+    [0.75, 0.25]
+    """
+    if len(weights) != count:
+        raise ValueError(f"weights must have one number per checkpoint; got {len(weights)} for {count}.")
+    if not all(math.isfinite(weight) and weight >= 0.0 for weight in weights) or not any(weights):
+        raise ValueError(f"weights must be finite, 0 or more, and not all 0; got {list(weights)}.")
+    largest = max(weights)  # scale first: the sum of large weights may overflow
+    scaled = [weight / largest for weight in weights]
+    return [weight / math.fsum(scaled) for weight in scaled]

@@ -15,39 +15,39 @@ from emabank.study.values import check_choices, check_from
 
 @dataclass(frozen=True, kw_only=True)
 class AverageArguments:
-    """Average checkpoints that are there already into one, in the layout that they have.
+    """Average existing checkpoints into one, in the layout of the last one.
 
-    Files of safetensors or torch, Lightning checkpoints, and folders as Hugging Face has them, with shards or without.
-    By default all count the same. Values are read piece by piece, so that no size needs much memory.
+    Reads safetensors and torch files, Lightning checkpoints, and Hugging Face folders, sharded or not. By default all
+    checkpoints have the same weight. Values are read in chunks, so even the largest checkpoints need little memory.
     """
 
     checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="CHECKPOINT [CHECKPOINT ...]")]
-    """Files or folders, in order; a folder of several checkpoints is all of them, by the numbers in their names."""
+    """Files or folders, in order. A folder of checkpoints stands for all of them, sorted by number."""
     out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
-    """Where to write: a file where checkpoints are files, a folder where they are folders."""
+    """Where to write the average: a file if the checkpoints are files, a folder if they are folders."""
     decay: float | None = None
-    """An exponential moving average over the sequence: each counts this many times as much as the next, from 0 to below
-    1. By default none."""
+    """Exponential moving average: a checkpoint counts this many times as much as the next one; at least 0, below 1. By
+    default off."""
     last: int | None = None
-    """The mean of only so many at the end of the sequence (LAWA). By default of all."""
+    """Average only this many checkpoints at the end (LAWA). By default all."""
     weights: tuple[float, ...] = ()
-    """How much each counts, relative to the others. By default all the same."""
+    """One weight per checkpoint, relative to each other. By default all are equal."""
     key: str | None = None
-    """Under which key of a torch file the state dict is. By default it is looked for (state_dict, model, ...)."""
+    """Key of the state dict in torch files. By default it is detected (state_dict, model, ...)."""
     force: bool = False
-    """Replace what is there already."""
+    """Replace an existing file or folder."""
     dry_run: bool = False
-    """Say what fits together and what would be done; write nothing."""
+    """Check whether the checkpoints match and show what would be done; write nothing."""
 
     def __post_init__(self) -> None:
         if not self.checkpoints:
-            raise ValueError("no checkpoints are named; name two or more, or a folder of them")
+            raise ValueError("checkpoints must not be empty; name two or more, or a folder of them")
         if self.out is None and not self.dry_run:
-            raise ValueError("it is not said where the average goes; give -o and a name, or look with --dry-run")
-        chosen = {"decay": self.decay is not None, "last": self.last is not None, "weights": bool(self.weights)}
-        if sum(chosen.values()) > 1:
-            both = " and ".join(name for name, given in chosen.items() if given)
-            raise ValueError(f"{both} are both given; choose one, or none for the plain mean")
+            raise ValueError("--out is required, unless --dry-run is set")
+        options = {"decay": self.decay is not None, "last": self.last is not None, "weights": bool(self.weights)}
+        if sum(options.values()) > 1:
+            names = " and ".join(name for name, is_set in options.items() if is_set)
+            raise ValueError(f"{names} exclude each other; choose one, or none for the plain mean")
         check_from("last", self.last, 1)
 
 

@@ -1,0 +1,585 @@
+"""Checkpoints on disk: torch and safetensors files, single or sharded; read in chunks, written in the same layout.
+
+Nothing in a file is executed, and no file outside the checkpoint's folder is read.
+"""
+
+import ctypes
+import errno
+import itertools
+import json
+import math
+import mmap
+import os
+import re
+import secrets
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from emabank.checkpoint import FORMAT, size_limit, sync, write_atomically, write_torch
+
+NewValues = Callable[[str], Iterator[Tensor]]
+"""From the name of a tensor to the values to write for it: contiguous, chunk by chunk."""
+
+# Tensors and chunks --------------------------------------------------------------------------------------------------
+
+_MAX_CHUNK = 2**17  # elements: 1 MiB in float64, so that the working set stays in a core's cache
+_MIN_CHUNK = 2**14  # smaller chunks cost time and save no memory worth mentioning
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of a tensor.
+
+    >>> Spec((2, 3), torch.bfloat16).nbytes, str(Spec((2, 3), torch.bfloat16))
+    (12, 'bfloat16 [2, 3]')
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether a mean makes sense: not for counts, masks and indices."""
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive elements of a tensor: `flat[start:stop]`, which is also `tensor[index]`."""
+
+    start: int
+    stop: int
+    index: tuple[int | slice, ...]
+
+
+def chunks(shape: tuple[int, ...], limit: int | None = None) -> Iterator[Chunk]:
+    """Split a tensor into chunks of at most `limit` elements, in order.
+
+    By default a chunk is an eighth of the tensor, and at most 131,072 elements: five of them in float64 take less
+    memory than two such tensors.
+
+    >>> [(chunk.start, chunk.stop) for chunk in chunks((3, 2), limit=4)]
+    [(0, 4), (4, 6)]
+    """
+    numel = math.prod(shape)
+    limit = limit or max(_MIN_CHUNK, min(_MAX_CHUNK, numel // 8))
+    if 0 < numel <= limit:
+        yield Chunk(0, numel, ())
+    if numel <= limit:
+        return
+    row_size, dim = numel, -1
+    while row_size > limit:  # the first dimension whose rows are small enough is the one to split
+        dim += 1
+        row_size //= shape[dim]
+    step, start = limit // row_size, 0
+    for outer in itertools.product(*map(range, shape[:dim])):
+        for row in range(0, shape[dim], step):
+            stop = start + min(step, shape[dim] - row) * row_size
+            yield Chunk(start, stop, (*outer, slice(row, row + step)))
+            start = stop
+
+
+def _raw(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The memory of a contiguous tensor. `.numpy()` would need numpy, and has no bfloat16."""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+
+
+# safetensors ---------------------------------------------------------------------------------------------------------
+
+SAFETENSORS = ".safetensors"
+_MAX_HEADER = 100_000_000  # bytes; the same limit as in the package safetensors
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+class SafetensorsFile:
+    """One safetensors file: the size of a JSON header, the header, and the tensors one after the other.
+
+    The package safetensors is not used: it cannot write a file in chunks, and a file that shrinks while it is mapped
+    would kill the process.
+    """
+
+    in_memory = False
+    key: str | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with open(path, "rb") as file:
+            file_size = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            header_size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else file_size
+            text = file.read(header_size) if header_size <= min(_MAX_HEADER, file_size - 8) else b""
+        try:
+            header = json.loads(text)
+            metadata = header.pop("__metadata__", None) or {}
+            self._metadata = {str(key): str(value) for key, value in metadata.items()}
+            entries = [_header_entry(name, entry) for name, entry in header.items()]
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged or not a safetensors file; use another copy of it.") from error
+        if FORMAT in self._metadata:
+            raise ValueError(
+                f"{path} holds more than a state dict: emabank.checkpoint.save wrote it. Use emabank.checkpoint.export "
+                "to write one average of a bank."
+            )
+        self.specs: dict[str, Spec] = {}
+        self._offsets: dict[str, int] = {}
+        data = offset = 8 + header_size
+        for name, dtype, begin, end, shape in sorted(entries, key=lambda entry: entry[2:]):
+            if dtype not in _DTYPES:
+                raise ValueError(f"{path}: tensor {name!r} is {dtype}, which cannot be averaged; convert it first.")
+            spec = Spec(shape, _DTYPES[dtype])
+            if begin != offset - data or end - begin != spec.nbytes:
+                raise ValueError(f"{path} is damaged: the header gives a wrong position for tensor {name!r}.")
+            self.specs[name], self._offsets[name] = spec, offset
+            offset += spec.nbytes
+        if offset != file_size:
+            raise ValueError(f"{path} is damaged: it should have {offset:,} bytes and has {file_size:,}.")
+
+    def check_checksums(self) -> None:
+        """Do nothing: the format has no checksums. Opening the file has checked the position of every tensor."""
+
+    def storage_key(self, name: str) -> object:
+        """Equal for two names of the same tensor; this format has no such names."""
+        return name
+
+    def read(self, name: str, chunk: Chunk) -> Tensor:
+        """A chunk of a tensor, flat."""
+        dtype = self.specs[name].dtype
+        values = bytearray((chunk.stop - chunk.start) * dtype.itemsize)
+        with open(self._path, "rb") as file:  # per chunk: many sharded checkpoints are more files than may be open
+            file.seek(self._offsets[name] + chunk.start * dtype.itemsize)
+            if file.readinto(values) < len(values):
+                raise ValueError(f"{self._path} became shorter while it was read; try again when nothing writes to it.")
+        return torch.frombuffer(values, dtype=dtype)
+
+    def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
+        """Write a file with the same tensors and metadata, and new values."""
+        del aliases  # the format has none
+        header: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
+        begin = 0
+        for name, spec in self.specs.items():
+            end = begin + spec.nbytes
+            header[name] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
+            begin = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with open(path, "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for name in self.specs:
+                for values in new_values(name):
+                    file.write(_raw(values))
+
+
+def _header_entry(name: str, entry: Any) -> tuple[str, str, int, int, tuple[int, ...]]:
+    begin, end = cast("list[Any]", entry["data_offsets"])
+    shape = tuple(cast("list[Any]", entry["shape"]))
+    if any(type(number) is not int or number < 0 for number in (begin, end, *shape)):
+        raise ValueError("an offset or a size is not a non-negative integer")
+    return name, str(entry["dtype"]), begin, end, shape
+
+
+# torch ---------------------------------------------------------------------------------------------------------------
+
+TORCH = (".pt", ".pth", ".bin", ".ckpt")
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module")  # as Lightning and others have it
+_ALIGNMENT = 64  # bytes, as torch aligns its own memory
+
+
+class TorchFile:
+    """One file of torch.save, memory-mapped: the tensors of its state dict, and everything else in it.
+
+    Args:
+        path: the file.
+        key: the key of the state dict in the file; by default it is detected.
+    """
+
+    def __init__(self, path: Path, key: str | None = None) -> None:
+        self._path = path
+        with open(path, "rb") as file:  # raises OSError if the file is missing or unreadable
+            self._is_zip = file.read(4) == b"PK\x03\x04"
+        try:
+            self.in_memory = not self._is_zip or _is_compressed(path)  # only an uncompressed archive can be mapped
+            with torch.serialization.safe_globals([Namespace]):  # command-line arguments: attributes and no code
+                content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=not self.in_memory)
+        except Exception as error:  # torch raises many types on bytes it did not write
+            raise ValueError(_unreadable(path, error)) from error
+        self._content = content
+        self.key, self._state = _find_state_dict(path, content, key)
+        tensors = {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
+        self._tensors = {name: _plain_tensor(path, name, tensor) for name, tensor in tensors.items()}
+        self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
+        if sum(spec.nbytes for spec in self.specs.values()) > size_limit(path):
+            raise ValueError(f"{path} declares far more tensor data than the file contains; refusing to load it.")
+
+    def check_checksums(self) -> None:
+        """Compare the file with its CRC-32 checksums, which torch writes and never reads; `ValueError` if it changed.
+
+        torch's format from before 1.6 has no checksums.
+        """
+        if not self._is_zip:
+            return
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                # set_crc32_options(False) makes torch.save write 0
+                archive.filelist = [record for record in archive.filelist if record.CRC]
+                damaged = archive.testzip()
+        except (zlib.error, EOFError, RuntimeError, ValueError) as error:  # testzip reports only CRCs and headers
+            damaged = str(error)
+        if damaged is not None:
+            raise ValueError(
+                f"{self._path} is damaged: its content does not match its checksum ({damaged}); use another copy of it."
+            )
+
+    def storage_key(self, name: str) -> object:
+        """Equal for two names of the same tensor."""
+        tensor = self._tensors[name]
+        if not tensor.numel():
+            return name
+        pointer = tensor.untyped_storage().data_ptr()
+        return pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+    def read(self, name: str, chunk: Chunk) -> Tensor:
+        """A chunk of a tensor, flat; read-only."""
+        return self._tensors[name][chunk.index].resolve_conj().resolve_neg().reshape(-1)
+
+    def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
+        """Write a file with the same content, and new values for the tensors of the state dict.
+
+        torch.save needs all tensors at once, so the values go to an unnamed temporary file, which is then mapped.
+        `aliases` maps a tensor's name to the name of the same tensor that comes first.
+        """
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            offsets: dict[str, int] = {}
+            for name in self.specs:
+                if name in aliases:
+                    continue
+                file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                offsets[name] = file.tell()
+                for values in new_values(name):
+                    file.write(_raw(values))
+            size = file.truncate(max(file.tell(), 1))
+            file.flush()
+            # A private mapping, because torch warns of read-only memory; of one byte at least, if all is empty.
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+            tensors = {name: self._mapped_tensor(name, memory, offset) for name, offset in offsets.items()}
+            write_torch(path, self._content_with({name: tensors[aliases.get(name, name)] for name in self.specs}))
+
+    def _mapped_tensor(self, name: str, memory: mmap.mmap, offset: int) -> Tensor:
+        spec, original = self.specs[name], self._state[name]
+        tensor = torch.empty(spec.shape, dtype=spec.dtype)
+        if spec.nbytes:
+            flat = torch.frombuffer(memory, dtype=torch.uint8, count=spec.nbytes, offset=offset)
+            tensor = flat.view(spec.dtype).view(spec.shape)
+        if isinstance(original, torch.nn.Parameter):
+            return torch.nn.Parameter(tensor, original.requires_grad)
+        return tensor
+
+    def _content_with(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        state: dict[str, Any] = OrderedDict() if isinstance(self._state, OrderedDict) else {}
+        state.update({name: tensors.get(name, value) for name, value in self._state.items()})
+        if isinstance(self._state, OrderedDict):
+            vars(state).update(vars(self._state))  # module versions, in `_metadata`
+        return state if self.key is None else {**self._content, self.key: state}
+
+
+def _is_compressed(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        records = archive.infolist()
+    if sum(record.file_size for record in records) > size_limit(path):
+        raise ValueError("it would expand to many times its size")
+    return any(record.compress_type != zipfile.ZIP_STORED for record in records)
+
+
+def _find_state_dict(path: Path, content: Any, key: str | None) -> tuple[str | None, Mapping[str, Any]]:
+    """The state dict in the content of a file, and its key; None if the content is the state dict."""
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} has no state dict; it holds a {type(content).__name__}.")
+    content = cast("Mapping[str, Any]", content)
+    if content.get("format") == FORMAT and "kind" in content:
+        # A snapshot is averaged as a plain state dict, because its checksum would not match the average.
+        if content["kind"] != "snapshot" or not _is_state_dict(content.get("state")):
+            raise ValueError(
+                f"{path} holds an emabank {content['kind']}, which is more than a state dict. Use "
+                "emabank.checkpoint.export to write one average of a bank."
+            )
+        return None, content["state"]
+    keys = [name for name, value in content.items() if _is_state_dict(value)]
+    listed = f"state dicts under {', '.join(map(repr, keys))}" if keys else "no state dict"
+    if key is not None:
+        if key not in keys:
+            raise ValueError(f"key must be that of a state dict; got {key!r}, but {path} has {listed}.")
+        return key, content[key]
+    usual = [name for name in _STATE_DICT_KEYS if name in keys]
+    if not usual and _is_state_dict(content):
+        return None, content
+    if not usual and len(keys) != 1:
+        advice = "; choose one with key" if keys else ""
+        raise ValueError(f"{path} has {listed}{advice}.")
+    key = (usual or keys)[0]
+    return key, content[key]
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(item, Tensor) for item in cast("Any", value).values())
+
+
+def _plain_tensor(path: Path, name: Any, tensor: Tensor) -> Tensor:
+    if not isinstance(name, str):
+        raise ValueError(f"{path}: the names of tensors must be strings; got {name!r}.")
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+        kind = f"{'quantized ' if tensor.is_quantized else ''}{type(tensor).__name__} of layout {tensor.layout}"
+        raise ValueError(f"{path}: tensor {name!r} must be plain and dense; got a {kind}.")
+    if tensor.is_meta:
+        raise ValueError(f"{path}: tensor {name!r} is on the meta device and has no values.")
+    return tensor.detach()
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    text = str(error).strip()
+    foreign = re.search(r"GLOBAL (\S+)", text)
+    if isinstance(error, UnpicklingError) and foreign:
+        return (
+            f"{path} cannot be loaded with weights_only=True: it holds a {foreign[1]}, and loading that could execute "
+            "code. If you trust the file, load it yourself and save only its state dict (for Lightning, use "
+            "hyper-parameters that are plain numbers, strings, lists and dicts)."
+        )
+    text = text.partition("WeightsUnpickler error:")[2].strip() or text  # drops torch's advice to load it unsafely
+    reason = text.splitlines()[0][:200] if text else type(error).__name__
+    return f"{path} is damaged or not a file of torch.save ({reason}); use another copy of it."
+
+
+# Checkpoints: one file, or a folder ----------------------------------------------------------------------------------
+
+_INDEX = ".index.json"
+# What transformers, peft and diffusers call the weights, alone or in shards with an index; the first one wins.
+_WEIGHTS_NAMES = tuple(
+    f"{stem}{suffix}"
+    for suffix in (SAFETENSORS, ".bin")
+    for stem in ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
+)
+_TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "scaler", "trainer_state", "training_args", "random_states")
+_OTHER_WEIGHTS = (SAFETENSORS, *TORCH, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".npz", _INDEX)
+_MAX_COPIED = 64 * 2**20  # bytes of a file copied along with the weights; the largest tokenizers have about half
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint.
+
+    Args:
+        path: the file or folder, as the caller named it.
+        folder: the folder of the files.
+        files: the weights, by file name.
+        file_of: from the name of a tensor to that of its file.
+        index: the name of the index file, if the weights are in shards.
+    """
+
+    path: Path
+    folder: Path
+    files: Mapping[str, SafetensorsFile | TorchFile]
+    file_of: Mapping[str, str]
+    index: str | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        return self.index is not None or self.path == self.folder
+
+    @cached_property
+    def specs(self) -> dict[str, Spec]:
+        return {name: spec for file in self.files.values() for name, spec in file.specs.items()}
+
+    def read(self, name: str, chunk: Chunk) -> Tensor:
+        """A chunk of a tensor, flat, on the CPU; read-only."""
+        return self.files[self.file_of[name]].read(name, chunk)
+
+    def storage_key(self, name: str) -> object:
+        """Equal for two names of the same tensor."""
+        return self.files[self.file_of[name]].storage_key(name)
+
+
+def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
+    """Open a file or folder; `ValueError` if it is damaged, unsafe or not a checkpoint.
+
+    >>> open_checkpoint(Path(__file__))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    ValueError: formats.py is not a checkpoint; use a .safetensors, .pt, ... or .index.json file, or a folder.
+    """
+    main = weights_file(path) if path.is_dir() else path
+    if main is None:
+        raise ValueError(f"{path} must contain one file of weights, such as {_WEIGHTS_NAMES[0]}, to be a checkpoint.")
+    is_index = main.name.endswith(_INDEX)
+    shard_of = _read_index(main) if is_index else {}
+    names = dict.fromkeys(shard_of.values()) if is_index else [main.name]
+    files = {name: _open_file(main.parent / name, key) for name in names}
+    file_of: dict[str, str] = {}
+    for file_name, file in files.items():
+        for name, spec in file.specs.items():
+            if name in file_of:
+                raise ValueError(f"{path} has tensor {name!r} twice, in {file_of[name]} and in {file_name}.")
+            if spec.is_continuous and spec.dtype.itemsize < 2:  # scales of 8-bit floats are tensors of their own
+                raise ValueError(
+                    f"{path}: tensor {name!r} is {spec}, which means nothing without its scales; convert the "
+                    "checkpoints to a wider type before averaging them."
+                )
+            file_of[name] = file_name
+    for name, file_name in shard_of.items():
+        if file_of.get(name) != file_name:
+            raise ValueError(f"{main} lists tensor {name!r} in {file_name}, which does not have it.")
+    if not file_of:
+        raise ValueError(f"{path} has no tensors.")
+    return Checkpoint(path, main.parent, files, file_of, main.name if is_index else None)
+
+
+def is_weights_file(path: Path) -> bool:
+    """Whether a file name is that of a checkpoint: not a shard, and not other training state.
+
+    >>> [is_weights_file(Path(name)) for name in ("step-5.pt", "optimizer.pt", "model-00001-of-00002.safetensors")]
+    [True, False, False]
+    """
+    if path.suffix.lower() not in (SAFETENSORS, *TORCH) or path.name.startswith((".", *_TRAINING_STATE)):
+        return False
+    return not re.search(r"-\d+-of-\d+\.", path.name)
+
+
+def weights_file(folder: Path) -> Path | None:
+    """The file, or index of files, that makes a folder a checkpoint; None if it is not one."""
+    for name in _WEIGHTS_NAMES:
+        for path in (folder / name, folder / f"{name}{_INDEX}"):
+            if path.is_file():
+                return path
+    paths = [path for path in folder.iterdir() if is_weights_file(path) and path.is_file()]
+    return paths[0] if len(paths) == 1 else None
+
+
+def _open_file(path: Path, key: str | None) -> SafetensorsFile | TorchFile:
+    if path.suffix.lower() == SAFETENSORS:
+        return SafetensorsFile(path)
+    if path.suffix.lower() in TORCH:
+        return TorchFile(path, key)
+    suffixes = ", ".join((SAFETENSORS, *TORCH))
+    raise ValueError(f"{path} is not a checkpoint; use a {suffixes} or {_INDEX} file, or a folder.")
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """From the name of a tensor to that of its file, as transformers writes it."""
+    try:
+        weight_map: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        shard_of = {str(name): cast("str", file_name) for name, file_name in weight_map.items()}
+        for file_name in shard_of.values():
+            if not isinstance(file_name, str) or re.search(r"[/\\\0]|^\.", file_name):
+                raise ValueError(f"{file_name!r} is not a file of its folder")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a valid index of shards ({error}).") from error
+    return shard_of
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def check_output_path(out: Path, like: Checkpoint, inputs: Sequence[Path], *, replace: bool) -> None:
+    """Raise if an average in the layout of `like` cannot, or should not, be written to `out`."""
+    real_out = out.resolve()
+    for path in inputs:
+        real = path.resolve()
+        if real_out == real or real_out in real.parents or (path.is_dir() and real in real_out.parents):
+            raise ValueError(f"out must not overwrite an input; got {out}, which would overwrite {path}.")
+    suffixes = (SAFETENSORS,) if like.path.suffix.lower() == SAFETENSORS else TORCH
+    if like.is_folder and out.suffix.lower() in (SAFETENSORS, *TORCH):
+        raise ValueError(f"out must be a folder, like the last checkpoint; got the name of a file, {out.name}.")
+    if not like.is_folder and out.suffix.lower() not in suffixes:
+        raise ValueError(f"out must end in {' or '.join(suffixes)}, like {like.path.name}; got {out.name}.")
+    if not out.exists() and not out.is_symlink():
+        return
+    if not replace:
+        reason = "Already exists; choose another name, or replace it (--force, replace_out=True)"
+        raise FileExistsError(errno.EEXIST, reason, str(out))
+    if out.is_dir() != like.is_folder:
+        kinds = ("file", "folder") if like.is_folder else ("folder", "file")
+        raise ValueError(f"{out} is a {kinds[0]} and the average is a {kinds[1]}; choose another name.")
+    if out.is_dir() and (weights_file(out) is None or any(path.is_dir() for path in out.iterdir())):
+        raise ValueError(f"{out} is not a folder with just one checkpoint, so it is not replaced; choose another name.")
+
+
+def write_checkpoint(like: Checkpoint, out: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
+    """Write new values in the layout of `like`; `out` is complete, or as it was before."""
+    if not like.is_folder:
+        (file,) = like.files.values()
+        write_atomically(out, lambda temporary: file.write(temporary, new_values, aliases))
+        return
+    out = out.resolve()
+    draft = out.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        draft.mkdir(parents=True)
+        for name, file in like.files.items():
+            file.write(draft / name, new_values, aliases)
+        for path in _files_to_copy(like):
+            shutil.copyfile(path, draft / path.name)
+        for path in draft.iterdir():
+            sync(path, os.O_RDWR)
+        _rename_folder(draft, out)
+    except OSError as error:
+        reason = f"Could not be written ({error.strerror or error}); what was there before is unchanged"
+        raise OSError(error.errno or errno.EIO, reason, str(out)) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    if os.name == "posix":
+        with suppress(OSError):  # the folder is complete; some network file systems refuse to sync one
+            sync(out.parent, os.O_RDONLY)
+
+
+def _files_to_copy(like: Checkpoint) -> list[Path]:
+    """Configuration, tokenizer and index, which belong to the model; no training state."""
+    return [
+        path
+        for path in like.folder.iterdir()
+        if path.name == like.index
+        or (
+            path.is_file()
+            and not path.name.endswith(_OTHER_WEIGHTS)
+            and not path.name.startswith((".", *_TRAINING_STATE))
+            and path.stat().st_size <= _MAX_COPIED
+        )
+    ]
+
+
+def _rename_folder(draft: Path, out: Path) -> None:
+    """Rename a folder, and replace one that has the name; a complete folder exists at every moment."""
+    if not out.exists():
+        os.rename(draft, out)
+        return
+    old = out.with_name(f".{secrets.token_hex(8)}.old")
+    os.rename(out, old)
+    try:
+        os.rename(draft, out)
+    except BaseException:
+        if not out.exists():  # an interrupt can arrive after the rename
+            os.rename(old, out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
