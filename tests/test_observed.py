@@ -187,11 +187,11 @@ def test_values_may_be_tensors_and_further_metrics_are_kept() -> None:
         (5, {"live": numbers(1.0), 0.9: 0.5}, ValueError, r"'ema-0\.9' was given 0\.5"),
         (5, {"live": numbers(1.0), 0.9: {"accuracy": "high", "loss": 1.0}}, ValueError, r"'high'; give one number"),
         (5, {"live": numbers(1.0), 0.9: {"accuracy": torch.ones(2), "loss": 1.0}}, ValueError, "give one number"),
-        (5, {0.9: numbers(1.0), "ema-0.9": numbers(1.0)}, ValueError, r"'ema-0\.9' was observed already at epoch 5"),
-        (4, {"live": numbers(1.0), 0.5: numbers(1.0)}, ValueError, r"'ema-0\.5' was observed already at epoch 4"),
-        (3, {"live": numbers(1.0)}, ValueError, "Epoch 3 was observed after epoch 4; epochs only go forward"),
-        (5, {}, ValueError, "Nothing was observed at epoch 5"),
-        (5.5, {"live": numbers(1.0)}, ValueError, r"epoch=5\.5 is not a whole number"),
+        (5, {0.9: numbers(1.0), "ema-0.9": numbers(1.0)}, ValueError, r"'ema-0\.9' was already observed at epoch 5"),
+        (4, {"live": numbers(1.0), 0.5: numbers(1.0)}, ValueError, r"'ema-0\.5' was already observed at epoch 4"),
+        (3, {"live": numbers(1.0)}, ValueError, "epoch must not be before 4"),
+        (5, {}, ValueError, "at least one average"),
+        (5.5, {"live": numbers(1.0)}, ValueError, r"epoch must be an integer; got 5\.5"),
     ],
 )
 def test_a_wrong_observation_is_refused_and_changes_nothing(

@@ -467,7 +467,7 @@ class EMABank:
     def __getstate__(self) -> dict[str, Any]:
         # A copy (deepcopy, pickle) has its own model and averages; the optimizer's hook stays with the original.
         self._check_not_applied("A copy of the bank")
-        return {**self.__dict__, "_handle": None, "_gathered": {}}
+        return {**self.__dict__, "_handle": None, "_cached_averages": {}}
 
     # Guards -----------------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ _Ranked = tuple[float, int, Best]
 
 
 class MetricHistory:
-    """The history, one row per value, and its bests; it never changes, `with_rows` makes the next one.
+    """All observations, one row per value, and the best of them. Immutable: `with_rows` returns a longer one.
 
     >>> observed = MetricHistory({"loss": "min"})
     >>> rows = observed.rows(1, {"live": {"loss": 0.5}, "slow": {"loss": 0.25}}, complete=True, resolve=str)
@@ -72,13 +72,13 @@ class MetricHistory:
         self.criteria = dict(criteria)
         self._history: list[Observation] = []
         self._tables: dict[str, dict[str, _Ranked]] = {criterion: {} for criterion in criteria}  # then by average
-        self._take_in(history)
+        self._append(history)
 
     @property
     def history(self) -> Sequence[Observation]:
         return self._history
 
-    # What is taken in ------------------------------------------------------------------------------------------------
+    # Adding rows ------------------------------------------------------------------------------------------------------
 
     def rows(
         self,
@@ -88,18 +88,18 @@ class MetricHistory:
         complete: bool,
         resolve: Callable[[Any], str],
     ) -> list[Observation]:
-        """An observation as rows of the history; raises unless all of it may be taken in.
+        """Check the metrics of one validation and return them as rows.
 
-        `resolve` makes the name of an average out of what it was called.
+        `resolve` turns what the user calls an average into its name.
 
         >>> MetricHistory({"loss": "min"}).rows(1, {0.9: {"loss": 1}}, complete=True, resolve=lambda key: f"ema-{key}")
         [Observation(epoch=1, average='ema-0.9', metric='loss', value=1.0, complete=True)]
         """
         if not metrics:
-            raise ValueError(f"Nothing was observed at epoch {epoch}; give at least one average with its metrics.")
+            raise ValueError(f"metrics must have at least one average with its values; got none at epoch {epoch}.")
         if self._history and epoch < self._history[-1].epoch:
             raise ValueError(
-                f"Epoch {epoch} was observed after epoch {self._history[-1].epoch}; epochs only go forward."
+                f"epoch must not be before {self._history[-1].epoch}, which was observed last; got {epoch}."
             )
         this_epoch = takewhile(lambda row: row.epoch == epoch, reversed(self._history))
         taken = {row.average for row in this_epoch if complete and row.complete}
@@ -107,7 +107,7 @@ class MetricHistory:
         for key, values in metrics.items():
             average = resolve(key)
             if average in taken:
-                raise ValueError(f"{average!r} was observed already at epoch {epoch}; once an epoch is enough.")
+                raise ValueError(f"{average!r} was already observed at epoch {epoch}; observe it once per epoch.")
             taken.add(average)
             rows += self._rows_of(average, epoch, values, complete)
         return rows
@@ -129,7 +129,7 @@ class MetricHistory:
         ]
 
     def with_rows(self, rows: Iterable[Observation]) -> "MetricHistory":
-        """All of this, and these rows after it.
+        """This history with more rows.
 
         >>> len(MetricHistory({"loss": "min"}).with_rows([Observation(1, "live", "loss", 0.5, True)]).history)
         1
@@ -137,10 +137,10 @@ class MetricHistory:
         following = MetricHistory(self.criteria)
         following._history = list(self._history)
         following._tables = {criterion: dict(table) for criterion, table in self._tables.items()}
-        following._take_in(rows)
+        following._append(rows)
         return following
 
-    def _take_in(self, rows: Iterable[Observation]) -> None:
+    def _append(self, rows: Iterable[Observation]) -> None:
         for row in rows:
             if row.complete and row.metric in self._tables and math.isfinite(row.value):
                 table = self._tables[row.metric]
@@ -152,7 +152,7 @@ class MetricHistory:
     # What was best ---------------------------------------------------------------------------------------------------
 
     def best(self, criterion: str, averages: Iterable[str] | None = None) -> Best | None:
-        """The best over everything, or among some averages; None when nothing complete and finite was observed.
+        """The best of all, or of some averages; None if nothing complete and finite was observed.
 
         >>> rows = [Observation(1, "live", "loss", 0.5, True), Observation(2, "slow", "loss", 0.25, False)]
         >>> observed = MetricHistory({"loss": "min"}, rows)
@@ -172,11 +172,11 @@ class MetricHistory:
         """
         return [best for _, _, best in self._table(criterion).values()]
 
-    def epochs_without_better(self, criterion: str) -> int:
-        """How many epochs the last complete one is after the best; what has never been finite counts from the first.
+    def epochs_since_best(self, criterion: str) -> int:
+        """Epochs from the best to the last complete one; from the first if no value was ever finite.
 
         >>> history = [Observation(n, "live", "loss", loss, True) for n, loss in enumerate([0.5, 0.3, 0.4, 0.4])]
-        >>> MetricHistory({"loss": "min"}, history).epochs_without_better("loss")
+        >>> MetricHistory({"loss": "min"}, history).epochs_since_best("loss")
         2
         """
         best = self.best(criterion)
@@ -192,22 +192,20 @@ class MetricHistory:
 
 
 def check_int(name: str, value: int) -> int:
-    """The value of an argument as an int; raises unless it is a whole number.
+    """The argument as an int; raises a ValueError if it is not an integer.
 
-    >>> check_int("epoch", 7)
-    7
     >>> check_int("epoch", 7.5)
     Traceback (most recent call last):
-    ValueError: epoch=7.5 is not a whole number.
+    ValueError: epoch must be an integer; got 7.5.
     """
     try:
         return operator.index(value)
     except TypeError as error:
-        raise ValueError(f"{name}={value!r} is not a whole number.") from error
+        raise ValueError(f"{name} must be an integer; got {value!r}.") from error
 
 
 def rows_from_state(history: Iterable[Iterable[Any]]) -> list[Observation]:
-    """The rows of a saved history; `TypeError` where one is not as it was saved.
+    """The rows of a saved history; `TypeError` if one is damaged.
 
     >>> rows_from_state([[1, "live", "loss", 0.5, True]])
     [Observation(epoch=1, average='live', metric='loss', value=0.5, complete=True)]
@@ -232,58 +230,58 @@ def _number(value: SupportsFloat, average: str, metric: str) -> float:
         raise ValueError(f"{metric!r} of {average!r} is {value!r}; give one number, or a tensor with one.") from error
 
 
-Place = tuple[str, int]  # the average and the epoch
+SnapshotKey = tuple[str, int]  # the average and the epoch
 
 
 class SnapshotStore:
     """Weights by average and epoch: in memory, or one file each in a folder.
 
-    >>> kept = SnapshotStore(folder=None)
-    >>> kept.keep({("live", 1): {"scale": 2.0}}, wanted={("live", 1)})
-    >>> kept.copy(("live", 1))
+    >>> stored = SnapshotStore(folder=None)
+    >>> stored.replace({("live", 1): {"scale": 2.0}}, keep={("live", 1)})
+    >>> stored.copy(("live", 1))
     {'scale': 2.0}
-    >>> kept.keep({}, wanted=set())
-    >>> kept.places
+    >>> stored.replace({}, keep=set())
+    >>> stored.keys
     set()
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._snapshots: dict[Place, dict[str, Any] | _Written] = {}
+        self._snapshots: dict[SnapshotKey, dict[str, Any] | _SnapshotFile] = {}
 
     @property
-    def places(self) -> set[Place]:
+    def keys(self) -> set[SnapshotKey]:
         return set(self._snapshots)
 
-    def keep(self, fresh: Mapping[Place, dict[str, Any]], wanted: set[Place]) -> None:
-        """Store the fresh ones, then let go of what is not wanted any more; a failed write changes nothing."""
-        stored: dict[Place, dict[str, Any] | _Written] = {}
+    def replace(self, new: Mapping[SnapshotKey, dict[str, Any]], keep: set[SnapshotKey]) -> None:
+        """Store the new snapshots, then delete all but those to keep; a failed write changes nothing."""
+        stored: dict[SnapshotKey, dict[str, Any] | _SnapshotFile] = {}
         try:
-            for place, weights in fresh.items():
-                stored[place] = weights if self._folder is None else _written(self._folder, place, weights)
+            for key, weights in new.items():
+                stored[key] = weights if self._folder is None else _write(self._folder, key, weights)
         except BaseException:
-            _remove(stored[place] for place in stored if place not in self._snapshots)
+            _remove(stored[key] for key in stored if key not in self._snapshots)
             raise
         every = {**self._snapshots, **stored}
-        self._snapshots = {place: every[place] for place in every if place in wanted}
-        _remove(every[place] for place in every if place not in wanted)
+        self._snapshots = {key: every[key] for key in every if key in keep}
+        _remove(every[key] for key in every if key not in keep)
 
-    def copy(self, place: Place) -> dict[str, Any]:
-        kept = self._snapshots[place]
-        if not isinstance(kept, _Written):
-            return copied(kept)
+    def copy(self, key: SnapshotKey) -> dict[str, Any]:
+        stored = self._snapshots[key]
+        if not isinstance(stored, _SnapshotFile):
+            return copy_weights(stored)
         try:
             # Another tracker in the same folder has files of the same names.
-            return read_state(kept.path, kind="snapshot", checksum=kept.checksum)
+            return read_state(stored.path, kind="snapshot", checksum=stored.checksum)
         except FileNotFoundError as error:
-            reason = f"The snapshot of {place[0]!r} at epoch {place[1]} is gone from the tracker's folder"
-            raise FileNotFoundError(error.errno, reason, str(kept.path)) from error
+            reason = f"The snapshot of {key[0]!r} at epoch {key[1]} is gone from the tracker's folder"
+            raise FileNotFoundError(error.errno, reason, str(stored.path)) from error
 
 
-def copied(weights: Mapping[str, Any]) -> dict[str, Any]:
+def copy_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy of a state dict, also of sparse tensors, not all of which torch can copy that way.
 
-    >>> copied({"scale": [2.0]})
+    >>> copy_weights({"scale": [2.0]})
     {'scale': [2.0]}
     """
     tensors = [value for value in weights.values() if isinstance(value, Tensor) and value.layout is not torch.strided]
@@ -291,23 +289,23 @@ def copied(weights: Mapping[str, Any]) -> dict[str, Any]:
     return deepcopy(dict(weights), memo)
 
 
-class _Written(NamedTuple):
+class _SnapshotFile(NamedTuple):
     path: Path
     checksum: int
 
 
-def _written(folder: Path, place: Place, weights: dict[str, Any]) -> _Written:
-    average, epoch = place
+def _write(folder: Path, key: SnapshotKey, weights: dict[str, Any]) -> _SnapshotFile:
+    average, epoch = key
     name = quote(average, safe=" ")[:100]
     if name != average.lower():  # cut, quoted, or told apart by case alone, which not every file system does
         name += f"-{crc32(average.encode()):08x}"
     path = folder / f"{name}-epoch-{epoch}.pt"
-    return _Written(path, write_state(path, weights, kind="snapshot"))
+    return _SnapshotFile(path, write_state(path, weights, kind="snapshot"))
 
 
-def _remove(stored: Iterable[dict[str, Any] | _Written]) -> None:
+def _remove(stored: Iterable[dict[str, Any] | _SnapshotFile]) -> None:
     for one in stored:
-        if isinstance(one, _Written):
+        if isinstance(one, _SnapshotFile):
             one.path.unlink(missing_ok=True)
 
 
@@ -417,13 +415,13 @@ class BestTracker:
         values = read_per_sample(per_sample or {}, list(self.criteria), epoch, self._bank.resolve) if complete else {}
         per_sample_values = check_per_sample(values, self._per_sample, rows)
         observed = self._history.with_rows(rows)
-        wanted = self._wanted(observed)
-        fresh: dict[Place, dict[str, Any]] = {}
-        for average, at in sorted(wanted - self._snapshots.places):
+        keep = self._keys_to_keep(observed)
+        new: dict[SnapshotKey, dict[str, Any]] = {}
+        for average, at in sorted(keep - self._snapshots.keys):
             # The live weights have one set of statistics, their own.
             statistics = "averaged" if average == LIVE else batchnorm
-            fresh[average, at] = _on_cpu(self._bank.weights(average, batchnorm=statistics))
-        self._snapshots.keep(fresh, wanted)
+            new[average, at] = _on_cpu(self._bank.weights(average, batchnorm=statistics))
+        self._snapshots.replace(new, keep)
         self._history, self._per_sample = observed, per_sample_values
         if batchnorm == "recomputed" and epoch not in self._recomputed:
             self._recomputed.append(epoch)
@@ -500,13 +498,13 @@ class BestTracker:
         if self._mode is None:
             raise RuntimeError("No weights were kept: this tracker has snapshots=None; use snapshots='best' or 'each'.")
         best = self.best(criterion, average)
-        place = (best.average, best.epoch)
-        if place not in self._snapshots.places:
+        key = (best.average, best.epoch)
+        if key not in self._snapshots.keys:
             raise RuntimeError(
                 f"The weights of {best.average!r} at {self._unit} {best.epoch} were not kept, because they are not the "
                 f"best {criterion} of all; use snapshots='each' to keep those of each average."
             )
-        return self._snapshots.copy(place)
+        return self._snapshots.copy(key)
 
     def should_stop(self, patience: int, *, criterion: str | None = None) -> bool:
         """Whether the last `patience` epochs brought nothing better, by the criterion, or by none of them.
@@ -522,7 +520,7 @@ class BestTracker:
         if check_int("patience", patience) < 1:
             raise ValueError(f"patience={patience} must be at least 1 epoch.")
         criteria = self.criteria if criterion is None else [criterion]
-        return all(self._history.epochs_without_better(name) >= patience for name in criteria)
+        return all(self._history.epochs_since_best(name) >= patience for name in criteria)
 
     def advice(self, criterion: str | None = None, *, samples: int | None = None) -> Advice:
         """Which average to ship, from which epoch, with what gain over the live weights, and whether training could
@@ -572,8 +570,8 @@ class BestTracker:
         top, live = leaders(curves, criterion, better)
         if top is None or live is None:
             return None
-        candidates = [place for place in finite_places(curves) if place[0] != LIVE]
-        values = [self._per_sample.get((criterion, *place)) for place in candidates]
+        candidates = [key for key in finite_places(curves) if key[0] != LIVE]
+        values = [self._per_sample.get((criterion, *key)) for key in candidates]
         live_values = self._per_sample.get((criterion, LIVE, live.epoch))
         known = [tensor for tensor in values if tensor is not None]
         if live_values is None or len(known) < len(values):
@@ -583,16 +581,16 @@ class BestTracker:
         chosen = candidates.index((top.average, top.epoch))
         return paired_test(known, live_values, chosen=chosen, better=better, level=LEVEL)
 
-    def _wanted(self, observed: MetricHistory) -> set[Place]:
+    def _keys_to_keep(self, observed: MetricHistory) -> set[SnapshotKey]:
         """Which weights have to be kept; criteria that agree on average and epoch share one snapshot."""
         if self._mode is None:
             return set()
-        kept = [
+        stored = [
             best
             for criterion in self.criteria
             for best in (observed.best_of_each(criterion) if self._mode == "each" else [observed.best(criterion)])
         ]
-        return {(best.average, best.epoch) for best in kept if best}
+        return {(best.average, best.epoch) for best in stored if best}
 
     def __repr__(self) -> str:
         bests = {criterion: self._history.best(criterion) for criterion in self.criteria}
@@ -631,7 +629,7 @@ class BestTracker:
             ],
             "weights": [
                 {"average": average, "epoch": epoch, "weights": self._snapshots.copy((average, epoch))}
-                for average, epoch in sorted(self._snapshots.places)
+                for average, epoch in sorted(self._snapshots.keys)
             ],
         }
 
@@ -652,7 +650,7 @@ class BestTracker:
         try:
             rows = rows_from_state(state["history"])
             saved = [(item["average"], check_int("epoch", item["epoch"]), item["weights"]) for item in state["weights"]]
-            weights = {(average, epoch): copied(dict(values)) for average, epoch, values in saved}
+            weights = {(average, epoch): copy_weights(dict(values)) for average, epoch, values in saved}
             recomputed = [check_int("epoch", epoch) for epoch in state["recomputed"]]
             per_sample = saved_per_sample(state["per_sample"], rows)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
@@ -664,15 +662,15 @@ class BestTracker:
                 f"{', '.join(self._bank.names)}; build the bank with the same averages."
             )
         observed = MetricHistory(self.criteria, rows)
-        wanted = self._wanted(observed)
-        if weights.keys() != wanted or any(a.epoch > b.epoch for a, b in pairwise(rows)):
+        keep = self._keys_to_keep(observed)
+        if weights.keys() != keep or any(a.epoch > b.epoch for a, b in pairwise(rows)):
             raise ValueError(
                 "The state of the tracker is damaged: its history and its snapshots contradict each other."
             )
         live = self._bank.weights(LIVE) if weights else {}
         for (average, epoch), values in weights.items():
             check_values(f"The snapshot of {average!r} at epoch {epoch} does not fit the model", live, values)
-        self._snapshots.keep(weights, wanted)
+        self._snapshots.replace(weights, keep)
         self._history, self._recomputed, self._per_sample = observed, recomputed, per_sample
 
     def _check_same(self, state: Mapping[str, Any]) -> None:
