@@ -71,7 +71,7 @@ def test_nobody_imports_the_integrations():
 
 
 def test_control_an_integration_is_seen_when_it_is_loaded():
-    assert "emabank.integrations.companion" in loaded_by("import emabank.integrations.companion")
+    assert "emabank.integrations._session" in loaded_by("import emabank.integrations._session")
 
 
 def test_control_the_study_is_seen_when_it_is_loaded():

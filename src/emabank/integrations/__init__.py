@@ -1,4 +1,4 @@
 """One room for each framework: lightning, transformers, accelerate. Each needs its extra, and nobody else imports them.
 
-What they share is in companion.py; they use the public names of the library.
+What they share is in _session.py; they use the public names of the library.
 """

@@ -10,16 +10,16 @@ from typing import Any, Literal, SupportsFloat
 import torch
 from torch import nn
 
-from emabank.integrations.companion import (
+from emabank.integrations._session import (
     LIVE,
     Accompanied,
     Averages,
-    Companion,
+    CallbackSession,
     Criteria,
     Metrics,
     Settings,
+    metric_names,
     same_modes,
-    under_their_names,
 )
 from emabank.randomness import same_randomness
 
@@ -69,14 +69,14 @@ class AcceleratedBank(Accompanied):
         **options: Any,
     ) -> None:
         criteria = None if criteria is None else dict(criteria)
-        self._companion = Companion(
+        self._session = CallbackSession(
             Settings(averages, every, criteria, recalibrate, None, forward, snapshots, None, options)
         )
-        self._companion.begin(model)
+        self._session.start(model)
         self._accelerator = accelerator
         self._loader = recalibrate_on
-        if self._companion.needs_batches:
-            self._companion.check(recalibrate_on)
+        if self._session.needs_batches:
+            self._session.check(recalibrate_on)
         accelerator.register_for_checkpointing(self)
 
     def update(self) -> bool:
@@ -107,25 +107,25 @@ class AcceleratedBank(Accompanied):
         model = self.bank.model
         with same_modes(model):
             with same_randomness():
-                self._companion.recalibrate(self._loader if self._companion.needs_batches else ())
+                self._session.recalibrate(self._loader if self._session.needs_batches else ())
             model.eval()
             found: Metrics = {LIVE: _numbers(evaluate(model))}
             with same_randomness():
                 for name in self.bank.names:
-                    with self.bank.applied(name, batchnorm=self._companion.statistics):
+                    with self.bank.applied(name, batchnorm=self._session.statistics):
                         found[name] = _numbers(evaluate(model))
         if log:
-            self._accelerator.log(under_their_names(found), step=at)
-        self._companion.observe(at, found, complete=complete)
+            self._accelerator.log(metric_names(found), step=at)
+        self._session.observe(at, found, complete=complete)
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and the tracker, for `accelerator.save_state`."""
-        return self._companion.state_dict()
+        return self._session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `accelerator.load_state` has read."""
-        self._companion.load_state_dict(state, now=True)
+        self._session.load_state_dict(state, now=True)
 
 
 def _numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:

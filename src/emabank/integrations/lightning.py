@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from emabank.integrations.companion import (
+from emabank.integrations._session import (
     LIVE,
     Accompanied,
     Averages,
-    Companion,
+    CallbackSession,
     Criteria,
     Settings,
+    metric_names,
     same_modes,
-    under_their_names,
 )
 from emabank.randomness import same_randomness
 
@@ -76,7 +76,7 @@ class EMABankCallback(Accompanied, pl.Callback):
         **options: Any,
     ) -> None:
         criteria = None if criteria is None else dict(criteria)
-        self._companion = Companion(
+        self._session = CallbackSession(
             Settings(
                 averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
             )
@@ -90,12 +90,12 @@ class EMABankCallback(Accompanied, pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Build the bank: the model is wrapped and on its device now, and a checkpoint is loaded."""
         wrapped = trainer.strategy.model
-        self._companion.begin(pl_module if wrapped is None else wrapped, of=pl_module)
+        self._session.start(pl_module if wrapped is None else wrapped, resume_for=pl_module)
         self._steps = trainer.global_step
         self._pending, self._validated = {}, {}
-        if trainer.limit_val_batches and _is_the_users(pl_module.validation_step) and self._companion.needs_batches:
-            self._companion.check(_training_loader(trainer))
-            if not self._companion.has_forward and not _is_the_users(pl_module.forward):
+        if trainer.limit_val_batches and _is_the_users(pl_module.validation_step) and self._session.needs_batches:
+            self._session.check(_training_loader(trainer))
+            if not self._session.has_forward and not _is_the_users(pl_module.forward):
                 raise ValueError(
                     f"{type(pl_module).__name__} has batch norm and no forward(), so its statistics cannot be "
                     "measured: give EMABankCallback(..., forward=lambda module, batch: ...), or recalibrate=False."
@@ -111,24 +111,24 @@ class EMABankCallback(Accompanied, pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave in the module what `finish_with` asks for."""
-        self._companion.finish(pl_module)
+        self._session.finish(pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """A state that was loaded for `validate`, `test` or `predict` is not the next run's."""
-        self._companion.forget_loaded()
+        self._session.forget_loaded()
 
     # Validation ------------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate every average, before the live weights."""
         self._pending, self._validated = {}, {}
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not self._companion.has_begun:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not self._session.has_started:
             return
         loaders = _flattened(_validation_loop(trainer)._combined_loader)
         with same_randomness(*loaders), same_modes(pl_module):
             self._recalibrate(trainer, pl_module)
             for name in self.bank.names:
-                with self.bank.applied(name, batchnorm=self._companion.statistics), _aside(trainer) as metrics:
+                with self.bank.applied(name, batchnorm=self._session.statistics), _aside(trainer) as metrics:
                     _validation_loop(trainer).run()
                 self._pending[name] = _of_epoch(metrics)
 
@@ -136,7 +136,7 @@ class EMABankCallback(Accompanied, pl.Callback):
         """Log what was found, with what the module logs."""
         for name, metrics in self._pending.items():
             self._validated[name] = list(metrics)
-            logged = under_their_names({name: metrics})  # pyright: ignore[reportArgumentType]
+            logged = metric_names({name: metrics})  # pyright: ignore[reportArgumentType]
             pl_module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
         self._pending = {}
 
@@ -146,7 +146,7 @@ class EMABankCallback(Accompanied, pl.Callback):
             return
         known = trainer.callback_metrics
         found = {
-            name: {key: float(known[logged]) for key in keys for logged in under_their_names({name: {key: 0.0}})}
+            name: {key: float(known[logged]) for key in keys for logged in metric_names({name: {key: 0.0}})}
             for name, keys in self._validated.items()
         }
         # The module need not have averaged its own metrics over the processes.
@@ -155,11 +155,11 @@ class EMABankCallback(Accompanied, pl.Callback):
             for key in sorted({key for keys in self._validated.values() for key in keys} & known.keys())
         }
         self._validated = {}
-        self._companion.observe(trainer.global_step, {LIVE: live, **found}, complete=not _is_a_trial(trainer))
+        self._session.observe(trainer.global_step, {LIVE: live, **found}, complete=not _is_a_trial(trainer))
 
     def _recalibrate(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._companion.needs_batches:
-            self._companion.recalibrate(())  # there is nothing to measure; the bank shall know that it was asked
+        if not self._session.needs_batches:
+            self._session.recalibrate(())  # there is nothing to measure; the bank shall know that it was asked
             return
         # Layers that the user has frozen are in eval mode during training; now all of them are.
         _validation_loop(trainer)._module_mode.restore(pl_module)
@@ -169,18 +169,18 @@ class EMABankCallback(Accompanied, pl.Callback):
             return strategy.batch_to_device(pl_module.on_before_batch_transfer(batch, 0), pl_module.device)
 
         with strategy.precision_plugin.forward_context():
-            self._companion.recalibrate(_training_loader(trainer), prepare)
+            self._session.recalibrate(_training_loader(trainer), prepare)
         pl_module.eval()
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and the tracker, for Lightning's checkpoint."""
-        return self._companion.state_dict()
+        return self._session.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint when training begins."""
-        self._companion.load_state_dict(state_dict, now=False)
+        self._session.load_state_dict(state_dict, now=False)
 
 
 def _is_the_users(method: Any) -> bool:

@@ -13,16 +13,16 @@ from typing import Any, Literal
 from torch import nn
 
 from emabank.checkpoint import read_state, write_state
-from emabank.integrations.companion import (
+from emabank.integrations._session import (
     LIVE,
     Accompanied,
     Averages,
-    Companion,
+    CallbackSession,
     Criteria,
     Metrics,
     Settings,
+    metric_names,
     same_modes,
-    under_their_names,
 )
 from emabank.randomness import same_randomness
 
@@ -72,7 +72,7 @@ class EMABankCallback(Accompanied, TrainerCallback):
         **options: Any,
     ) -> None:
         criteria = None if criteria is None else dict(criteria)
-        self._companion = Companion(
+        self._session = CallbackSession(
             Settings(
                 averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
             )
@@ -90,7 +90,7 @@ class EMABankCallback(Accompanied, TrainerCallback):
         handler = self._trainer.callback_handler
         # Before those that look for an average's metrics. A new list, for somebody is going through the old one.
         handler.callbacks = [self, *(each for each in handler.callbacks if each is not self)]
-        self._companion.begin(self._trainer.model_wrapped or _model(self._trainer))
+        self._session.start(self._trainer.model_wrapped or _model(self._trainer))
         if state.global_step > 0 and self._resume_from is not False:
             folder = _checkpoint(args, state) if self._resume_from is None else Path(self._resume_from)
             if not (folder / FILE).is_file():
@@ -98,9 +98,9 @@ class EMABankCallback(Accompanied, TrainerCallback):
                     f"There is no {FILE} in {folder}, to go on from at step {state.global_step}: give "
                     "EMABankCallback(..., resume_from=the checkpoint's folder), or False to begin the averages afresh."
                 )
-            self._companion.load_state_dict(read_state(folder / FILE, kind=_KIND), now=True)
+            self._session.load_state_dict(read_state(folder / FILE, kind=_KIND), now=True)
         if args.eval_strategy != "no":
-            self._companion.check(kwargs.get("train_dataloader"))
+            self._session.check(kwargs.get("train_dataloader"))
         self._is_training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -113,7 +113,7 @@ class EMABankCallback(Accompanied, TrainerCallback):
     ) -> None:
         """Leave in the model what `finish_with` asks for."""
         self._is_training = False
-        self._companion.finish(_model(self._trainer))
+        self._session.finish(_model(self._trainer))
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class EMABankCallback(Accompanied, TrainerCallback):
         with same_randomness(loader), same_modes(model), _unheard(self._trainer):
             self._recalibrate(model, training)
             for name in self.bank.names:
-                with self.bank.applied(name, batchnorm=self._companion.statistics):
+                with self.bank.applied(name, batchnorm=self._session.statistics):
                     output = self._trainer.evaluation_loop(
                         loader,
                         description=f"Evaluation of {name}",
@@ -146,28 +146,28 @@ class EMABankCallback(Accompanied, TrainerCallback):
                         metric_key_prefix=prefix,
                     )
                 found[name] = _numbers(output.metrics or {})
-        added = under_their_names({name: values for name, values in found.items() if name != LIVE})
+        added = metric_names({name: values for name, values in found.items() if name != LIVE})
         self._trainer.log(dict(added))
         metrics.update(added)
         # Of several evaluation sets each comes by itself, and one of them has what the criteria name.
         is_one_of_several = isinstance(self._trainer.eval_dataset, Mapping)
-        if not is_one_of_several or all(name in metrics for name in self._companion.criteria):
-            self._companion.observe(state.global_step, found)
+        if not is_one_of_several or all(name in metrics for name in self._session.criteria):
+            self._session.observe(state.global_step, found)
 
     def _recalibrate(self, model: nn.Module, loader: object) -> None:
-        if not self._companion.needs_batches:
-            self._companion.recalibrate(())  # there is nothing to measure; the bank shall know that it was asked
+        if not self._session.needs_batches:
+            self._session.recalibrate(())  # there is nothing to measure; the bank shall know that it was asked
             return
         model.train()  # as the Trainer does before each step: a model that keeps layers frozen does so here
         with self._trainer.compute_loss_context_manager():
-            self._companion.recalibrate(loader)
+            self._session.recalibrate(loader)
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the averages and the tracker beside the checkpoint."""
         if args.should_save:
-            write_state(_checkpoint(args, state) / FILE, self._companion.state_dict(), kind=_KIND)
+            write_state(_checkpoint(args, state) / FILE, self._session.state_dict(), kind=_KIND)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

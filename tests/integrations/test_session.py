@@ -9,7 +9,7 @@ from integrations.by_hand import data, network
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from emabank.integrations.companion import Companion, Settings, batches_of, refuse_unrepeatable, under_their_names
+from emabank.integrations._session import CallbackSession, Settings, batches_of, check_reiterable, metric_names
 
 
 def listed(batches: Any) -> list[list[int]]:
@@ -69,29 +69,29 @@ def test_what_has_one_pass_only_is_refused():
 
     for loader, why in [(iter([1]), "one pass only"), (None, "there is none"), (DataLoader(Stream()), "a stream")]:
         with pytest.raises(ValueError, match=f"{why}.*Give recalibrate_on= a loader for it, or recalibrate=False"):
-            refuse_unrepeatable(loader)
+            check_reiterable(loader)
 
 
 def test_a_state_waits_for_the_bank_and_is_let_go_if_none_comes():
     settings = Settings([0.9], every=1, criteria={"loss": "min"}, recalibrate=False)
-    first = Companion(settings)
-    first.begin(network())
+    first = CallbackSession(settings)
+    first.start(network())
     first.bank.update()
     first.observe(1, {"live": {"loss": 1.0}, "ema-0.9": {"loss": 0.5}})
-    second = Companion(settings)
+    second = CallbackSession(settings)
     assert second.state_dict() == {}
     with pytest.raises(RuntimeError, match="There is no bank yet"):
         _ = second.bank
     second.load_state_dict(first.state_dict(), now=False)
-    second.begin(network())
+    second.start(network())
     assert second.bank.num_steps == 1
     assert second.tracker.best("loss").average == "ema-0.9"
     second.observe(1, {"live": {"loss": 0.1}})  # a resumed run validates once more
     assert len(second.tracker.history) == 2
-    third = Companion(Settings([0.9], every=1))
+    third = CallbackSession(Settings([0.9], every=1))
     third.load_state_dict(first.state_dict(), now=False)
     third.forget_loaded()
-    third.begin(network())
+    third.start(network())
     assert third.bank.num_steps == 0
     with pytest.raises(RuntimeError, match="Nothing is tracked"):
         _ = third.tracker
@@ -100,15 +100,15 @@ def test_a_state_waits_for_the_bank_and_is_let_go_if_none_comes():
 def test_batch_norm_is_measured_on_as_many_batches_as_asked_for():
     model = network()
     for recalibrate, count in ((2, 16), (True, 48)):
-        companion = Companion(Settings([0.9], every=1, recalibrate=recalibrate))
-        companion.begin(model)
-        assert companion.needs_batches
-        companion.recalibrate(DataLoader(data(48, seed=1), batch_size=8))
+        session = CallbackSession(Settings([0.9], every=1, recalibrate=recalibrate))
+        session.start(model)
+        assert session.needs_batches
+        session.recalibrate(DataLoader(data(48, seed=1), batch_size=8))
         inputs = data(48, seed=1).tensors[0][:count]
-        statistics = companion.bank.weights(0.9, batchnorm="recomputed")["1.running_mean"]
+        statistics = session.bank.weights(0.9, batchnorm="recomputed")["1.running_mean"]
         torch.testing.assert_close(statistics, model[0](inputs).mean(0).detach())
-    plain = Companion(Settings([0.9]))
-    plain.begin(nn.Linear(2, 1))
+    plain = CallbackSession(Settings([0.9]))
+    plain.start(nn.Linear(2, 1))
     assert not plain.needs_batches
     plain.check(iter([]))
 
@@ -121,4 +121,4 @@ def test_what_cannot_be_is_said_at_once():
 
 
 def test_names_say_the_metric_then_the_average():
-    assert under_their_names({"live": {"loss": 1.0}, "slow": {"loss": 2.0}}) == {"loss": 1.0, "loss/slow": 2.0}
+    assert metric_names({"live": {"loss": 1.0}, "slow": {"loss": 2.0}}) == {"loss": 1.0, "loss/slow": 2.0}

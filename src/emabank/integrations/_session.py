@@ -1,4 +1,4 @@
-"""Companion: the bank and the tracker that go along with a framework's training, whatever the framework is.
+"""CallbackSession: the bank and the tracker that go along with a framework's training, whatever the framework is.
 
 What the integrations have in common. Imports the public names of the library, and no framework.
 """
@@ -58,7 +58,7 @@ class Settings:
             raise ValueError('finish_with="best" needs criteria and snapshots, for nothing is known as the best else.')
 
 
-class Companion:
+class CallbackSession:
     """A bank beside a training run, and the best of what was seen of it."""
 
     def __init__(self, settings: Settings) -> None:
@@ -66,29 +66,29 @@ class Companion:
         self._bank: EMABank | None = None
         self._tracker: BestTracker | None = None
         self._model: nn.Module | None = None
-        self._waiting: Mapping[str, Any] | None = None
+        self._pending_state: Mapping[str, Any] | None = None
 
     # Its life --------------------------------------------------------------------------------------------------------
 
-    def begin(self, model: nn.Module, *, of: nn.Module | None = None) -> None:
+    def start(self, model: nn.Module, *, resume_for: nn.Module | None = None) -> None:
         """Build the bank for a model (the wrapped one) as training begins.
 
-        It goes on from a state that was loaded before, else from what it has, if `of` is the model it had, else afresh.
+        Resumes from a state that was loaded before, else from its own if `resume_for` is its model; else starts anew.
         """
-        state = self._waiting
-        if state is None and of is not None and of is self._model:
+        state = self._pending_state
+        if state is None and resume_for is not None and resume_for is self._model:
             state = self.state_dict()
         settings = self._settings
         self._bank = EMABank(model, settings.averages, every=settings.every, **settings.options)
         self._tracker = None
         if settings.criteria:
             self._tracker = BestTracker(self._bank, settings.criteria, snapshots=settings.snapshots, unit=settings.unit)
-        self._model, self._waiting = of, None
+        self._model, self._pending_state = resume_for, None
         if state:
             self._load(state)
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return self._bank is not None
 
     @property
@@ -139,7 +139,7 @@ class Companion:
     def check(self, loader: object) -> None:
         """Say at the beginning of training that batch-norm statistics could not be measured during it."""
         if self.needs_batches and self._settings.recalibrate_on is None:
-            refuse_unrepeatable(loader)
+            check_reiterable(loader)
 
     def recalibrate(self, loader: object, prepare: Callable[[Any], Any] | None = None) -> None:
         """Measure the batch-norm statistics of all averages, on batches of this loader unless others were given.
@@ -176,7 +176,7 @@ class Companion:
     def state_dict(self) -> dict[str, Any]:
         """The bank's and the tracker's; of a run that has not begun what was loaded for it."""
         if self._bank is None:
-            return dict(self._waiting or {})
+            return dict(self._pending_state or {})
         tracker = None if self._tracker is None else self._tracker.state_dict()
         return {"bank": self._bank.state_dict(), "tracker": tracker}
 
@@ -185,11 +185,11 @@ class Companion:
         if now:
             self._load(state)
         else:
-            self._waiting = state
+            self._pending_state = state
 
     def forget_loaded(self) -> None:
         """Let go of a state that no training took up."""
-        self._waiting = None
+        self._pending_state = None
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.bank.load_state_dict(state["bank"])
@@ -201,23 +201,23 @@ class Companion:
 
 
 class Accompanied:
-    """What every integration shows of its companion."""
+    """What every integration shows of its session."""
 
-    _companion: Companion
+    _session: CallbackSession
 
     @property
     def bank(self) -> EMABank:
         """The averages; with a trainer, from the beginning of training on."""
-        return self._companion.bank
+        return self._session.bank
 
     @property
     def tracker(self) -> BestTracker:
         """What validations have found."""
-        return self._companion.tracker
+        return self._session.tracker
 
     def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
         """The weights that were best by a criterion (the first one), as a state dict of the model."""
-        return self.tracker.weights(criterion or self._companion.criteria[0])
+        return self.tracker.weights(criterion or self._session.criteria[0])
 
 
 def batches_of(loader: Any) -> Iterator[Any]:
@@ -232,7 +232,7 @@ def batches_of(loader: Any) -> Iterator[Any]:
     >>> [batch.tolist() for batch in batches_of(loader)], next(running).tolist()
     ([[0, 1], [2, 3], [4]], [0, 1])
     """
-    refuse_unrepeatable(loader)
+    check_reiterable(loader)
     loader = getattr(loader, "base_dataloader", loader)  # where Accelerate keeps the one it has wrapped
     if not isinstance(loader, DataLoader):
         yield from loader
@@ -249,10 +249,10 @@ def batches_of(loader: Any) -> Iterator[Any]:
         yield loader.collate_fn(samples)
 
 
-def refuse_unrepeatable(loader: object) -> None:
+def check_reiterable(loader: object) -> None:
     """Raise where a training loader cannot be asked for batches while training goes through it.
 
-    >>> refuse_unrepeatable(iter([1, 2]))  # doctest: +ELLIPSIS
+    >>> check_reiterable(iter([1, 2]))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
     ValueError: Batch-norm statistics cannot be measured on the training loader, a list_iterator: it has one pass...
@@ -282,10 +282,10 @@ def same_modes(model: nn.Module) -> Generator[None]:
             module.training = mode
 
 
-def under_their_names(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def metric_names(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The names under which averages are logged: the metric's own, then the average's; the live ones keep theirs.
 
-    >>> under_their_names({"ema-0.998": {"val_loss": 0.25}})
+    >>> metric_names({"ema-0.998": {"val_loss": 0.25}})
     {'val_loss/ema-0.998': 0.25}
     """
     return {
