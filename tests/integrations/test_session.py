@@ -1,4 +1,4 @@
-"""What the integrations share: batches while training is in the middle of an epoch, states before a bank is there."""
+"""The session that the integrations share: a second pass over a loader in use, and states that wait for training."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,22 +6,18 @@ from typing import Any
 import pytest
 import torch
 from integrations.by_hand import data, network
+from interpreter import run
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
-from emabank.integrations._session import CallbackSession, Settings, batches_of, check_reiterable, metric_names
+from emabank.integrations._session import CallbackSession, check_reiterable, second_pass
 
 
 def listed(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
 
-class Counted(Dataset[torch.Tensor]):
-    """Counts how it is asked."""
-
-    def __init__(self) -> None:
-        self.together = 0
-
+class Numbers(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 6
 
@@ -32,93 +28,113 @@ class Counted(Dataset[torch.Tensor]):
         raise AssertionError("the data must not be copied")
 
 
-class Together(Counted):
+class FetchedTogether(Numbers):
+    __getitem__ = None
+
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
-        self.together += 1
         return [torch.tensor(index) for index in indices]
 
 
-@pytest.mark.parametrize("kind", [Counted, Together])
-def test_batches_are_those_of_the_loader_while_it_is_in_use(kind: type[Counted]):
+@pytest.mark.parametrize("kind", [Numbers, FetchedTogether])
+def test_a_second_pass_has_the_loaders_batches_and_leaves_its_order_alone(kind: type[Numbers]):
     dataset = kind()
     generator = torch.Generator().manual_seed(7)
     loader = DataLoader(dataset, batch_size=4, sampler=RandomSampler(dataset, generator=generator))
     state = generator.get_state()
-    found = listed(batches_of(loader))
+    batches = listed(second_pass(loader))
     assert torch.equal(generator.get_state(), state)
-    running = iter(loader)
-    first = next(running)
-    listed(batches_of(loader))
-    assert [first.tolist(), *listed(running)] == found
-    assert sorted(index for batch in found for index in batch) == list(range(6))
-    assert dataset.together in (0, 2 * 3)  # each of the three passes, by two batches
+    training = iter(loader)
+    first = next(training)
+    listed(second_pass(loader))
+    assert [first.tolist(), *listed(training)] == batches
+    assert sorted(index for batch in batches for index in batch) == list(range(6))
 
 
-def test_batches_of_a_sampler_of_batches_and_of_single_samples():
-    dataset = Counted()
+def test_a_second_pass_without_a_batch_size_or_a_data_loader():
     sampler = BatchSampler(range(5), batch_size=2, drop_last=True)
-    assert listed(batches_of(DataLoader(dataset, batch_sampler=sampler))) == [[0, 1], [2, 3]]
-    assert listed(batches_of(DataLoader(dataset, batch_size=None))) == list(range(6))
-    assert list(batches_of([1, 2])) == [1, 2]
+    assert listed(second_pass(DataLoader(Numbers(), batch_sampler=sampler))) == [[0, 1], [2, 3]]
+    assert listed(second_pass(DataLoader(Numbers(), batch_size=None))) == list(range(6))
+    assert list(second_pass([1, 2])) == [1, 2]
 
 
-def test_what_has_one_pass_only_is_refused():
+def test_a_loader_with_one_pass_is_refused():
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
             return iter([1])
 
-    for loader, why in [(iter([1]), "one pass only"), (None, "there is none"), (DataLoader(Stream()), "a stream")]:
-        with pytest.raises(ValueError, match=f"{why}.*Give recalibrate_on= a loader for it, or recalibrate=False"):
+    for loader in (iter([1]), None, DataLoader(Stream())):
+        with pytest.raises(ValueError, match="recalibrate_on="):
             check_reiterable(loader)
 
 
-def test_a_state_waits_for_the_bank_and_is_let_go_if_none_comes():
-    settings = Settings([0.9], every=1, criteria={"loss": "min"}, recalibrate=False)
-    first = CallbackSession(settings)
+def session(**keywords: Any) -> CallbackSession:
+    return CallbackSession([0.9], **{"every": 1, "options": {}, **keywords})
+
+
+def test_a_state_waits_for_training_and_can_be_dropped():
+    first, second, third = (session(criteria={"loss": "min"}, recalibrate=False) for _ in range(3))
     first.start(network())
     first.bank.update()
     first.observe(1, {"live": {"loss": 1.0}, "ema-0.9": {"loss": 0.5}})
-    second = CallbackSession(settings)
     assert second.state_dict() == {}
-    with pytest.raises(RuntimeError, match="There is no bank yet"):
+    with pytest.raises(RuntimeError, match="no bank yet"):
         _ = second.bank
-    second.load_state_dict(first.state_dict(), now=False)
+    second.set_pending_state(first.state_dict())
     second.start(network())
     assert second.bank.num_steps == 1
     assert second.tracker.best("loss").average == "ema-0.9"
     second.observe(1, {"live": {"loss": 0.1}})  # a resumed run validates once more
     assert len(second.tracker.history) == 2
-    third = CallbackSession(Settings([0.9], every=1))
-    third.load_state_dict(first.state_dict(), now=False)
-    third.forget_loaded()
+    third.set_pending_state(first.state_dict())
+    third.set_pending_state(None)
     third.start(network())
     assert third.bank.num_steps == 0
-    with pytest.raises(RuntimeError, match="Nothing is tracked"):
-        _ = third.tracker
 
 
-def test_batch_norm_is_measured_on_as_many_batches_as_asked_for():
+def test_without_criteria_nothing_is_tracked():
+    untracked = session(recalibrate=False)
+    untracked.start(network())
+    untracked.observe(1, {"live": {"loss": 1.0}})
+    with pytest.raises(RuntimeError, match="criteria"):
+        _ = untracked.tracker
+
+
+def test_batch_norm_is_recomputed_on_as_many_batches_as_asked_for():
     model = network()
     for recalibrate, count in ((2, 16), (True, 48)):
-        session = CallbackSession(Settings([0.9], every=1, recalibrate=recalibrate))
-        session.start(model)
-        assert session.needs_batches
-        session.recalibrate(DataLoader(data(48, seed=1), batch_size=8))
+        recalibrating = session(recalibrate=recalibrate)
+        recalibrating.start(model)
+        recalibrating.recalibrate(DataLoader(data(48, seed=1), batch_size=8))
         inputs = data(48, seed=1).tensors[0][:count]
-        statistics = session.bank.weights(0.9, batchnorm="recomputed")["1.running_mean"]
-        torch.testing.assert_close(statistics, model[0](inputs).mean(0).detach())
-    plain = CallbackSession(Settings([0.9]))
+        mean = recalibrating.bank.weights(0.9, batchnorm="recomputed")["1.running_mean"]
+        torch.testing.assert_close(mean, model[0](inputs).mean(0).detach())
+
+
+def test_a_model_without_batch_norm_needs_no_loader():
+    plain = session()
     plain.start(nn.Linear(2, 1))
-    assert not plain.needs_batches
-    plain.check(iter([]))
+    assert not plain.needs_training_loader
+    plain.recalibrate(iter([]))
+    assert plain.evaluate_averages(lambda name: name) == {"ema-0.9": "ema-0.9"}
 
 
-def test_what_cannot_be_is_said_at_once():
-    with pytest.raises(ValueError, match='finish_with="best" needs criteria'):
-        Settings([0.9], finish_with="best")
-    with pytest.raises(TypeError, match="bufers"):
-        Settings([0.9], options={"bufers": "copy"})
+@pytest.mark.parametrize("wrong", [{"recalibrate": 0}, {"recalibrate": 2.5}, {"finish_with": "best"}])
+def test_wrong_arguments_are_refused_before_training(wrong: dict[str, Any]):
+    (argument,) = wrong
+    with pytest.raises(ValueError, match=argument):
+        session(**wrong)
 
 
-def test_names_say_the_metric_then_the_average():
-    assert metric_names({"live": {"loss": 1.0}, "slow": {"loss": 2.0}}) == {"loss": 1.0, "loss/slow": 2.0}
+def test_each_integration_says_which_extra_it_needs():
+    code = """
+from importlib import import_module
+for name in ("lightning", "transformers", "accelerate"):
+    try:
+        import_module(f"emabank.integrations.{name}")
+    except ImportError as error:
+        assert f"emabank[{name}]" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+    finished = run(code, blocked=("lightning", "pytorch_lightning", "transformers", "accelerate"))
+    assert finished.returncode == 0, finished.stderr

@@ -1,14 +1,13 @@
-"""CallbackSession: the bank and the tracker that go along with a framework's training, whatever the framework is.
+"""CallbackSession: a bank and a tracker beside a framework's training loop.
 
-What the integrations have in common. Imports the public names of the library, and no framework.
+Imports public names of the library, and no framework.
 """
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
@@ -21,71 +20,66 @@ Averages = Sequence[Average] | Mapping[str, Average]
 Criteria = Mapping[str, Literal["max", "min"]]
 Metrics = dict[str, dict[str, float]]
 """Metric values by average ("live" among them)."""
+Value = TypeVar("Value")
 
 LIVE = "live"
 
 
-@dataclass
-class Settings:
-    """What a user says of the averages; each integration hands its own arguments on.
-
-    >>> Settings([0.998], recalibrate=0)
-    Traceback (most recent call last):
-    ...
-    ValueError: recalibrate=0: allowed are True (all training batches), False (none) and a number of batches from 1 on.
-    """
-
-    averages: Averages
-    every: int = 16
-    criteria: Criteria | None = None
-    recalibrate: bool | int = 16
-    recalibrate_on: Iterable[Any] | None = None
-    forward: Any = None
-    snapshots: Literal["best", "each"] | None = "best"
-    finish_with: str | float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    unit: str = "epoch"
-
-    def __post_init__(self) -> None:
-        # The bank is built when training begins; a misspelt option shall be heard of now.
-        inspect.signature(EMABank).bind(None, self.averages, every=self.every, **self.options)
-        if not isinstance(self.recalibrate, int) or (not isinstance(self.recalibrate, bool) and self.recalibrate < 1):
-            raise ValueError(
-                f"recalibrate={self.recalibrate!r}: allowed are True (all training batches), False (none) and a number "
-                "of batches from 1 on."
-            )
-        if self.finish_with == "best" and (not self.criteria or self.snapshots is None):
-            raise ValueError('finish_with="best" needs criteria and snapshots, for nothing is known as the best else.')
-
-
 class CallbackSession:
-    """A bank beside a training run, and the best of what was seen of it."""
+    """The bank and the tracker of one callback; the bank is built when training starts."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        averages: Averages,
+        *,
+        every: int,
+        criteria: Criteria | None = None,
+        recalibrate: bool | int = 16,
+        recalibrate_on: Iterable[Any] | None = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        snapshots: Literal["best", "each"] | None = "best",
+        finish_with: str | float | None = None,
+        unit: str = "epoch",
+        options: Mapping[str, Any],
+    ) -> None:
+        inspect.signature(EMABank).bind(None, averages, every=every, **options)  # a misspelt option fails now
+        if not isinstance(recalibrate, int) or (recalibrate is not False and recalibrate < 1):
+            raise ValueError(
+                "recalibrate must be True (all training batches), False (none) or a positive number of batches; "
+                f"got {recalibrate!r}."
+            )
+        if finish_with == "best" and (not criteria or snapshots is None):
+            raise ValueError(
+                'finish_with="best" requires criteria and snapshots; otherwise there is no best model to restore.'
+            )
+        self.criteria: Criteria = dict(criteria or {})
+        self.has_forward = forward is not None
+        self._averages, self._every, self._options = averages, every, options
+        self._recalibrate, self._recalibrate_on, self._forward = recalibrate, recalibrate_on, forward
+        self._snapshots: Literal["best", "each"] | None = snapshots
+        self._unit, self._finish_with = unit, finish_with
         self._bank: EMABank | None = None
         self._tracker: BestTracker | None = None
         self._model: nn.Module | None = None
         self._pending_state: Mapping[str, Any] | None = None
 
-    # Its life --------------------------------------------------------------------------------------------------------
+    # Training --------------------------------------------------------------------------------------------------------
 
     def start(self, model: nn.Module, *, resume_for: nn.Module | None = None) -> None:
-        """Build the bank for a model (the wrapped one) as training begins.
+        """Build the bank for a model, wrapped or not.
 
-        Resumes from a state that was loaded before, else from its own if `resume_for` is its model; else starts anew.
+        The session resumes from a pending state, or from its own state if `resume_for` is the same as last time.
         """
         state = self._pending_state
         if state is None and resume_for is not None and resume_for is self._model:
             state = self.state_dict()
-        settings = self._settings
-        self._bank = EMABank(model, settings.averages, every=settings.every, **settings.options)
+        self._bank = EMABank(model, self._averages, every=self._every, **self._options)
         self._tracker = None
-        if settings.criteria:
-            self._tracker = BestTracker(self._bank, settings.criteria, snapshots=settings.snapshots, unit=settings.unit)
+        if self.criteria:
+            self._tracker = BestTracker(self._bank, self.criteria, snapshots=self._snapshots, unit=self._unit)
         self._model, self._pending_state = resume_for, None
         if state:
-            self._load(state)
+            self.load_state_dict(state)
 
     @property
     def has_started(self) -> bool:
@@ -94,199 +88,158 @@ class CallbackSession:
     @property
     def bank(self) -> EMABank:
         if self._bank is None:
-            raise RuntimeError("There is no bank yet: it is built when training begins, for the model on its device.")
+            raise RuntimeError("There is no bank yet: it is built when training starts.")
         return self._bank
 
     @property
     def tracker(self) -> BestTracker:
-        if not self._settings.criteria:
-            raise RuntimeError('Nothing is tracked: give criteria, such as {"val_loss": "min"}.')
+        if not self.criteria:
+            raise RuntimeError('Nothing is tracked without criteria: pass criteria={"val_loss": "min"} or the like.')
         if self._tracker is None:
-            raise RuntimeError("Nothing was tracked yet: training has not begun.")
+            raise RuntimeError("There is no tracker yet: it is built when training starts.")
         return self._tracker
 
-    @property
-    def criteria(self) -> list[str]:
-        return list(self._settings.criteria or ())
+    def best_weights(self, criterion: str | None) -> dict[str, Any]:
+        return self.tracker.weights(criterion or next(iter(self.criteria)))
 
     def finish(self, model: nn.Module) -> None:
-        """Leave in the model what was asked for, if anything was and there is anything."""
-        wanted = self._settings.finish_with
-        if wanted is None or self._bank is None:
+        """Copy into the model what `finish_with` names; "best" needs a complete validation."""
+        if self._finish_with is None or self._bank is None:
             return
-        if wanted != "best":
-            self._bank.copy_to(model, wanted)
-        elif self._tracker is not None and any(row.complete for row in self._tracker.history):
-            model.load_state_dict(self._tracker.weights(self.criteria[0]))
+        if self._finish_with != "best":
+            self._bank.copy_to(model, self._finish_with)
+        elif any(row.complete for row in self.tracker.history):
+            model.load_state_dict(self.best_weights(None))
 
     # Validation ------------------------------------------------------------------------------------------------------
 
     @property
-    def statistics(self) -> Literal["averaged", "recomputed"]:
-        """The batch-norm statistics that averages are validated with."""
-        return "recomputed" if self._settings.recalibrate else "averaged"
-
-    @property
     def needs_batches(self) -> bool:
-        """Whether training batches are wanted, to measure batch-norm statistics on."""
-        return bool(self._settings.recalibrate) and any(isinstance(each, _BatchNorm) for each in self._parts())
+        """Whether there are batch-norm statistics to recompute."""
+        return bool(self._recalibrate) and any(isinstance(module, _BatchNorm) for module in self.bank.model.modules())
 
     @property
-    def has_forward(self) -> bool:
-        """Whether the user said how a training batch goes through the model."""
-        return self._settings.forward is not None
-
-    def check(self, loader: object) -> None:
-        """Say at the beginning of training that batch-norm statistics could not be measured during it."""
-        if self.needs_batches and self._settings.recalibrate_on is None:
-            check_reiterable(loader)
+    def needs_training_loader(self) -> bool:
+        """Whether they are recomputed on the training loader."""
+        return self.needs_batches and self._recalibrate_on is None
 
     def recalibrate(self, loader: object, prepare: Callable[[Any], Any] | None = None) -> None:
-        """Measure the batch-norm statistics of all averages, on batches of this loader unless others were given.
+        """Recompute the batch-norm statistics of all averages, on the training loader unless the user gave another.
 
-        `prepare` does with a batch what the framework does with it before the model sees it.
+        `prepare` does to a batch what the framework does before the model sees it.
         """
-        settings = self._settings
-        if not settings.recalibrate:
+        if not self._recalibrate:
             return
-        batches: Iterable[Any] = settings.recalibrate_on if settings.recalibrate_on is not None else batches_of(loader)
+        batches: Iterable[Any] = ()
+        if self.needs_batches:
+            batches = second_pass(loader) if self._recalibrate_on is None else self._recalibrate_on
         if prepare is not None:
             batches = map(prepare, batches)
-        most = None if settings.recalibrate is True else settings.recalibrate
-        recalibrate_batchnorm(self.bank, batches, max_batches=most, forward=settings.forward)
+        max_batches = None if self._recalibrate is True else self._recalibrate
+        recalibrate_batchnorm(self.bank, batches, max_batches=max_batches, forward=self._forward)
+
+    def evaluate_averages(self, evaluate: Callable[[str], Value]) -> dict[str, Value]:
+        """Call `evaluate(name)` with each average in the model."""
+        batchnorm = self._batchnorm
+        values: dict[str, Value] = {}
+        for name in self.bank.names:
+            with self.bank.applied(name, batchnorm=batchnorm):
+                values[name] = evaluate(name)
+        return values
 
     def observe(self, at: int, metrics: Metrics, *, complete: bool = True) -> None:
-        """Tell the tracker what a validation has found, unless it knows of this one (a resumed run validates twice)."""
+        """Pass metrics to the tracker, unless it has some of this step: a resumed run may validate again."""
         if self._tracker is None or any(row.epoch == at for row in self._tracker.history):
             return
         for average, values in metrics.items():
             missing = [name for name in self.criteria if name not in values]
             if missing:
                 raise ValueError(
-                    f"criteria name {', '.join(map(repr, missing))}, and validation of {average!r} gave "
-                    f"{', '.join(map(repr, sorted(values))) or 'nothing'}: give criteria={{...}} of these, or None."
+                    f"criteria must name metrics of the validation; got {', '.join(map(repr, missing))}, but those of "
+                    f"{average!r} are {', '.join(map(repr, sorted(values))) or 'none'}."
                 )
-        self._tracker.observe(at, metrics, complete=complete, batchnorm=self.statistics)
+        self._tracker.observe(at, metrics, complete=complete, batchnorm=self._batchnorm)
 
-    def _parts(self) -> Iterator[nn.Module]:
-        return self.bank.model.modules()
+    @property
+    def _batchnorm(self) -> Literal["averaged", "recomputed"]:
+        return "recomputed" if self._recalibrate else "averaged"
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The bank's and the tracker's; of a run that has not begun what was loaded for it."""
+        """The state of the bank and the tracker; before training starts, the pending one."""
         if self._bank is None:
             return dict(self._pending_state or {})
         tracker = None if self._tracker is None else self._tracker.state_dict()
         return {"bank": self._bank.state_dict(), "tracker": tracker}
 
-    def load_state_dict(self, state: Mapping[str, Any], *, now: bool) -> None:
-        """Go on from a state: now, or when training begins."""
-        if now:
-            self._load(state)
-        else:
-            self._pending_state = state
-
-    def forget_loaded(self) -> None:
-        """Let go of a state that no training took up."""
-        self._pending_state = None
-
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.bank.load_state_dict(state["bank"])
         if self._tracker is not None and state["tracker"] is not None:
             self._tracker.load_state_dict(state["tracker"])
 
-
-# Data and modes ------------------------------------------------------------------------------------------------------
-
-
-class Accompanied:
-    """What every integration shows of its session."""
-
-    _session: CallbackSession
-
-    @property
-    def bank(self) -> EMABank:
-        """The averages; with a trainer, from the beginning of training on."""
-        return self._session.bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        """What validations have found."""
-        return self._session.tracker
-
-    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
-        """The weights that were best by a criterion (the first one), as a state dict of the model."""
-        return self.tracker.weights(criterion or self._session.criteria[0])
+    def set_pending_state(self, state: Mapping[str, Any] | None) -> None:
+        """Load this state when training starts; None drops it."""
+        self._pending_state = state
 
 
-def batches_of(loader: Any) -> Iterator[Any]:
-    """An epoch of a loader's batches, while training may be in the middle of another of the same loader.
+# Loaders, modes and names --------------------------------------------------------------------------------------------
 
-    Not through the loader's own iterator, of which one with persistent workers, or one that a framework counts, has
-    only one: samples are chosen by a copy of its sampler, and fetched and put together here.
+
+def second_pass(loader: Any) -> Iterable[Any]:
+    """Another pass over a training loader that is in use.
+
+    Its own iterator (persistent workers have only one), its sampler and its generators stay as they are.
 
     >>> import torch
     >>> loader = DataLoader(torch.arange(5), batch_size=2)
-    >>> running = iter(loader)
-    >>> [batch.tolist() for batch in batches_of(loader)], next(running).tolist()
+    >>> training = iter(loader)
+    >>> [batch.tolist() for batch in second_pass(loader)], next(training).tolist()
     ([[0, 1], [2, 3], [4]], [0, 1])
     """
     check_reiterable(loader)
-    loader = getattr(loader, "base_dataloader", loader)  # where Accelerate keeps the one it has wrapped
+    loader = getattr(loader, "base_dataloader", loader)  # inside Accelerate's wrapper
     if not isinstance(loader, DataLoader):
-        yield from loader
-        return
-    dataset: Any = loader.dataset
-    in_batches = loader.batch_sampler is not None
-    sampler: Any = loader.batch_sampler if in_batches else loader.sampler
-    chosen = deepcopy(sampler, {id(dataset): dataset})  # shares the data, which a sampler often holds
-    for where in chosen:
-        if in_batches and hasattr(dataset, "__getitems__"):
-            samples = dataset.__getitems__(where)
-        else:
-            samples = [dataset[index] for index in where] if in_batches else dataset[where]
-        yield loader.collate_fn(samples)
+        return loader
+    has_batches = loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if has_batches else loader.sampler
+    sampler = deepcopy(sampler, {id(loader.dataset): loader.dataset})  # samplers often hold the dataset: share it
+    order: dict[str, Any] = {"batch_sampler": sampler} if has_batches else {"sampler": sampler, "batch_size": None}
+    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **order)
 
 
 def check_reiterable(loader: object) -> None:
-    """Raise where a training loader cannot be asked for batches while training goes through it.
-
-    >>> check_reiterable(iter([1, 2]))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ...
-    ValueError: Batch-norm statistics cannot be measured on the training loader, a list_iterator: it has one pass...
-    """
-    why = ""
+    """Raise if a training loader has no second pass."""
+    reason = ""
     if loader is None:
-        why = "there is none"
+        reason = "there is none"
     elif isinstance(getattr(loader, "dataset", None), IterableDataset):
-        why = "its dataset is a stream, which training would miss the batches of"
+        reason = "its dataset is a stream, and training would miss the batches"
     elif isinstance(loader, Iterator):
-        why = "it has one pass only"
-    if why:
+        reason = "an iterator has one pass only"
+    if reason:
         raise ValueError(
-            f"Batch-norm statistics cannot be measured on the training loader, a {type(loader).__name__}: {why}. "
-            "Give recalibrate_on= a loader for it, or recalibrate=False."
+            "The training loader must allow a second pass, to recompute batch-norm statistics; got "
+            f"{type(loader).__name__}: {reason}. Pass recalibrate_on=another loader, or recalibrate=False."
         )
 
 
 @contextmanager
-def same_modes(model: nn.Module) -> Generator[None]:
-    """Every module is afterwards in the mode (training or not) that it had."""
+def preserved_modes(model: nn.Module) -> Generator[None]:
+    """Put every module back into its mode (training or eval) at the end."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        for module, training in modes:
+            module.training = training
 
 
-def metric_names(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The names under which averages are logged: the metric's own, then the average's; the live ones keep theirs.
+def metric_names(metrics: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """The values by the names they are logged under: `<metric>/<average>`, for the live weights `<metric>`.
 
-    >>> metric_names({"ema-0.998": {"val_loss": 0.25}})
-    {'val_loss/ema-0.998': 0.25}
+    >>> metric_names({"live": {"val_loss": 0.5}, "ema-0.998": {"val_loss": 0.25}})
+    {'val_loss': 0.5, 'val_loss/ema-0.998': 0.25}
     """
     return {
         metric if average == LIVE else f"{metric}/{average}": value
