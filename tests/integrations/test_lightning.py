@@ -57,6 +57,22 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
     assert logged["val_accuracy"].item() == pytest.approx(accuracy)
 
 
+def test_several_validation_loaders_have_their_own_metrics():
+    class Two(Module):
+        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            super().validation_step(batch, batch_idx)
+
+    second = data(16, seed=3)
+    key = "val_loss/dataloader_idx_1"
+    callback = bank_callback(recalibrate=False, criteria={key: "min"})
+    trainer = fit(Two(), callback, validation=[DataLoader(VALIDATION, batch_size=8), DataLoader(second, batch_size=8)])
+    _, loss = accuracy_and_loss(callback.bank.module("slow"), second.tensors)
+    assert trainer.callback_metrics[f"{key}/slow"].item() == pytest.approx(loss, rel=1e-4)
+    metrics = {metric.split("/")[0] for metric in trainer.callback_metrics if metric.endswith("/slow")}
+    assert metrics == {"val_loss", "val_accuracy"}
+    assert len(callback.tracker.history) == 2 * 3 * 2 * 2  # validations, weights, metrics, loaders
+
+
 def test_training_and_what_is_logged_of_it_are_as_without_the_callback():
     runs = []
     for callbacks in ([], [bank_callback()]):

@@ -186,7 +186,7 @@ class CallbackSession:
 # Loaders, modes and names --------------------------------------------------------------------------------------------
 
 
-def second_pass(loader: Any) -> Iterable[Any]:
+def second_pass(loader: Any) -> Iterator[Any]:
     """Another pass over a training loader that is in use.
 
     Its own iterator (persistent workers have only one), its sampler and its generators stay as they are.
@@ -199,13 +199,13 @@ def second_pass(loader: Any) -> Iterable[Any]:
     """
     check_reiterable(loader)
     loader = getattr(loader, "base_dataloader", loader)  # inside Accelerate's wrapper
-    if not isinstance(loader, DataLoader):
-        return loader
-    has_batches = loader.batch_sampler is not None
-    sampler: Any = loader.batch_sampler if has_batches else loader.sampler
-    sampler = deepcopy(sampler, {id(loader.dataset): loader.dataset})  # samplers often hold the dataset: share it
-    order: dict[str, Any] = {"batch_sampler": sampler} if has_batches else {"sampler": sampler, "batch_size": None}
-    return DataLoader(loader.dataset, collate_fn=loader.collate_fn, **order)
+    if isinstance(loader, DataLoader):
+        has_batches = loader.batch_sampler is not None
+        sampler: Any = loader.batch_sampler if has_batches else loader.sampler
+        sampler = deepcopy(sampler, {id(loader.dataset): loader.dataset})  # samplers often hold the dataset: share it
+        order: dict[str, Any] = {"batch_sampler": sampler} if has_batches else {"sampler": sampler, "batch_size": None}
+        loader = DataLoader(loader.dataset, collate_fn=loader.collate_fn, **order)
+    yield from loader
 
 
 def check_reiterable(loader: object) -> None:

@@ -160,7 +160,10 @@ class EMABankCallback(pl.Callback):
         """Log the metrics of the averages with those of the module."""
         if self._metrics:
             logged: Any = metric_names(self._metrics)
-            pl_module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
+            # With several loaders, the names have the loader's index already.
+            pl_module.log_dict(
+                logged, on_step=False, on_epoch=True, sync_dist=True, add_dataloader_idx=False, batch_size=1
+            )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Pass the metrics to the tracker; checkpoints are saved after this."""
@@ -243,7 +246,8 @@ def _validate(trainer: Any) -> dict[str, Tensor]:
         trainer.callbacks, trainer.loggers = callbacks, loggers
         second.teardown()  # ends its workers
     # A metric logged both per step and per epoch has two further names.
-    further = {f"{key}_{kind}" for key in metrics for kind in ("step", "epoch")}
+    parts = [key.partition("/dataloader_idx_") for key in metrics]
+    further = {f"{metric}_{kind}{mark}{index}" for metric, mark, index in parts for kind in ("step", "epoch")}
     return {key: torch.as_tensor(value) for key, value in metrics.items() if key not in further}
 
 
