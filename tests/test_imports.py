@@ -65,13 +65,13 @@ def test_the_library_loads_nothing_of_the_study():
 
 
 def test_nobody_imports_the_integrations():
-    loaded = loaded_by(f"import emabank.study, emabank.cli, emabank.migration\n{USE_THE_LIBRARY}")
+    loaded = loaded_by(f"import emabank.study, emabank.cli\n{USE_THE_LIBRARY}")
     assert not {name for name in loaded if name.startswith("emabank.integrations")}
     assert not loaded & {"lightning", "pytorch_lightning", "transformers", "accelerate"}
 
 
 def test_control_an_integration_is_seen_when_it_is_loaded():
-    assert "emabank.integrations.companion" in loaded_by("import emabank.integrations.companion")
+    assert "emabank.integrations._session" in loaded_by("import emabank.integrations._session")
 
 
 def test_control_the_study_is_seen_when_it_is_loaded():

@@ -1,11 +1,14 @@
-"""For the tests of integrations: small data and networks, and what averages and their metrics are, computed plainly."""
+"""For the tests of integrations: small data and networks, averages and metrics computed by hand."""
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+
+assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 def data(count: int, seed: int) -> TensorDataset:
@@ -40,9 +43,3 @@ def accuracy_and_loss(model: nn.Module, tensors: Sequence[Tensor]) -> tuple[floa
 
 def copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert list(one) == list(other)
-    for name in one:
-        assert torch.equal(one[name], other[name]), name

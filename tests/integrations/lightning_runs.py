@@ -1,5 +1,6 @@
-"""For the tests of the Lightning callback: a module, callbacks that take notes, and a Trainer that keeps quiet."""
+"""For the tests of the Lightning callback: a module, a callback and a logger that record, and a quiet Trainer."""
 
+from multiprocessing import active_children
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 
 
 class Module(L.LightningModule):
-    """Logs its validation in two ways: a value for each batch, and a metric that holds a state."""
+    """Logs its validation in two ways: a value per batch, and a metric with a state."""
 
     def __init__(self, *, norm: bool = True, dropout: float = 0.0) -> None:
         super().__init__()
@@ -58,32 +59,32 @@ class Module(L.LightningModule):
 
 
 class Recorder(L.Callback):
-    """What the weights and the random stream are after each training batch."""
+    """Records the weights, the random state and the number of worker processes after each training batch."""
 
     def __init__(self) -> None:
         self.weights: list[dict[str, Tensor]] = []
         self.random: list[Tensor] = []
         self.training: list[bool] = []
+        self.workers: list[int] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: nn.Module, *_: Any) -> None:
         self.weights.append(copies(pl_module.layers))
         self.random.append(torch.get_rng_state())
         self.training.append(all(module.training for module in pl_module.layers.modules()))
+        self.workers.append(len(active_children()))
 
 
-class Kept(Logger):
-    """A logger that keeps what it is told."""
-
+class RecordingLogger(Logger):
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[int, dict[str, float]]] = []
+        self.rows: list[tuple[int, dict[str, float]]] = []
 
-    name = version = "kept"
+    name = version = "recording"
 
     def log_hyperparams(self, *_: Any, **__: Any) -> None: ...
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.told.append((step or 0, metrics))
+        self.rows.append((step or 0, metrics))
 
 
 def training_loader(**keywords: Any) -> DataLoader[Any]:
@@ -113,7 +114,7 @@ def fit(
             "accelerator": "cpu",
             "callbacks": list(callbacks),
             **QUIET,
-            "enable_checkpointing": any(isinstance(each, ModelCheckpoint) for each in callbacks),
+            "enable_checkpointing": any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
             **keywords,
         }
     )

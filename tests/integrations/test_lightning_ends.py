@@ -1,4 +1,4 @@
-"""The Lightning callback and how a run ends: checkpoints, every way out of validation, and what is not installed."""
+"""The Lightning callback and how a run ends: checkpoints, errors during validation, and its older package name."""
 
 import importlib.util
 import sys
@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.by_hand import assert_same, copies, data, network
+from integrations.by_hand import assert_equal, copies, data, network
 from integrations.lightning_runs import (
     AVERAGES,
     IGNORED,
     QUIET,
     VALIDATION,
-    Kept,
     L,
     Module,
     Recorder,
+    RecordingLogger,
     bank_callback,
     fit,
     training_loader,
 )
-from interpreter import run
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
@@ -33,7 +32,7 @@ pytestmark = IGNORED
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_split_goes_on_as_if_it_were_one(tmp_path: Path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     whole, parts = bank_callback(), bank_callback()
     recorder, after = Recorder(), Recorder()
     fit(Module(), whole, recorder, epochs=4, loader=DataLoader(data(48, seed=1), batch_size=8))
@@ -41,24 +40,24 @@ def test_a_run_that_is_split_goes_on_as_if_it_were_one(tmp_path: Path):
     fit(Module(), parts, ModelCheckpoint(tmp_path, save_last=True), epochs=2, loader=plain)
     resumed = bank_callback()
     fit(Module(), resumed, after, epochs=4, loader=plain, ckpt_path=tmp_path / "last.ckpt")
-    assert_same(recorder.weights[-1], after.weights[-1])
+    assert_equal(recorder.weights[-1], after.weights[-1])
     assert resumed.bank.num_steps == whole.bank.num_steps == 24
     for name in AVERAGES:
-        assert_same(resumed.bank.weights(name), whole.bank.weights(name))
+        assert_equal(resumed.bank.weights(name), whole.bank.weights(name))
     assert resumed.tracker.history == whole.tracker.history
-    assert_same(resumed.best_weights(), whole.best_weights())
+    assert_equal(resumed.best_weights(), whole.best_weights())
 
 
 def test_a_checkpoint_holds_the_live_weights_and_loads_without_running_anything(tmp_path: Path):
     module, callback = Module(), bank_callback()
     fit(module, callback, ModelCheckpoint(tmp_path, save_last=True))
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert_same(saved["state_dict"], copies(module))
+    assert_equal(saved["state_dict"], copies(module))
     averages = saved["callbacks"]["EMABankCallback"]["bank"]["averages"]
     assert set(averages) == set(AVERAGES)
 
 
-def test_a_second_fit_of_the_same_module_goes_on_and_another_begins_afresh():
+def test_a_second_fit_resumes_for_the_same_module_and_starts_anew_for_another():
     module, callback = Module(norm=False), bank_callback()
     trainer = fit(module, callback, epochs=1)
     trainer.fit_loop.max_epochs = 2
@@ -68,7 +67,7 @@ def test_a_second_fit_of_the_same_module_goes_on_and_another_begins_afresh():
     assert callback.bank.num_steps == 6
 
 
-# Every way out -------------------------------------------------------------------------------------------------------
+# Errors, and outside of training -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
@@ -81,22 +80,19 @@ def test_an_error_while_an_average_is_validated_leaves_everything_as_it_was(erro
                 raise error("now")
 
     module, recorder, callback = Failing(), Recorder(), bank_callback()
-    logger = Kept()
+    logger = RecordingLogger()
     trainer = L.Trainer(
+        **{**QUIET, "logger": logger},
         max_epochs=1,
         accelerator="cpu",
         callbacks=[callback, recorder],
-        logger=logger,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         log_every_n_steps=1,
     )
     loop = trainer.fit_loop.epoch_loop.val_loop
     with pytest.raises((error, SystemExit)):
         trainer.fit(module, training_loader(), DataLoader(VALIDATION, batch_size=8))
     assert not torch.equal(module.held["0.weight"], recorder.weights[-1]["0.weight"]), "no average was in the module"
-    assert_same(copies(module.layers), recorder.weights[-1])
+    assert_equal(copies(module.layers), recorder.weights[-1])
     assert callback in trainer.callbacks and recorder in trainer.callbacks
     assert trainer.fit_loop.epoch_loop.val_loop is loop
     assert trainer.loggers == [logger]
@@ -112,27 +108,19 @@ def test_outside_of_fit_nothing_happens():
     trainer.predict(module, DataLoader(VALIDATION.tensors[0], batch_size=8))
     assert module.calls == calls + 3
     assert len(callback.tracker.history) == rows
-    assert_same(copies(module), before)
+    assert_equal(copies(module), before)
     fresh = bank_callback()
     L.Trainer(accelerator="cpu", callbacks=[fresh], logger=False, enable_progress_bar=False).validate(
         module, loader, verbose=False
     )
-    with pytest.raises(RuntimeError, match="There is no bank yet"):
+    with pytest.raises(RuntimeError, match="no bank yet"):
         _ = fresh.bank
 
 
-# Imports -------------------------------------------------------------------------------------------------------------
+# The package's older name --------------------------------------------------------------------------------------------
 
 
-def test_without_lightning_one_sentence_says_what_to_install():
-    finished = run("import emabank.integrations.lightning", blocked=("lightning", "pytorch_lightning"))
-    last = finished.stderr.strip().splitlines()[-1]
-    assert last == (
-        "ImportError: emabank.integrations.lightning needs Lightning: python -m pip install 'emabank[lightning]'."
-    )
-
-
-def test_its_older_name_will_do(monkeypatch: pytest.MonkeyPatch):
+def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch):
     older = pytest.importorskip("pytorch_lightning", reason="this Lightning does not bring its older name along")
 
     class Older(older.LightningModule):

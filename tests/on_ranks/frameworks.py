@@ -1,6 +1,6 @@
-"""What each process does in the tests of the integrations under their frameworks' own DDP; torchrun starts it.
+"""What each process does in the test of the integrations under their frameworks' own DDP; torchrun starts it.
 
-`frameworks.py FRAMEWORK FOLDER` leaves in the folder a file of each rank: its averages, metrics and live weights.
+`frameworks.py FOLDER` writes a file per framework and rank: the averages, metrics and live weights.
 """
 
 import os
@@ -57,7 +57,7 @@ def with_lightning(folder: Path) -> dict[str, Any]:
     trainer.fit(module, DataLoader(TRAINING, batch_size=4, shuffle=True), DataLoader(VALIDATION, batch_size=4))
     saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["callbacks"]["EMABankCallback"]["bank"]["num_steps"] == 12
-    return seen(callback.bank, callback.tracker, module)
+    return summary(callback.bank, callback.tracker, module)
 
 
 def with_transformers(folder: Path) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def with_transformers(folder: Path) -> dict[str, Any]:
             logits = self.layers(inputs)
             return {"loss": cross_entropy(logits, labels), "logits": logits}
 
-    def samples(of: Any) -> list[dict[str, Tensor]]:
-        return [{"inputs": inputs, "labels": label} for inputs, label in zip(*of.tensors, strict=True)]
+    def samples(dataset: Any) -> list[dict[str, Tensor]]:
+        return [{"inputs": inputs, "labels": label} for inputs, label in zip(*dataset.tensors, strict=True)]
 
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -101,7 +101,7 @@ def with_transformers(folder: Path) -> dict[str, Any]:
     trainer.train()
     torch.distributed.barrier()
     assert (folder / "checkpoint-12" / FILE).is_file()
-    return seen(callback.bank, callback.tracker, trainer.model)
+    return summary(callback.bank, callback.tracker, trainer.model)
 
 
 def with_accelerate(folder: Path) -> dict[str, Any]:
@@ -133,32 +133,33 @@ def with_accelerate(folder: Path) -> dict[str, Any]:
     accelerator.save_state(str(folder / "state"))
     accelerator.wait_for_everyone()
     accelerator.load_state(str(folder / "state"))
-    return seen(averages.bank, averages.tracker, model)
+    return summary(averages.bank, averages.tracker, model)
 
 
-def seen(bank: EMABank, tracker: BestTracker, model: nn.Module) -> dict[str, Any]:
-    """What a rank has at the end; the losses are computed here, of all validation data at once."""
+def summary(bank: EMABank, tracker: BestTracker, model: nn.Module) -> dict[str, Any]:
+    """The averages and metrics of a rank at the end, with the losses on all validation data computed by hand."""
     criterion = next(iter(tracker.criteria))
     last = max(row.epoch for row in tracker.history)
-    plain = {}
+    by_hand = {}
     for name in ("live", *bank.names):
         module = bank.module(name, batchnorm="averaged" if name == "live" else "recomputed")
         layers = module.layers if hasattr(module, "layers") else module
-        plain[name] = accuracy_and_loss(layers, VALIDATION.tensors)[1]
+        by_hand[name] = accuracy_and_loss(layers, VALIDATION.tensors)[1]
     return {
         "steps": bank.num_steps,
         "averages": {name: bank.weights(name, batchnorm="recomputed") for name in bank.names},
         "live": copies(model),
         "tracked": {row.average: row.value for row in tracker.history if (row.epoch, row.metric) == (last, criterion)},
-        "plain": plain,
+        "by_hand": by_hand,
         "best": tracker.weights(criterion),
     }
 
 
+FRAMEWORKS = {"accelerate": with_accelerate, "transformers": with_transformers, "lightning": with_lightning}
+
 if __name__ == "__main__":
-    framework, where = sys.argv[1:]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    found = {"lightning": with_lightning, "transformers": with_transformers, "accelerate": with_accelerate}
-    told = found[framework](Path(where))
-    torch.save(told, Path(where) / f"rank-{os.environ['RANK']}.pt")
+    folder = Path(sys.argv[1])
+    for name, train in FRAMEWORKS.items():
+        torch.save(train(folder / name), folder / f"{name}-{os.environ['RANK']}.pt")

@@ -1,4 +1,4 @@
-"""One room for each framework: lightning, transformers, accelerate. Each needs its extra, and nobody else imports them.
+"""One module per framework: lightning, transformers, accelerate. Each needs its extra; the library imports none.
 
-What they share is in companion.py; they use the public names of the library.
+They share _session.py and use only public names of the library.
 """

@@ -1,6 +1,6 @@
-"""AcceleratedBank for Accelerate: a bank in a loop of one's own, saved and loaded with the accelerator's states.
+"""AcceleratedBank for Accelerate: a bank in your own loop, saved and loaded with the accelerator's state.
 
-Needs the extra `accelerate`. Imports what the integrations share.
+Needs the extra `accelerate`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -10,16 +10,16 @@ from typing import Any, Literal, SupportsFloat
 import torch
 from torch import nn
 
-from emabank.integrations.companion import (
+from emabank import BestTracker, EMABank
+from emabank.integrations._session import (
     LIVE,
-    Accompanied,
     Averages,
-    Companion,
+    CallbackSession,
     Criteria,
     Metrics,
-    Settings,
-    same_modes,
-    under_their_names,
+    check_reiterable,
+    metric_names,
+    preserved_modes,
 )
 from emabank.rng import preserved_rng
 
@@ -31,15 +31,25 @@ except ImportError:
     ) from None
 
 
-class AcceleratedBank(Accompanied):
+class AcceleratedBank:
     """Averages of a model that an accelerator has prepared.
 
-    `averages`, `every` and `options` are those of `EMABank`. Call `update()` after each `optimizer.step()`, and
-    `evaluate(function, at=epoch)` in the place of an evaluation. `criteria` says which metrics make an average the
-    best; None tracks nothing. `recalibrate` says on how many batches of `recalibrate_on` (the training loader) the
-    batch-norm statistics of averages are measured before they are evaluated: True is all, False leaves them the
-    averaged ones. A batch goes through the model as a tensor, as the first of a tuple, or as `model(**batch)`, unless
-    `forward(model, batch)` does it. `accelerator.save_state` and `load_state` take the bank along.
+    Call `update()` after each `optimizer.step()`, and `evaluate(function, at=epoch)` instead of your own evaluation.
+    `accelerator.save_state` and `load_state` include the averages and the tracker.
+
+    Args:
+        accelerator: The accelerator that prepared the model.
+        model: The prepared model.
+        averages: The averages, as for `EMABank`.
+        every: The number of optimizer steps between samples.
+        criteria: The metrics to choose the best weights by; None tracks nothing.
+        recalibrate: The number of batches to recompute batch-norm statistics on before each evaluation; True takes
+            all of them, False keeps the averaged statistics.
+        recalibrate_on: The loader of these batches, usually the training loader.
+        forward: `forward(model, batch)` runs a batch. By default a tensor becomes `model(batch)`, a tuple or list
+            `model(batch[0])`, a mapping `model(**batch)`.
+        snapshots: The weights to keep, as for `BestTracker`.
+        options: Further arguments of `EMABank`.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> accelerator = Accelerator(cpu=True)
@@ -49,8 +59,8 @@ class AcceleratedBank(Accompanied):
     ...     accelerator.backward(model(torch.ones(4, 2)).square().mean())
     ...     optimizer.step(); optimizer.zero_grad()
     ...     _ = averages.update()
-    >>> found = averages.evaluate(lambda model: {"loss": model(torch.ones(4, 2)).square().mean()}, at=1)
-    >>> sorted(found)
+    >>> metrics = averages.evaluate(lambda model: {"loss": model(torch.ones(4, 2)).square().mean()}, at=1)
+    >>> sorted(metrics)
     ['ema-0.9', 'live']
     """
 
@@ -68,22 +78,38 @@ class AcceleratedBank(Accompanied):
         snapshots: Literal["best", "each"] | None = "best",
         **options: Any,
     ) -> None:
-        criteria = None if criteria is None else dict(criteria)
-        self._companion = Companion(
-            Settings(averages, every, criteria, recalibrate, None, forward, snapshots, None, options)
+        self._session = CallbackSession(
+            averages,
+            every=every,
+            criteria=criteria,
+            recalibrate=recalibrate,
+            forward=forward,
+            snapshots=snapshots,
+            options=options,
         )
-        self._companion.begin(model)
+        self._session.start(model)
         self._accelerator = accelerator
         self._loader = recalibrate_on
-        if self._companion.needs_batches:
-            self._companion.check(recalibrate_on)
+        if self._session.needs_batches:
+            check_reiterable(recalibrate_on)
         accelerator.register_for_checkpointing(self)
 
-    def update(self) -> bool:
-        """Count an optimizer step, if one was made: not while gradients accumulate, nor where a scaler left it out.
+    @property
+    def bank(self) -> EMABank:
+        """The averages."""
+        return self._session.bank
 
-        True when it averaged.
-        """
+    @property
+    def tracker(self) -> BestTracker:
+        """The metrics so far, and the best weights."""
+        return self._session.tracker
+
+    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
+        """The best weights by a criterion (by default the first), as a state dict of the model."""
+        return self._session.best_weights(criterion)
+
+    def update(self) -> bool:
+        """Count an optimizer step, unless gradients still accumulate or the scaler skipped it; True if it averaged."""
         accelerator = self._accelerator
         if not accelerator.sync_gradients or accelerator.optimizer_step_was_skipped:
             return False
@@ -98,34 +124,35 @@ class AcceleratedBank(Accompanied):
         complete: bool = True,
         log: bool = True,
     ) -> Metrics:
-        """The metrics that `evaluate(model)` gives of the live weights and of each average, the model in eval mode.
+        """The metrics of the live weights and of each average: what `evaluate(model)` returns in eval mode.
 
-        They are logged through the accelerator, the live ones under their names, the others as `<metric>/<average>`.
-        `at` is the epoch or step that the tracker is told; `complete=False` (a part of the data) cannot set a best.
-        All processes must come here, and `evaluate` should give the same on each (`accelerator.gather_for_metrics`).
+        All processes must call it, and `evaluate` should return the same on each (`accelerator.gather_for_metrics`).
+
+        Args:
+            evaluate: Returns the metrics of the model it gets.
+            at: The epoch or step, for the tracker and the log.
+            complete: False if this is only part of the data; the tracker then records it but never takes it as best.
+            log: Whether to log through the accelerator, averages as `<metric>/<average>`.
         """
         model = self.bank.model
-        with same_modes(model):
-            with preserved_rng():
-                self._companion.recalibrate(self._loader if self._companion.needs_batches else ())
+        self._session.recalibrate(self._loader)
+        with preserved_modes(model):
             model.eval()
-            found: Metrics = {LIVE: _numbers(evaluate(model))}
+            metrics: Metrics = {LIVE: _numbers(evaluate(model))}
             with preserved_rng():
-                for name in self.bank.names:
-                    with self.bank.applied(name, batchnorm=self._companion.statistics):
-                        found[name] = _numbers(evaluate(model))
+                metrics |= self._session.evaluate_averages(lambda _: _numbers(evaluate(model)))
         if log:
-            self._accelerator.log(under_their_names(found), step=at)
-        self._companion.observe(at, found, complete=complete)
-        return found
+            self._accelerator.log(metric_names(metrics), step=at)
+        self._session.observe(at, metrics, complete=complete)
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and the tracker, for `accelerator.save_state`."""
-        return self._companion.state_dict()
+        return self._session.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `accelerator.load_state` has read."""
-        self._companion.load_state_dict(state, now=True)
+        """Resume from the state that `accelerator.load_state` has read."""
+        self._session.load_state_dict(state)
 
 
 def _numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:

@@ -1,10 +1,10 @@
-"""EMABankCallback for Lightning: a bank that is updated, validated, tracked and saved with a Trainer's run.
+"""EMABankCallback for Lightning: averages that are updated, validated, tracked and saved with a Trainer's run.
 
-Averages are validated by Lightning's own loop, before the live weights are, so that what follows is as without them.
-Needs the extra `lightning`. Imports what the integrations share.
+Lightning's own loop validates the averages before the live weights, so that whatever follows validation is as without
+them. Needs the extra `lightning`.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from copy import copy
 from types import MappingProxyType
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from emabank.integrations.companion import (
+from emabank import BestTracker, EMABank
+from emabank.integrations._session import (
     LIVE,
-    Accompanied,
     Averages,
-    Companion,
+    CallbackSession,
     Criteria,
-    Settings,
-    same_modes,
-    under_their_names,
+    check_reiterable,
+    metric_names,
+    preserved_modes,
 )
 from emabank.rng import preserved_rng
 
@@ -43,19 +44,25 @@ else:
             ) from None
 
 
-class EMABankCallback(Accompanied, pl.Callback):
-    """Averages of a LightningModule's weights, beside its training.
+class EMABankCallback(pl.Callback):
+    """Averages of a LightningModule's weights beside its training.
 
-    `averages`, `every` and `options` are those of `EMABank`. At each validation every average goes through the
-    validation loop as well, and what the module logs there is logged again under `<metric>/<average>`, such as
-    `val_loss/ema-0.998`: for loggers, `EarlyStopping` and `ModelCheckpoint`. `criteria` says which metrics make an
-    average the best (the tracker counts optimizer steps here); None tracks nothing. `recalibrate` says on how
-    many training batches the batch-norm statistics of averages are measured before they are validated: True is all,
-    False leaves them the averaged ones. A batch goes through the module as `module(batch[0])`, unless `forward(module,
-    batch)` does it; `recalibrate_on` is another loader for it. The state is in Lightning's checkpoints.
+    At each validation during `fit` every average goes through the validation loop too. The callback logs what the
+    module logs there as `<metric>/<average>`, such as `val_loss/ema-0.998`, for loggers, `EarlyStopping` and
+    `ModelCheckpoint`. The state is in Lightning's checkpoints.
 
-    The module keeps its live weights, unless `finish_with` names an average, or "best" by the first criterion, to be
-    copied into it when training has ended (not when it was interrupted).
+    Args:
+        averages: The averages, as for `EMABank`.
+        every: The number of optimizer steps between samples.
+        criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
+        recalibrate: The number of training batches to recompute batch-norm statistics on before each validation; True
+            takes all of them, False keeps the averaged statistics.
+        recalibrate_on: Another loader of batches for it.
+        forward: `forward(module, batch)` runs a batch for it, by default `module(batch[0])`.
+        snapshots: The weights to keep, as for `BestTracker`.
+        finish_with: The average, or "best" by the first criterion, to copy into the module at the end of training (not
+            after an interrupt). By default the module keeps its live weights.
+        options: Further arguments of `EMABank`.
 
     >>> from lightning.pytorch import Trainer
     >>> callback = EMABankCallback([0.998], criteria={"val_loss": "min"})
@@ -75,206 +82,206 @@ class EMABankCallback(Accompanied, pl.Callback):
         finish_with: str | float | None = None,
         **options: Any,
     ) -> None:
-        criteria = None if criteria is None else dict(criteria)
-        self._companion = Companion(
-            Settings(
-                averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
-            )
+        self._session = CallbackSession(
+            averages,
+            every=every,
+            criteria=criteria,
+            recalibrate=recalibrate,
+            recalibrate_on=recalibrate_on,
+            forward=forward,
+            snapshots=snapshots,
+            finish_with=finish_with,
+            unit="step",
+            options=options,
         )
         self._steps = 0
-        self._validated: dict[str, list[str]] = {}
-        self._pending: dict[str, dict[str, Tensor]] = {}
+        self._metrics: dict[str, dict[str, Tensor]] = {}
+
+    @property
+    def bank(self) -> EMABank:
+        """The averages, once training has started."""
+        return self._session.bank
+
+    @property
+    def tracker(self) -> BestTracker:
+        """The metrics so far, and the best weights."""
+        return self._session.tracker
+
+    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
+        """The best weights by a criterion (by default the first), as a state dict of the module."""
+        return self._session.best_weights(criterion)
 
     # Training --------------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Build the bank: the model is wrapped and on its device now, and a checkpoint is loaded."""
+        """Build the bank: Lightning has wrapped the model, put it on its device and loaded its checkpoint."""
         wrapped = trainer.strategy.model
-        self._companion.begin(pl_module if wrapped is None else wrapped, of=pl_module)
+        self._session.start(pl_module if wrapped is None else wrapped, resume_for=pl_module)
         self._steps = trainer.global_step
-        self._pending, self._validated = {}, {}
-        if trainer.limit_val_batches and _is_the_users(pl_module.validation_step) and self._companion.needs_batches:
-            self._companion.check(_training_loader(trainer))
-            if not self._companion.has_forward and not _is_the_users(pl_module.forward):
-                raise ValueError(
-                    f"{type(pl_module).__name__} has batch norm and no forward(), so its statistics cannot be "
-                    "measured: give EMABankCallback(..., forward=lambda module, batch: ...), or recalibrate=False."
-                )
+        if not trainer.limit_val_batches or not _is_overridden(pl_module.validation_step):
+            return
+        if self._session.needs_training_loader:
+            check_reiterable(_training_loader(trainer))
+        if self._session.needs_batches and not self._session.has_forward and not _is_overridden(pl_module.forward):
+            raise ValueError(
+                f"{type(pl_module).__name__} must define forward(), to recompute its batch-norm statistics. Or pass "
+                "forward=lambda module, batch: ..., or recalibrate=False."
+            )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count a step, if an optimizer (or several) made one."""
+        """Count one step, if any optimizer made one."""
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
             self.bank.update()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave in the module what `finish_with` asks for."""
-        self._companion.finish(pl_module)
+        """Copy the weights that `finish_with` names into the module."""
+        self._session.finish(pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """A state that was loaded for `validate`, `test` or `predict` is not the next run's."""
-        self._companion.forget_loaded()
+        """Drop a state that was loaded for `validate`, `test` or `predict`: the next fit must not resume from it."""
+        self._session.set_pending_state(None)
 
     # Validation ------------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate every average, before the live weights."""
-        self._pending, self._validated = {}, {}
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not self._companion.has_begun:
+        self._metrics = {}
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not self._session.has_started:
             return
-        loaders = _flattened(_validation_loop(trainer)._combined_loader)
-        with preserved_rng(*loaders), same_modes(pl_module):
+        with preserved_rng(*tree_leaves(trainer.val_dataloaders)), preserved_modes(pl_module):
             self._recalibrate(trainer, pl_module)
-            for name in self.bank.names:
-                with self.bank.applied(name, batchnorm=self._companion.statistics), _aside(trainer) as metrics:
-                    _validation_loop(trainer).run()
-                self._pending[name] = _of_epoch(metrics)
+            metrics = self._session.evaluate_averages(lambda _: _validate(trainer))
+        self._metrics = {name: _mean_over_ranks(trainer, values) for name, values in metrics.items()}
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what was found, with what the module logs."""
-        for name, metrics in self._pending.items():
-            self._validated[name] = list(metrics)
-            logged = under_their_names({name: metrics})  # pyright: ignore[reportArgumentType]
-            pl_module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-        self._pending = {}
+        """Log the metrics of the averages with those of the module."""
+        if self._metrics:
+            logged: Any = metric_names(self._metrics)
+            # With several loaders, the names have the loader's index already.
+            pl_module.log_dict(
+                logged, on_step=False, on_epoch=True, sync_dist=True, add_dataloader_idx=False, batch_size=1
+            )
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Tell the tracker; checkpoints are saved after this."""
-        if not self._validated:
+        """Pass the metrics to the tracker; checkpoints are saved after this."""
+        if not self._metrics:
             return
-        known = trainer.callback_metrics
-        found = {
-            name: {key: float(known[logged]) for key in keys for logged in under_their_names({name: {key: 0.0}})}
-            for name, keys in self._validated.items()
-        }
-        # The module need not have averaged its own metrics over the processes.
-        live = {
-            key: float(trainer.strategy.reduce(known[key].detach().clone(), reduce_op="mean"))
-            for key in sorted({key for keys in self._validated.values() for key in keys} & known.keys())
-        }
-        self._validated = {}
-        self._companion.observe(trainer.global_step, {LIVE: live, **found}, complete=not _is_a_trial(trainer))
+        keys = {key for values in self._metrics.values() for key in values}
+        # The module need not have averaged its own metrics over the ranks.
+        live = {key: trainer.callback_metrics[key] for key in sorted(keys & trainer.callback_metrics.keys())}
+        metrics = {LIVE: _mean_over_ranks(trainer, live), **self._metrics}
+        self._metrics = {}
+        numbers = {name: {key: float(value) for key, value in values.items()} for name, values in metrics.items()}
+        is_trial: Any = trainer.fast_dev_run  # pyright: ignore[reportAttributeAccessIssue]
+        self._session.observe(trainer.global_step, numbers, complete=not is_trial)
 
     def _recalibrate(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._companion.needs_batches:
-            self._companion.recalibrate(())  # there is nothing to measure; the bank shall know that it was asked
-            return
-        # Layers that the user has frozen are in eval mode during training; now all of them are.
-        _validation_loop(trainer)._module_mode.restore(pl_module)
+        _restore_training_modes(trainer)
         strategy = trainer.strategy
 
         def prepare(batch: Any) -> Any:
             return strategy.batch_to_device(pl_module.on_before_batch_transfer(batch, 0), pl_module.device)
 
         with strategy.precision_plugin.forward_context():
-            self._companion.recalibrate(_training_loader(trainer), prepare)
-        pl_module.eval()
+            loader = _training_loader(trainer) if self._session.needs_training_loader else None
+            self._session.recalibrate(loader, prepare)
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and the tracker, for Lightning's checkpoint."""
-        return self._companion.state_dict()
+        return self._session.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint when training begins."""
-        self._companion.load_state_dict(state_dict, now=False)
+        """Resume from a checkpoint when training starts."""
+        self._session.set_pending_state(state_dict)
 
 
-def _is_the_users(method: Any) -> bool:
-    """Whether a module has a method of its own, and not Lightning's (under either name of it) or torch's."""
+def _is_overridden(method: Any) -> bool:
+    """Whether a method is the user's, not that of Lightning (under either name) or torch."""
     return not getattr(method, "__module__", "").startswith(("lightning.", "pytorch_lightning.", "torch."))
 
 
-# Lightning's inner parts, all in one place: its validation loop, where the loaders are, what has been logged ---------
-
-
-def _validation_loop(trainer: pl.Trainer) -> Any:
-    return trainer.fit_loop.epoch_loop.val_loop
-
-
-def _is_a_trial(trainer: Any) -> bool:
-    return bool(trainer.fast_dev_run)
-
-
-def _flattened(combined: Any) -> list[Any]:
-    return [] if combined is None else list(combined.flattened)
-
-
 def _training_loader(trainer: pl.Trainer) -> object:
-    loaders = _flattened(trainer.fit_loop._combined_loader)  # pyright: ignore[reportPrivateUsage]
-    if len(loaders) > 1:
+    loaders = tree_leaves(trainer.train_dataloader)
+    if len(loaders) != 1:
         raise ValueError(
-            f"Training has {len(loaders)} loaders, and batch-norm statistics are measured on one: give "
-            "EMABankCallback(..., recalibrate_on=loader), or recalibrate=False."
+            f"Training must use one loader to recompute batch-norm statistics on; got {len(loaders)}. Pass "
+            "recalibrate_on=one loader, or recalibrate=False."
         )
-    return loaders[0] if loaders else None
+    return loaders[0]
 
 
-_LOGGED = ("_progress_bar_metrics", "_logged_metrics", "_callback_metrics")
+def _mean_over_ranks(trainer: pl.Trainer, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    reduce = trainer.strategy.reduce
+    return {key: reduce(value.detach().clone(), reduce_op="mean") for key, value in metrics.items()}  # pyright: ignore
 
 
-@contextmanager
-def _aside(trainer: Any) -> Generator[Mapping[str, Tensor]]:
-    """Lightning with a validation loop of our own, callbacks that hear nothing, and loggers that log nothing; then as
-    it was.
+# All use of Lightning's private attributes ---------------------------------------------------------------------------
 
-    Yields where the metrics are that the module logs meanwhile.
-    """
+
+def _restore_training_modes(trainer: Any) -> None:
+    """Put the module into its training modes: layers that the user has frozen are in eval mode there."""
+    trainer.fit_loop.epoch_loop.val_loop._module_mode.restore(trainer.lightning_module)
+
+
+def _validate(trainer: Any) -> dict[str, Tensor]:
+    """The metrics of one more validation, by a loop of its own, without loggers and callbacks."""
     epoch_loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
     loop, callbacks, loggers = epoch_loop.val_loop, trainer.callbacks, trainer.loggers
-    logged = {key: getattr(connector, key) for key in (*_LOGGED, "_first_loop_iter", "_current_fx")}
-    # A bar may have a thread that draws it at any moment, and that looks for it among the trainer's callbacks.
+    second = _second_loop(trainer, loop)
+    # A thread may draw the progress bar at any moment, and looks for it among the callbacks.
     bars = [callback for callback in callbacks if callback is trainer.progress_bar_callback]
     try:
-        epoch_loop.val_loop = _second(loop, trainer)
-        trainer.callbacks = bars
-        for bar in bars:
-            vars(bar).update(dict.fromkeys(_hooks(bar), _unheard))
-        trainer.loggers = [DummyLogger()] * len(loggers)  # a module may use self.logger.experiment
-        for key in _LOGGED:
-            setattr(connector, key, {})
-        yield connector._callback_metrics
+        epoch_loop.val_loop, trainer._logger_connector = second, type(connector)(trainer)
+        trainer.callbacks, trainer.loggers = bars, [DummyLogger()] * len(loggers)  # for self.logger.experiment
+        with _muted(bars):
+            second.run()
+        metrics = trainer.callback_metrics
     finally:
-        epoch_loop.val_loop, trainer.callbacks, trainer.loggers = loop, callbacks, loggers
-        for bar in bars:
-            for hook in _hooks(bar):
-                vars(bar).pop(hook, None)
-        for key, value in logged.items():
-            setattr(connector, key, value)
+        epoch_loop.val_loop, trainer._logger_connector = loop, connector
+        trainer.callbacks, trainer.loggers = callbacks, loggers
+        second.teardown()  # ends its workers
+    # A metric logged both per step and per epoch has two further names.
+    parts = [key.partition("/dataloader_idx_") for key in metrics]
+    further = {f"{metric}_{kind}{mark}{index}" for metric, mark, index in parts for kind in ("step", "epoch")}
+    return {key: torch.as_tensor(value) for key, value in metrics.items() if key not in further}
 
 
-def _hooks(callback: pl.Callback) -> list[str]:
-    return [name for name in dir(type(callback)) if name.startswith("on_") or name in ("setup", "teardown")]
-
-
-def _unheard(*given: Any, **named: Any) -> None: ...
-
-
-def _second(loop: Any, trainer: pl.Trainer) -> Any:
-    """Another loop over the same data as one that is about to go through it."""
-    second = type(loop)(trainer, loop._trainer_fn, loop._stage, verbose=False, inference_mode=loop.inference_mode)
-    combined = copy(loop._combined_loader)
-    combined._iterator = None
-    combined.flattened = [_twin(loader) for loader in combined.flattened]
-    second._combined_loader = combined
+def _second_loop(trainer: Any, loop: Any) -> Any:
+    """Another loop over the data of one that is about to start."""
+    state = trainer.state
+    second = type(loop)(trainer, state.fn, state.stage, verbose=False, inference_mode=loop.inference_mode)
+    second.setup_data = lambda: None
     second._max_batches = loop._max_batches
-    second._last_val_dl_reload_epoch = loop._last_val_dl_reload_epoch
+    second._combined_loader = copy(loop._combined_loader)
+    second._combined_loader.flattened = [_with_own_workers(loader) for loader in loop._combined_loader.flattened]
     return second
 
 
-def _twin(loader: Any) -> Any:
-    """A loader whose persistent workers are its own: those of the first serve the loop that is about to run."""
-    if not (isinstance(loader, DataLoader) and loader.persistent_workers):
+def _with_own_workers(loader: Any) -> Any:
+    """The same loader without the workers that it has started: they serve the loop that is about to start."""
+    if not isinstance(loader, DataLoader):
         return loader
-    twin: Any = copy(loader)
-    twin._iterator = None
-    return twin
+    second: Any = copy(loader)
+    second._iterator = None
+    return second
 
 
-def _of_epoch(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One value for each metric: one that is logged for steps as well stands here under further names."""
-    further = {f"{key}_{kind}" for key in metrics for kind in ("step", "epoch")}
-    return {key: torch.as_tensor(value) for key, value in metrics.items() if key not in further}
+@contextmanager
+def _muted(callbacks: list[Any]) -> Generator[None]:
+    """Replace the hooks of these callbacks by one that does nothing."""
+    hooks = [(vars(callback), name) for callback in callbacks for name in dir(pl.Callback) if name.startswith("on_")]
+    try:
+        for attributes, name in hooks:
+            attributes[name] = _do_nothing
+        yield
+    finally:
+        for attributes, name in hooks:
+            attributes.pop(name, None)
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None: ...

@@ -1,7 +1,6 @@
-"""EMABankCallback for the Hugging Face Trainer: a bank that is updated, evaluated, tracked and saved with its run.
+"""EMABankCallback for the Hugging Face Trainer: averages that are updated, evaluated, tracked and saved with its run.
 
-Averages are evaluated by the Trainer's own evaluation loop after each evaluation of the live weights, and saved beside
-each checkpoint. Needs the extra `transformers`. Imports what the integrations share.
+The Trainer's own loop evaluates the averages after the live weights. Needs the extra `transformers`.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -12,17 +11,17 @@ from typing import Any, Literal
 
 from torch import nn
 
+from emabank import BestTracker, EMABank
 from emabank.checkpoint import read_state, write_state
-from emabank.integrations.companion import (
+from emabank.integrations._session import (
     LIVE,
-    Accompanied,
     Averages,
-    Companion,
+    CallbackSession,
     Criteria,
     Metrics,
-    Settings,
-    same_modes,
-    under_their_names,
+    check_reiterable,
+    metric_names,
+    preserved_modes,
 )
 from emabank.rng import preserved_rng
 
@@ -38,22 +37,28 @@ _KIND = "averages of a Trainer"
 _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 
 
-class EMABankCallback(Accompanied, TrainerCallback):
-    """Averages of the weights that a Trainer trains; `trainer.add_callback(EMABankCallback(trainer, ...))`.
+class EMABankCallback(TrainerCallback):
+    """Averages of the weights that a Trainer trains: `trainer.add_callback(EMABankCallback(trainer, ...))`.
 
-    `averages`, `every` and `options` are those of `EMABank`. Whenever the Trainer evaluates during training, every
-    average is evaluated as well; its metrics are logged under `<metric>/<average>`, such as `eval_loss/ema-0.998`, and
-    `metric_for_best_model` or an `EarlyStoppingCallback` may name them. `criteria` says which metrics make an average
-    the best (the tracker counts optimizer steps here); None tracks nothing. `recalibrate` says on how many
-    training batches the batch-norm statistics of averages are measured before: True is all, False leaves them the
-    averaged ones. A batch goes through the model as `model(**batch)`, unless `forward(model, batch)` does it;
-    `recalibrate_on` is another loader for it.
+    Whenever the Trainer evaluates during training, the callback evaluates every average too and logs its metrics as
+    `<metric>/<average>`, such as `eval_loss/ema-0.998`; `metric_for_best_model` and `EarlyStoppingCallback` can use
+    them. The state is a file beside each checkpoint, and `trainer.train(resume_from_checkpoint=...)` resumes from it.
 
-    The state is a file beside each checkpoint, and `trainer.train(resume_from_checkpoint=...)` goes on from it.
-    `resume_from` is the checkpoint's folder if that is not in `output_dir`; False begins afresh where there is none.
-
-    The model keeps its live weights, unless `finish_with` names an average, or "best" by the first criterion, to be
-    copied into it when training has ended (not when it was interrupted).
+    Args:
+        trainer: The Trainer that the callback is added to.
+        averages: The averages, as for `EMABank`.
+        every: The number of optimizer steps between samples.
+        criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
+        recalibrate: The number of training batches to recompute batch-norm statistics on before each evaluation; True
+            takes all of them, False keeps the averaged statistics.
+        recalibrate_on: Another loader of batches for it.
+        forward: `forward(model, batch)` runs a batch for it, by default `model(**batch)`.
+        snapshots: The weights to keep, as for `BestTracker`.
+        finish_with: The average, or "best" by the first criterion, to copy into the model at the end of training (not
+            after an interrupt). By default the model keeps its live weights.
+        resume_from: The folder of the checkpoint to resume from, if it is not in `output_dir`; False starts new
+            averages.
+        options: Further arguments of `EMABank`.
     """
 
     def __init__(
@@ -71,49 +76,74 @@ class EMABankCallback(Accompanied, TrainerCallback):
         resume_from: str | Path | Literal[False] | None = None,
         **options: Any,
     ) -> None:
-        criteria = None if criteria is None else dict(criteria)
-        self._companion = Companion(
-            Settings(
-                averages, every, criteria, recalibrate, recalibrate_on, forward, snapshots, finish_with, options, "step"
-            )
+        self._session = CallbackSession(
+            averages,
+            every=every,
+            criteria=criteria,
+            recalibrate=recalibrate,
+            recalibrate_on=recalibrate_on,
+            forward=forward,
+            snapshots=snapshots,
+            finish_with=finish_with,
+            unit="step",
+            options=options,
         )
         self._trainer = trainer
         self._resume_from: str | Path | Literal[False] | None = resume_from
         self._is_training = False
+
+    @property
+    def bank(self) -> EMABank:
+        """The averages, once training has started."""
+        return self._session.bank
+
+    @property
+    def tracker(self) -> BestTracker:
+        """The metrics so far, and the best weights."""
+        return self._session.tracker
+
+    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
+        """The best weights by a criterion (by default the first), as a state dict of the model."""
+        return self._session.best_weights(criterion)
 
     # Training --------------------------------------------------------------------------------------------------------
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Build the bank: the model is wrapped now, and a checkpoint is loaded."""
+        """Build the bank: the Trainer has wrapped the model and loaded its checkpoint."""
         handler = self._trainer.callback_handler
-        # Before those that look for an average's metrics. A new list, for somebody is going through the old one.
-        handler.callbacks = [self, *(each for each in handler.callbacks if each is not self)]
-        self._companion.begin(self._trainer.model_wrapped or _model(self._trainer))
+        # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
+        handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
+        self._session.start(self._trainer.model_wrapped or _model(self._trainer))
         if state.global_step > 0 and self._resume_from is not False:
             folder = _checkpoint(args, state) if self._resume_from is None else Path(self._resume_from)
             if not (folder / FILE).is_file():
                 raise FileNotFoundError(
-                    f"There is no {FILE} in {folder}, to go on from at step {state.global_step}: give "
-                    "EMABankCallback(..., resume_from=the checkpoint's folder), or False to begin the averages afresh."
+                    f"There is no {FILE} in {folder} to resume the averages from at step {state.global_step}. Pass "
+                    "resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
                 )
-            self._companion.load_state_dict(read_state(folder / FILE, kind=_KIND), now=True)
-        if args.eval_strategy != "no":
-            self._companion.check(kwargs.get("train_dataloader"))
+            self._session.load_state_dict(read_state(folder / FILE, kind=_KIND))
+        if args.eval_strategy != "no" and self._session.needs_training_loader:
+            check_reiterable(kwargs.get("train_dataloader"))
         self._is_training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count an optimizer step, unless a loss scaler had it left out."""
+        """Count an optimizer step, unless the loss scaler skipped it."""
         if not self._trainer.accelerator.optimizer_step_was_skipped:
             self.bank.update()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the averages and the tracker beside the checkpoint."""
+        if args.should_save:
+            write_state(_checkpoint(args, state) / FILE, self._session.state_dict(), kind=_KIND)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave in the model what `finish_with` asks for."""
+        """Copy the weights that `finish_with` names into the model."""
         self._is_training = False
-        self._companion.finish(_model(self._trainer))
+        self._session.finish(_model(self._trainer))
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 
@@ -125,49 +155,36 @@ class EMABankCallback(Accompanied, TrainerCallback):
         metrics: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Evaluate every average on the same data, and add what was found to the metrics.
+        """Evaluate every average on the same data, and add its metrics to the Trainer's.
 
-        Not before the first step, where all are the same, and not outside of training.
+        Skipped before the first step, when all weights are equal, and outside training.
         """
         if not self._is_training or state.global_step == 0 or not metrics:
             return
-        loader, training = kwargs["eval_dataloader"], kwargs["train_dataloader"]
+        trainer, model, loader = self._trainer, _model(self._trainer), kwargs["eval_dataloader"]
         prefix = next(key for key in metrics if key.endswith("_runtime")).removesuffix("_runtime")
-        found: Metrics = {LIVE: _numbers(metrics)}
-        model = _model(self._trainer)
-        with preserved_rng(loader), same_modes(model), _unheard(self._trainer):
-            self._recalibrate(model, training)
-            for name in self.bank.names:
-                with self.bank.applied(name, batchnorm=self._companion.statistics):
-                    output = self._trainer.evaluation_loop(
-                        loader,
-                        description=f"Evaluation of {name}",
-                        prediction_loss_only=True if self._trainer.compute_metrics is None else None,
-                        metric_key_prefix=prefix,
-                    )
-                found[name] = _numbers(output.metrics or {})
-        added = under_their_names({name: values for name, values in found.items() if name != LIVE})
-        self._trainer.log(dict(added))
-        metrics.update(added)
-        # Of several evaluation sets each comes by itself, and one of them has what the criteria name.
-        is_one_of_several = isinstance(self._trainer.eval_dataset, Mapping)
-        if not is_one_of_several or all(name in metrics for name in self._companion.criteria):
-            self._companion.observe(state.global_step, found)
 
-    def _recalibrate(self, model: nn.Module, loader: object) -> None:
-        if not self._companion.needs_batches:
-            self._companion.recalibrate(())  # there is nothing to measure; the bank shall know that it was asked
-            return
-        model.train()  # as the Trainer does before each step: a model that keeps layers frozen does so here
-        with self._trainer.compute_loss_context_manager():
-            self._companion.recalibrate(loader)
+        def evaluate(name: str) -> dict[str, float]:
+            output = trainer.evaluation_loop(
+                loader,
+                description=f"Evaluation of {name}",
+                prediction_loss_only=True if trainer.compute_metrics is None else None,
+                metric_key_prefix=prefix,
+            )
+            return _numbers(output.metrics or {})
 
-    # State -----------------------------------------------------------------------------------------------------------
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the averages and the tracker beside the checkpoint."""
-        if args.should_save:
-            write_state(_checkpoint(args, state) / FILE, self._companion.state_dict(), kind=_KIND)
+        with preserved_rng(loader), preserved_modes(model), _without_callbacks(trainer):
+            model.train()  # as the Trainer does before each step; layers that the model keeps frozen stay so
+            with trainer.compute_loss_context_manager():
+                self._session.recalibrate(kwargs["train_dataloader"])
+            averages = self._session.evaluate_averages(evaluate)
+        logged = metric_names(averages)
+        values: Metrics = {LIVE: _numbers(metrics), **averages}
+        trainer.log(dict(logged))
+        metrics.update(logged)
+        # With several evaluation sets, the Trainer comes here once per set: observe the one that the criteria name.
+        if not isinstance(trainer.eval_dataset, Mapping) or self._session.criteria.keys() <= metrics.keys():
+            self._session.observe(state.global_step, values)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
@@ -177,12 +194,12 @@ def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
 def _model(trainer: Trainer) -> nn.Module:
     model = trainer.model
     if not isinstance(model, nn.Module):
-        raise ValueError(f"The Trainer has no model to average, but {type(model).__name__}.")
+        raise ValueError(f"The Trainer's model must be a torch.nn.Module; got {type(model).__name__}.")
     return model
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those that say something of the weights, and not of the time it took."""
+    """The metrics that depend on the weights, without timings."""
     return {
         key: float(value)
         for key, value in metrics.items()
@@ -191,8 +208,8 @@ def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def _unheard(trainer: Trainer) -> Generator[None]:
-    """No callback hears of what the Trainer does: progress bars and the like are about the live weights."""
+def _without_callbacks(trainer: Trainer) -> Generator[None]:
+    """Call no callbacks meanwhile: progress bars and the like show the live weights."""
     handler = trainer.callback_handler
     callbacks = handler.callbacks
     handler.callbacks = []

@@ -1,0 +1,248 @@
+"""CallbackSession: a bank and a tracker beside a framework's training loop.
+
+Imports public names of the library, and no framework.
+"""
+
+import inspect
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.utils.data import DataLoader, IterableDataset
+
+from emabank import EMA, BestTracker, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
+
+Average = float | EMA | Uniform | PowerEMA
+Averages = Sequence[Average] | Mapping[str, Average]
+Criteria = Mapping[str, Literal["max", "min"]]
+Metrics = dict[str, dict[str, float]]
+"""Metric values by average ("live" among them)."""
+Value = TypeVar("Value")
+
+LIVE = "live"
+
+
+class CallbackSession:
+    """The bank and the tracker of one callback; the bank is built when training starts."""
+
+    def __init__(
+        self,
+        averages: Averages,
+        *,
+        every: int,
+        criteria: Criteria | None = None,
+        recalibrate: bool | int = 16,
+        recalibrate_on: Iterable[Any] | None = None,
+        forward: Callable[[nn.Module, Any], Any] | None = None,
+        snapshots: Literal["best", "each"] | None = "best",
+        finish_with: str | float | None = None,
+        unit: str = "epoch",
+        options: Mapping[str, Any],
+    ) -> None:
+        inspect.signature(EMABank).bind(None, averages, every=every, **options)  # a misspelt option fails now
+        if not isinstance(recalibrate, int) or (recalibrate is not False and recalibrate < 1):
+            raise ValueError(
+                "recalibrate must be True (all training batches), False (none) or a positive number of batches; "
+                f"got {recalibrate!r}."
+            )
+        if finish_with == "best" and (not criteria or snapshots is None):
+            raise ValueError(
+                'finish_with="best" requires criteria and snapshots; otherwise there is no best model to restore.'
+            )
+        self.criteria: Criteria = dict(criteria or {})
+        self.has_forward = forward is not None
+        self._averages, self._every, self._options = averages, every, options
+        self._recalibrate, self._recalibrate_on, self._forward = recalibrate, recalibrate_on, forward
+        self._snapshots: Literal["best", "each"] | None = snapshots
+        self._unit, self._finish_with = unit, finish_with
+        self._bank: EMABank | None = None
+        self._tracker: BestTracker | None = None
+        self._model: nn.Module | None = None
+        self._pending_state: Mapping[str, Any] | None = None
+
+    # Training --------------------------------------------------------------------------------------------------------
+
+    def start(self, model: nn.Module, *, resume_for: nn.Module | None = None) -> None:
+        """Build the bank for a model, wrapped or not.
+
+        The session resumes from a pending state, or from its own state if `resume_for` is the same as last time.
+        """
+        state = self._pending_state
+        if state is None and resume_for is not None and resume_for is self._model:
+            state = self.state_dict()
+        self._bank = EMABank(model, self._averages, every=self._every, **self._options)
+        self._tracker = None
+        if self.criteria:
+            self._tracker = BestTracker(self._bank, self.criteria, snapshots=self._snapshots, unit=self._unit)
+        self._model, self._pending_state = resume_for, None
+        if state:
+            self.load_state_dict(state)
+
+    @property
+    def has_started(self) -> bool:
+        return self._bank is not None
+
+    @property
+    def bank(self) -> EMABank:
+        if self._bank is None:
+            raise RuntimeError("There is no bank yet: it is built when training starts.")
+        return self._bank
+
+    @property
+    def tracker(self) -> BestTracker:
+        if not self.criteria:
+            raise RuntimeError('Nothing is tracked without criteria: pass criteria={"val_loss": "min"} or the like.')
+        if self._tracker is None:
+            raise RuntimeError("There is no tracker yet: it is built when training starts.")
+        return self._tracker
+
+    def best_weights(self, criterion: str | None) -> dict[str, Any]:
+        return self.tracker.weights(criterion or next(iter(self.criteria)))
+
+    def finish(self, model: nn.Module) -> None:
+        """Copy into the model what `finish_with` names; "best" needs a complete validation."""
+        if self._finish_with is None or self._bank is None:
+            return
+        if self._finish_with != "best":
+            self._bank.copy_to(model, self._finish_with)
+        elif any(row.complete for row in self.tracker.history):
+            model.load_state_dict(self.best_weights(None))
+
+    # Validation ------------------------------------------------------------------------------------------------------
+
+    @property
+    def needs_batches(self) -> bool:
+        """Whether there are batch-norm statistics to recompute."""
+        return bool(self._recalibrate) and any(isinstance(module, _BatchNorm) for module in self.bank.model.modules())
+
+    @property
+    def needs_training_loader(self) -> bool:
+        """Whether they are recomputed on the training loader."""
+        return self.needs_batches and self._recalibrate_on is None
+
+    def recalibrate(self, loader: object, prepare: Callable[[Any], Any] | None = None) -> None:
+        """Recompute the batch-norm statistics of all averages, on the training loader unless the user gave another.
+
+        `prepare` does to a batch what the framework does before the model sees it.
+        """
+        if not self._recalibrate:
+            return
+        batches: Iterable[Any] = ()
+        if self.needs_batches:
+            batches = second_pass(loader) if self._recalibrate_on is None else self._recalibrate_on
+        if prepare is not None:
+            batches = map(prepare, batches)
+        max_batches = None if self._recalibrate is True else self._recalibrate
+        recalibrate_batchnorm(self.bank, batches, max_batches=max_batches, forward=self._forward)
+
+    def evaluate_averages(self, evaluate: Callable[[str], Value]) -> dict[str, Value]:
+        """Call `evaluate(name)` with each average in the model."""
+        batchnorm = self._batchnorm
+        values: dict[str, Value] = {}
+        for name in self.bank.names:
+            with self.bank.applied(name, batchnorm=batchnorm):
+                values[name] = evaluate(name)
+        return values
+
+    def observe(self, at: int, metrics: Metrics, *, complete: bool = True) -> None:
+        """Pass metrics to the tracker, unless it has some of this step: a resumed run may validate again."""
+        if self._tracker is None or any(row.epoch == at for row in self._tracker.history):
+            return
+        for average, values in metrics.items():
+            missing = [name for name in self.criteria if name not in values]
+            if missing:
+                raise ValueError(
+                    f"criteria must name metrics of the validation; got {', '.join(map(repr, missing))}, but those of "
+                    f"{average!r} are {', '.join(map(repr, sorted(values))) or 'none'}."
+                )
+        self._tracker.observe(at, metrics, complete=complete, batchnorm=self._batchnorm)
+
+    @property
+    def _batchnorm(self) -> Literal["averaged", "recomputed"]:
+        return "recomputed" if self._recalibrate else "averaged"
+
+    # State -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the bank and the tracker; before training starts, the pending one."""
+        if self._bank is None:
+            return dict(self._pending_state or {})
+        tracker = None if self._tracker is None else self._tracker.state_dict()
+        return {"bank": self._bank.state_dict(), "tracker": tracker}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.bank.load_state_dict(state["bank"])
+        if self._tracker is not None and state["tracker"] is not None:
+            self._tracker.load_state_dict(state["tracker"])
+
+    def set_pending_state(self, state: Mapping[str, Any] | None) -> None:
+        """Load this state when training starts; None drops it."""
+        self._pending_state = state
+
+
+# Loaders, modes and names --------------------------------------------------------------------------------------------
+
+
+def second_pass(loader: Any) -> Iterator[Any]:
+    """Another pass over a training loader that is in use.
+
+    Its own iterator (persistent workers have only one), its sampler and its generators stay as they are.
+
+    >>> import torch
+    >>> loader = DataLoader(torch.arange(5), batch_size=2)
+    >>> training = iter(loader)
+    >>> [batch.tolist() for batch in second_pass(loader)], next(training).tolist()
+    ([[0, 1], [2, 3], [4]], [0, 1])
+    """
+    check_reiterable(loader)
+    loader = getattr(loader, "base_dataloader", loader)  # inside Accelerate's wrapper
+    if isinstance(loader, DataLoader):
+        has_batches = loader.batch_sampler is not None
+        sampler: Any = loader.batch_sampler if has_batches else loader.sampler
+        sampler = deepcopy(sampler, {id(loader.dataset): loader.dataset})  # samplers often hold the dataset: share it
+        order: dict[str, Any] = {"batch_sampler": sampler} if has_batches else {"sampler": sampler, "batch_size": None}
+        loader = DataLoader(loader.dataset, collate_fn=loader.collate_fn, **order)
+    yield from loader
+
+
+def check_reiterable(loader: object) -> None:
+    """Raise if a training loader has no second pass."""
+    reason = ""
+    if loader is None:
+        reason = "there is none"
+    elif isinstance(getattr(loader, "dataset", None), IterableDataset):
+        reason = "its dataset is a stream, and training would miss the batches"
+    elif isinstance(loader, Iterator):
+        reason = "an iterator has one pass only"
+    if reason:
+        raise ValueError(
+            "The training loader must allow a second pass, to recompute batch-norm statistics; got "
+            f"{type(loader).__name__}: {reason}. Pass recalibrate_on=another loader, or recalibrate=False."
+        )
+
+
+@contextmanager
+def preserved_modes(model: nn.Module) -> Generator[None]:
+    """Put every module back into its mode (training or eval) at the end."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def metric_names(metrics: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """The values by the names they are logged under: `<metric>/<average>`, for the live weights `<metric>`.
+
+    >>> metric_names({"live": {"val_loss": 0.5}, "ema-0.998": {"val_loss": 0.25}})
+    {'val_loss': 0.5, 'val_loss/ema-0.998': 0.25}
+    """
+    return {
+        metric if average == LIVE else f"{metric}/{average}": value
+        for average, values in metrics.items()
+        for metric, value in values.items()
+    }
