@@ -191,7 +191,7 @@ class ModuleWatch:
 
 
 class AveragedTensors:
-    """The averaged tensors of a model, by name, and `count` averages of each.
+    """The averaged tensors of a model, by name, and `count` averages of each in `storage`.
 
     The model may be moved, cast, given another memory format or have its tensors replaced; `refresh` follows it, and
     raises if it no longer fits.
@@ -228,18 +228,23 @@ class AveragedTensors:
                 f"{_listed(bad)} hold NaN or inf when the bank is built: initialise them, freeze them if they are "
                 "constants such as a mask (requires_grad=False), or leave them out with parameters=."
             )
-        self._storage = AverageStorage(self._sources(), count, dtype=dtype, device=device)
+        self.storage = AverageStorage(self._sources(), count, dtype=dtype, device=device)
 
     def __getstate__(self) -> dict[str, Any]:
         tied = dict.fromkeys(("_refs", "_lives", "_buffers", "_views", "_fsdp"), ())
         return {**self.__dict__, "_watch": None, "_statistics": None, "_places": ([], []), **tied}
 
-    @outside_inference_mode
     def refresh(self) -> bool:
         """Follow the live tensors if the model has changed; True if it had not."""
-        reshard(self._fsdp)
+        if self._fsdp:
+            reshard(self._fsdp)
         if self._watch is not None and self._watch.unchanged() and self._are_in_place():
             return True
+        self._find_tensors()
+        return False
+
+    @outside_inference_mode
+    def _find_tensors(self) -> None:
         reshard(fsdp_modules(self._model))
         check_materialized(self._model)
         refs = tensor_refs(self._model)
@@ -260,8 +265,7 @@ class AveragedTensors:
                     "new bank for the changed model."
                 )
         self._follow(averaged)
-        self._storage = self._storage.bound_to(self._sources())
-        return False
+        self.storage = self.storage.bound_to(self._sources())
 
     def _follow(self, refs: list[TensorRef]) -> None:
         self._refs = refs
@@ -311,27 +315,23 @@ class AveragedTensors:
     @outside_inference_mode
     def to(self, device: torch.device | None) -> None:
         """Move the averages."""
-        self._storage = self._storage.rebuilt(self._sources(), device=device)
-
-    def lerp_(self, weights: list[float]) -> None:
-        """Move average k towards the live tensors by weights[k], for all k in one pass."""
-        self._storage.lerp_(weights)
+        self.storage = self.storage.rebuilt(self._sources(), device=device)
 
     def read(self, average: int) -> dict[str, Tensor]:
         """Copies of one average's tensors by name, sharded like the live ones."""
-        return self._named(self._storage.read(average))
+        return self._named(self.storage.read(average))
 
     def live(self) -> dict[str, Tensor]:
         """Copies of the live tensors by name, in the averages' dtype."""
-        return self._named(self._storage.as_kept([to_local(live) for live in self._lives]))
+        return self._named(self.storage.as_kept([to_local(live) for live in self._lives]))
 
     def write(self, average: int, values: Mapping[str, Tensor] | None = None) -> None:
         """Set one average's tensors, by default to the live ones."""
         if values is None:
-            self._storage.write(average, self._sources())
+            self.storage.write(average, self._sources())
         else:
             named = zip(self.names, self._lives, strict=True)
-            self._storage.write(average, [local_shard(values[name], live) for name, live in named])
+            self.storage.write(average, [local_shard(values[name], live) for name, live in named])
 
     def _named(self, shards: list[Tensor]) -> dict[str, Tensor]:
         named = zip(self.names, self._lives, shards, strict=True)
@@ -342,7 +342,7 @@ class AveragedTensors:
     def check_average(self, what: str, values: object) -> None:
         """Raise a ValueError unless these values fit an average, all of them, and are finite in its dtype."""
         tensors = check_values(what, {ref.name: ref.tensor for ref in self._refs}, values)
-        stored = zip(self.names, self._storage.dtypes(), strict=True)
+        stored = zip(self.names, self.storage.dtypes(), strict=True)
         _check_finite(what, {name: to_local(tensors[name]).to(dtype) for name, dtype in stored})
 
     def check_statistics(self, what: str, values: object) -> None:
@@ -351,10 +351,8 @@ class AveragedTensors:
         refs = [ref for ref in tensor_refs(self._model) if _is_floating_buffer(ref) and ref.name in names]
         _check_finite(what, check_values(what, {ref.name: ref.tensor for ref in refs}, values))
 
-    def nonfinite(self, *, quick: bool = False) -> list[str]:
-        """The names of live tensors that hold NaN or inf; `quick` reduces all of them together first."""
-        if quick and self._storage.looks_finite():
-            return []
+    def nonfinite(self) -> list[str]:
+        """The names of live tensors that hold NaN or inf."""
         return nonfinite(dict(zip(self.names, self._sources(), strict=True)))
 
     def initial_share_left(self) -> float:
@@ -363,7 +361,7 @@ class AveragedTensors:
         ⟨live, average⟩ / ⟨average, average⟩, each part of the average minus its mean. One step, even a long one, hardly
         changes it; unrelated weights give about 0, within a standard deviation that falls with their number.
         """
-        shared, own, variance = self._storage.overlap(0)
+        shared, own, variance = self.storage.overlap(0)
         return shared / own if own > 0.0 and variance**0.5 < 0.1 * own else 1.0
 
 

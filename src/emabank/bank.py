@@ -189,11 +189,11 @@ class EMABank:
         return step % self._every == 0 and self._sample()
 
     def _sample(self) -> bool:
-        self._refresh()
+        self._tensors.refresh()
         self._tensors.sync_statistics()
         if not self._check_finite():
             return False
-        self._tensors.lerp_(self._schedule.sample_weights(self._steps))
+        self._tensors.storage.lerp_(self._schedule.sample_weights(self._steps))
         self._updates += 1
         self._invalidate_cache()
         return True
@@ -475,7 +475,7 @@ class EMABank:
         """Whether to take this sample; raises if that is what the user asked for."""
         if self._on_nonfinite == "ignore":
             return True
-        bad = self._tensors.nonfinite(quick=True)
+        bad = [] if self._tensors.storage.looks_finite() else self._tensors.nonfinite()
         if self._on_nonfinite == "skip":
             skipped = self._tensors.any_rank(bool(bad))
             self._skipped += skipped
