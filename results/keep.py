@@ -26,7 +26,7 @@ def keep(runs: Path, out: Path) -> None:
     about = about_runs(runs)
     with tempfile.TemporaryDirectory() as made:
         report = Path(made) / "report"
-        subprocess.run([sys.executable, "-m", "emabank", "report", str(runs), "--out", str(report)], check=True)
+        subprocess.run([sys.executable, "-m", "emabank.study", "report", str(runs), "--out", str(report)], check=True)
         for old in (out / name for name in ("tables", "figures")):
             shutil.rmtree(old, ignore_errors=True)
         for file in sorted(file for pattern in KEPT for file in report.glob(pattern)):

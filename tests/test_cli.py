@@ -15,13 +15,13 @@ from interpreter import run
 from study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
 
 import emabank
-from emabank.cli import main
 from emabank.study import arguments as arguments_module
 from emabank.study.arguments import COMMANDS
+from emabank.study.cli import main
 from emabank.study.data import cifar, cifar_n, fetch
 from emabank.study.data.catalogue import CIFAR10, DATASETS
 
-COMMAND = (sys.executable, "-m", "emabank")
+COMMAND = (sys.executable, "-m", "emabank.study")
 
 
 def code_of(*words: str) -> object:
@@ -70,7 +70,7 @@ def test_help_of_the_demo_explains_every_option(capsys):
 @pytest.mark.parametrize("words", [["protocol", "--help"], ["data", "--help"], ["data", "check", "digits"]])
 def test_neither_help_nor_looking_at_files_loads_torch(words):
     finished = run(f"""
-from emabank.cli import main
+from emabank.study.cli import main
 try:
     code = main({words})
 except SystemExit as stopped:
@@ -161,7 +161,7 @@ def test_a_file_that_may_not_be_read_is_one_sentence(tmp_path, monkeypatch, caps
 @pytest.mark.parametrize("missing", ["tyro", "rich", "numpy", "matplotlib"])
 def test_a_library_only_installation_says_what_to_install(missing, tmp_path):
     arguments = ["demo", "--epochs", "1", "--out", str(tmp_path)]
-    finished = run(f"from emabank.cli import main; sys.exit(main({arguments}))", blocked=(missing,))
+    finished = run(f"from emabank.study.cli import main; sys.exit(main({arguments}))", blocked=(missing,))
     assert finished.returncode == 2
     assert "Traceback" not in finished.stderr
     # The last line: without numpy torch has a warning of its own before it.
@@ -184,7 +184,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_part_of_a_file(tmp_path):
 import resource, signal
 import torch.distributed.nn  # torch 2.6 writes a file of its own while this is imported
 import emabank.study.demo
-from emabank.cli import main
+from emabank.study.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 sys.exit(main(["demo", "--epochs", "1", "--out", {str(tmp_path)!r}]))
@@ -201,7 +201,7 @@ def test_a_full_disk_in_a_run_of_a_protocol_is_one_sentence_and_leaves_nothing_i
     finished = run(f"""
 import resource, signal
 import emabank.study.launch
-from emabank.cli import main
+from emabank.study.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 sys.exit(main({[*words, str(tmp_path)]}))

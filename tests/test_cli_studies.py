@@ -15,10 +15,10 @@ from interpreter import run
 from study.small_folder import finished as finished
 from study.small_folder import runs as runs
 
-from emabank.cli import main
+from emabank.study.cli import main
 from emabank.study.studies.catalogue import STUDIES
 
-COMMAND = (sys.executable, "-m", "emabank")
+COMMAND = (sys.executable, "-m", "emabank.study")
 SMALL = ["--seeds", "1", "--set", "rates=[0.2]", "epochs=3", "warmup_epochs=0", "subset=100", "width=4", "swa=false"]
 
 
@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_part_of_a_file(limit: int, tm
     done = run(f"""
 import resource, signal
 import emabank.study.reporting
-from emabank.cli import main
+from emabank.study.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 sys.exit(main(["report", {str(tmp_path / "runs")!r}, "--out", {str(tmp_path / "report")!r}]))
@@ -232,7 +232,7 @@ def test_a_full_disk_when_figures_are_drawn_is_one_sentence_too(runs: Path):
     done = run(f"""
 import resource, signal
 import emabank.study.reporting
-from emabank.cli import main
+from emabank.study.cli import main
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (29_000, 29_000))
 sys.exit(main(["report", {str(runs)!r}]))
@@ -245,7 +245,7 @@ sys.exit(main(["report", {str(runs)!r}]))
 @pytest.mark.parametrize("words", [["list"], ["run"], ["run", "all"], ["report"], ["claims"], ["status"]])
 def test_help_loads_no_torch(words: list[str]):
     done = run(f"""
-from emabank.cli import main
+from emabank.study.cli import main
 try:
     main([*{words}, "--help"])
 except SystemExit as stopped:

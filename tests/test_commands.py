@@ -49,7 +49,7 @@ def carry_out(page: Path, folder: Path, *, long: bool) -> None:
             shutil.rmtree(folder / given, ignore_errors=True)  # the page shows several ways to one file
             (folder / given).unlink(missing_ok=True)
         done = subprocess.run(
-            [sys.executable, "-m", "emabank", *(arguments_of(command) or [])],
+            [sys.executable, "-m", "emabank.study", *(arguments_of(command) or [])],
             cwd=folder, capture_output=True, text=True, timeout=3600, check=False,
         )  # fmt: skip
         expected = 0 if is_complete else 1  # `emabank data check` says what is missing

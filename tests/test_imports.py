@@ -24,7 +24,7 @@ bank.load_state_dict(bank.state_dict())
 """
 HEAVY = {"torch", "numpy", "pandas", "matplotlib"}
 COMMAND = """
-from emabank.cli import main
+from emabank.study.cli import main
 try:
     code = main({words})
 except SystemExit as stopped:
@@ -60,12 +60,12 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_the_library_loads_nothing_of_the_study():
     loaded = loaded_by(USE_THE_LIBRARY)
-    assert not {name for name in loaded if name.startswith(("emabank.study", "emabank.cli"))}
+    assert not {name for name in loaded if name.startswith("emabank.study")}
     assert not loaded & {"tyro", "rich", "matplotlib"}
 
 
 def test_nobody_imports_the_integrations():
-    loaded = loaded_by(f"import emabank.study, emabank.cli\n{USE_THE_LIBRARY}")
+    loaded = loaded_by(f"import emabank.study.cli\n{USE_THE_LIBRARY}")
     assert not {name for name in loaded if name.startswith("emabank.integrations")}
     assert not loaded & {"lightning", "pytorch_lightning", "transformers", "accelerate"}
 
@@ -144,7 +144,9 @@ def test_control_another_exit_code_is_seen():
 
 
 def test_control_what_a_command_runs_loads_torch():
-    assert {"torch", "numpy", "matplotlib"} <= loaded_by("from emabank.cli import main\nimport emabank.study.demo")
+    assert {"torch", "numpy", "matplotlib"} <= loaded_by(
+        "from emabank.study.cli import main\nimport emabank.study.demo"
+    )
 
 
 def test_the_report_loads_no_torch():

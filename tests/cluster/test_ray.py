@@ -79,7 +79,7 @@ def test_ctrl_c_lets_runs_write_their_checkpoints_and_the_same_command_goes_on(t
     runs = tmp_path / "runs"
     settings = ["epochs=400", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
     words = ["run", "lr-search", "--seeds", "1", "--executor", "ray", "--jobs", "2", "--runs", str(runs), "--set"]
-    command = [sys.executable, "-m", "emabank", *words, *settings]
+    command = [sys.executable, "-m", "emabank.study", *words, *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: len(list(runs.glob("*/progress.json"))) >= 1, seconds=120)
     process.send_signal(signal.SIGINT)

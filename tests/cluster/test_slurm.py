@@ -108,7 +108,7 @@ def test_interrupted_its_jobs_write_checkpoints_and_leave_the_queue(tmp_path: Pa
     runs = tmp_path / "runs"
     settings = ["epochs=400", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
     words = ["run", "lr-search", "--seeds", "1", "--executor", "slurm", "--slurm", "time=5", "--runs", str(runs)]
-    command = [sys.executable, "-m", "emabank", *words, "--set", *settings]
+    command = [sys.executable, "-m", "emabank.study", *words, "--set", *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: len(list(runs.glob("*/progress.json"))) >= 1, seconds=120)
     process.send_signal(signal.SIGINT)

@@ -20,7 +20,9 @@ SETTINGS = ["epochs=4", "subset=60", "test_subset=30", "width=4", "batch=32", "r
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     words = ["run", "batchnorm", "--seeds", "1", "--jobs", "1", "--set", *SETTINGS]
-    subprocess.run([sys.executable, "-m", "emabank", *words], cwd=folder, check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-m", "emabank.study", *words], cwd=folder, check=True, capture_output=True, timeout=300
+    )
     return folder / "runs"
 
 

@@ -9,7 +9,7 @@ from interpreter import run
 from study.parsing import parsed, refused
 
 from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
-from emabank.cli import main
+from emabank.study.cli import main
 from emabank.study.own_arguments import AverageArguments
 
 
@@ -133,7 +133,7 @@ def test_arguments():
 
 def test_it_needs_only_what_the_command_line_needs(folder: Path):
     out = folder.parent / "average.safetensors"
-    code = f"from emabank.cli import main\nsys.exit(main(['average', {str(folder)!r}, '-o', {str(out)!r}]))"
+    code = f"from emabank.study.cli import main\nsys.exit(main(['average', {str(folder)!r}, '-o', {str(out)!r}]))"
     process = run(code, blocked=("numpy", "pandas", "matplotlib", "safetensors", "jinja2", "PIL", "pooch"))
     assert process.returncode == 0, process.stderr
     assert_average(read(out), mean(STATES))

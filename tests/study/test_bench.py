@@ -6,8 +6,8 @@ from typing import get_args
 import pytest
 import torch
 
-from emabank.cli import main
 from emabank.study import bench
+from emabank.study.cli import main
 from emabank.study.own_arguments import BenchArguments, BenchModel
 
 

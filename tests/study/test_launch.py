@@ -14,9 +14,9 @@ import pytest
 from processes import SOURCE, is_alive, wait_until
 from rich.console import Console
 
-from emabank.cli import main
 from emabank.study import launch
 from emabank.study.carry_out import Job, carry_out
+from emabank.study.cli import main
 from emabank.study.config import Keep, ProtocolConfig
 from emabank.study.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
@@ -47,7 +47,7 @@ class Command:
         self.errors = runs.parent / "errors.txt"
         with open(self.errors, "w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "emabank", "protocol", *WORDS, "--runs", str(runs), "--jobs", "2"],
+                [sys.executable, "-m", "emabank.study", "protocol", *WORDS, "--runs", str(runs), "--jobs", "2"],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

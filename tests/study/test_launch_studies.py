@@ -23,10 +23,10 @@ from study.studies.small_studies import (
     small_scale,
 )
 
-from emabank.cli import main
 from emabank.study import carry_out as carry_out_module
 from emabank.study import launch_studies as launching
 from emabank.study.carry_out import carry_out, folder_of
+from emabank.study.cli import main
 from emabank.study.config import ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, Task

@@ -21,7 +21,7 @@ class Command:
 
     def __init__(self, runs: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "emabank", *WORDS, "--runs", str(runs), "--set", *SETTINGS],
+            [sys.executable, "-m", "emabank.study", *WORDS, "--runs", str(runs), "--set", *SETTINGS],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -17,7 +17,7 @@ from emabank.study.runs.folder import RunFolder
 
 SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
 WORDS = ["run", "lr-search", "--seeds", "1", "--device", "cpu"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "emabank"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "emabank.study"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def carried_out(runs: Path, *settings: str, start: Sequence[str] = TORCHRUN) -> 
 
 def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(tmp_path: Path):
     said = carried_out(tmp_path / "two")
-    carried_out(tmp_path / "one", start=["-m", "emabank"])
+    carried_out(tmp_path / "one", start=["-m", "emabank.study"])
     assert said.count("done: lr-search") == 1
     together, alone = (finished(tmp_path / name) for name in ("two", "one"))
     assert [run.id for run in together] == [run.id for run in alone]

@@ -27,10 +27,10 @@ from torture import averages
 from torture.room import room
 
 from emabank import EMABank, Uniform, checkpoint
-from emabank.cli import main
 from emabank.selection import BestTracker
 from emabank.study import carry_out
 from emabank.study.carry_out import Job, to_text
+from emabank.study.cli import main
 from emabank.study.executors import warm
 from emabank.study.locks import is_locked
 from emabank.study.place import Place

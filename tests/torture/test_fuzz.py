@@ -25,9 +25,9 @@ from torture.faults import LONG, faults
 
 from emabank import EMABank, checkpoint
 from emabank.averaging import average_checkpoints
-from emabank.cli import main
 from emabank.rules import rule_from_dict
 from emabank.selection import BestTracker
+from emabank.study.cli import main
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.archives import unpack
 from emabank.study.data.pickles import read_pickle
