@@ -20,13 +20,13 @@ FORMAT = 1  # of the state dict
 
 @dataclass(slots=True)
 class Progress:
-    """Where one average stands, in optimizer steps of the bank."""
+    """How far one average has come, in optimizer steps of the bank."""
 
     begin: int = 0  # the step after which it begins
-    origin: int = 0  # when it was built or reset
-    last: int = 0  # when it took its last sample
-    samples: int = 0  # how many it has taken since its start
-    decay: float | None = None  # of the last one
+    origin: int = 0  # the step at which it was built or reset
+    last: int = 0  # the step of its last sample
+    samples: int = 0  # samples since it began
+    decay: float | None = None  # of the last sample
 
 
 _STATE = ("format", "every", "num_steps", "num_updates", "num_skipped", "averages", "recomputed")
@@ -36,22 +36,22 @@ _HELP = "The state is damaged, or not that of a bank: load another copy of it."
 
 
 class AverageSchedule:
-    """The rules and counts of a bank that samples every so many steps.
+    """The rules of a bank's averages, and their progress.
 
     >>> schedule = AverageSchedule([0.5, Uniform()], every=1)
     >>> schedule.sample_weights(1)
     [0.9, 1.0]
-    >>> schedule.sample_weights(2)  # the warm-up holds the decay at 2/11
+    >>> schedule.sample_weights(2)  # the warm-up caps the decay at 2/11
     [0.8181818181818181, 0.5]
     """
 
     def __init__(self, averages: object, every: int) -> None:
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every={every!r}: the number of optimizer steps between samples, a whole number from 1.")
+            raise ValueError(f"every must be a positive integer (optimizer steps between samples); got {every!r}.")
         self.rules = _named_rules(averages)
-        self.counts = {name: Progress(begin=rule.start) for name, rule in self.rules.items()}
+        self.progress = {name: Progress(begin=rule.start) for name, rule in self.rules.items()}
         self.every = every
-        # The decay that an EMA keeps once it has reached it; the others never stand still.
+        # The decay of an EMA after its warm-up; other rules never settle.
         self._settled = {n: r.per_update(every) if isinstance(r, EMA) else None for n, r in self.rules.items()}
 
     @property
@@ -60,7 +60,7 @@ class AverageSchedule:
         return tuple(self.rules)
 
     def resolve(self, name: object) -> str:
-        """The name that is meant: by itself, by the number of an `EMA(decay=)`, or "live"."""
+        """The name of an average, given by name or by the number of its `EMA(decay=)`, or "live"."""
         if isinstance(name, str) and (name == LIVE or name in self.rules):
             return name
         if isinstance(name, Real) and not isinstance(name, bool):
@@ -70,7 +70,7 @@ class AverageSchedule:
         raise KeyError(f"There is no average {name!r}; there are {', '.join(self.names)} (and {LIVE!r}).")
 
     def average(self, name: object) -> str:
-        """The same where only an average will do."""
+        """Like `resolve`, but "live" raises."""
         resolved = self.resolve(name)
         if resolved == LIVE:
             raise KeyError(f"{LIVE!r} is not an average; there are {', '.join(self.names)}.")
@@ -79,64 +79,64 @@ class AverageSchedule:
     # Counting ---------------------------------------------------------------------------------------------------------
 
     def sample_weights(self, step: int) -> list[float]:
-        """Count a sample at this step, and give the weight it has in each average."""
+        """Count a sample at this step; return its weight in each average."""
         weights: list[float] = []
-        for name, count in self.counts.items():
-            elapsed = step - count.last
-            if step <= count.begin:
-                decay = 0.0  # it has not begun: the last sample before its start will be its initial weights
+        for name, progress in self.progress.items():
+            elapsed = step - progress.last
+            if step <= progress.begin:
+                decay = 0.0  # not begun: the last sample at or before its start becomes its initial weights
             elif elapsed == 0:
-                decay = 1.0  # it was flushed or reset at this very step
-            elif count.decay is not None and count.decay == self._settled[name] and elapsed == self.every:
-                decay = count.decay
-                count.samples += 1
+                decay = 1.0  # flushed or reset at this very step
+            elif progress.decay is not None and progress.decay == self._settled[name] and elapsed == self.every:
+                decay = progress.decay
+                progress.samples += 1
             else:
-                decay = self._decay_at(name, step, count.last)
-                count.samples, count.decay = count.samples + 1, decay
-            count.last = step
+                decay = self._decay_at(name, step, progress.last)
+                progress.samples, progress.decay = progress.samples + 1, decay
+            progress.last = step
             weights.append(1.0 - decay)
         return weights
 
     def is_new(self, step: int) -> bool:
         """Whether a sample at this step would move any average."""
-        return any(count.last != step for count in self.counts.values())
+        return any(progress.last != step for progress in self.progress.values())
 
     def has_begun(self, name: str) -> bool:
         """Whether an average holds anything but its initial weights."""
-        return self.counts[name].samples > 0
+        return self.progress[name].samples > 0
 
     def reset(self, name: str, step: int) -> None:
         """Count one average from this step on."""
-        self.counts[name] = Progress(max(step, self.rules[name].start), origin=step, last=step)
+        self.progress[name] = Progress(max(step, self.rules[name].start), origin=step, last=step)
 
     def decay(self, name: str, step: int) -> float:
-        """The weight of the past in the last sample; before any, in the first to come after this step."""
-        last = self.counts[name].decay
+        """The decay of the last sample; before any, of the next."""
+        last = self.progress[name].decay
         if last is not None:
             return last
-        first = (max(self.counts[name].begin, step) // self.every + 1) * self.every
-        return self._decay_at(name, first, max(self.counts[name].origin, first - self.every))
+        first = (max(self.progress[name].begin, step) // self.every + 1) * self.every
+        return self._decay_at(name, first, max(self.progress[name].origin, first - self.every))
 
     def _decay_at(self, name: str, step: int, last: int) -> float:
-        count = self.counts[name]
+        progress = self.progress[name]
         return self.rules[name].decay_at(
-            steps=step - count.begin, elapsed=step - last, samples=count.samples, every=self.every
+            steps=step - progress.begin, elapsed=step - last, samples=progress.samples, every=self.every
         )
 
     # State ------------------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> dict[str, Any]:
-        """One average's rule and counts as plain values."""
-        return {"rule": rule_to_dict(self.rules[name]), **asdict(self.counts[name])}
+        """One average's rule and progress as plain values."""
+        return {"rule": rule_to_dict(self.rules[name]), **asdict(self.progress[name])}
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
-        """Go on from the counts that `state` gave."""
-        self.counts[name] = Progress(**{field.name: state[field.name] for field in fields(Progress)})
+        """Continue from what `state` returned."""
+        self.progress[name] = Progress(**{field.name: state[field.name] for field in fields(Progress)})
 
     def check_state(self, state: object) -> None:
-        """Raise a ValueError unless a state is whole and comes from a bank with these averages and this period.
+        """Raise a ValueError unless a state is complete and comes from a bank with these averages and this period.
 
-        Its tensors are left to those who know the model.
+        Tensors are not checked here.
         """
         saved = _checked_mapping("The state", state)
         if "format" in saved and _checked_count("format", saved["format"]) != FORMAT:
@@ -217,7 +217,7 @@ def _named_rules(averages: object) -> dict[str, Rule]:
         rules = [as_rule(given) for given in several]
         named = [(rule.name, rule) for rule in rules]
     if not named:
-        raise ValueError("A bank keeps at least one average, such as EMABank(model, [0.998]); none was given.")
+        raise ValueError("averages must have at least one average, as in EMABank(model, [0.998]); got none.")
     for name, rule in named:
         if not isinstance(name, str) or name in ("", LIVE):
             raise ValueError(f"{name!r} cannot name an average: names are texts, and {LIVE!r} means the live weights.")
