@@ -96,7 +96,7 @@ def test_repr_shows_what_a_decay_means() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"every": 0}, "every=0"),
+        ({"every": 0}, "every must be .* got 0"),
         ({"buffers": "ignore"}, "'average' or 'copy'"),
         ({"dtype": torch.bfloat16}, "torch.float32 or torch.float64"),
         ({"on_nonfinite": "warn"}, "'raise' or 'skip' or 'ignore'"),
