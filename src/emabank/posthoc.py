@@ -26,17 +26,19 @@ if TYPE_CHECKING:
     from emabank.bank import EMABank
 
 
-SPREAD = 0.1
-"""By which share of their length the samples of a run are taken to differ: what the rounding of stored averages is held
-against. Early in a training they differ by more, at its end by less."""
+# Sample profiles: how much each sample weighs in an average ----------------------------------------------------------
 
-_EXACT = 4096  # so many samples are fitted one by one; of more, those far back are taken together
-_FINENESS = 512  # as many as this share of their distance from the end
-_LEAST = 1e-9  # of the noise: directions in which averages hardly differ need some to be solved
+SPREAD = 0.1
+"""How much the samples of a run are assumed to differ, relative to their norm. It converts the rounding of stored
+averages into an error of sample weights. Early in training samples differ more, at the end less."""
+
+_EXACT = 4096  # up to this many samples are fitted one by one; of more, distant ones are binned
+_FINENESS = 512  # a bin spans this fraction of its distance from the end
+_LEAST = 1e-9  # of noise, so that nearly equal averages can still be solved for
 
 
 def profile(rule: EMA | Uniform | PowerEMA, step: int, *, every: int) -> Tensor:
-    """The weights, at a step, of the initial weights and of each sample so far, in float64; they add up to 1.
+    """The weights of the initial weights and of each sample at a step, in float64; they sum to 1.
 
     >>> profile(Uniform(), 3, every=1)
     tensor([0.0000, 0.3333, 0.3333, 0.3333], dtype=torch.float64)
@@ -47,91 +49,90 @@ def profile(rule: EMA | Uniform | PowerEMA, step: int, *, every: int) -> Tensor:
 
 
 def decays(rule: EMA | Uniform | PowerEMA, step: int, *, every: int) -> Tensor:
-    """The decay of each sample up to a step; what comes first, before any sample, has none, which is 0.
+    """The decay of each sample up to a step, after a 0 for the initial weights.
 
     >>> decays(EMA(0.5, warmup=None, start=3), 6, every=2)
     tensor([0.0000, 0.0000, 0.5000, 0.5000], dtype=torch.float64)
     """
-    found = [0.0]
-    begun = 0
+    values = [0.0]
+    samples = 0
     for at in range(every, step + 1, every):
         if at <= rule.start:
-            found.append(0.0)  # the last sample before its start is what it begins with
+            values.append(0.0)  # the last sample at or before its start replaces the initial weights
             continue
-        found.append(rule.decay_at(steps=at - rule.start, elapsed=every, samples=begun, every=every))
-        begun += 1
-    return torch.tensor(found, dtype=torch.float64)
+        values.append(rule.decay_at(steps=at - rule.start, elapsed=every, samples=samples, every=every))
+        samples += 1
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def weights_of(decays: Tensor) -> Tensor:
-    """What is left of each sample after all that came later: its share, times the decays of the others.
+    """The weight of each sample: (1 - decay) of its own, times the decays of all later ones.
 
     >>> weights_of(torch.tensor([0.0, 0.5, 0.25]))
     tensor([0.1250, 0.1250, 0.7500])
     """
-    first = int((decays == 0).nonzero().max())  # all before it is forgotten
+    first = int((decays == 0).nonzero().max())  # everything before it is forgotten
     later = decays[first + 1 :].log().flip(0).cumsum(0).flip(0).exp()
-    left = torch.cat([later, later.new_ones(1)])
+    remaining = torch.cat([later, later.new_ones(1)])
     weights = torch.zeros_like(decays)
-    weights[first:] = (1.0 - decays[first:]) * left
+    weights[first:] = (1.0 - decays[first:]) * remaining
     return weights
 
 
 class Mixture(NamedTuple):
-    """How averages are mixed, and what comes of it."""
+    """Coefficients that mix averages into another one, and how close they get."""
 
     coefficients: list[float]
-    """They add up to 1, so that what never changed stays what it is."""
+    """They sum to 1, so that a constant stays what it is."""
     error: float
-    """How far the weights of the samples are from those of the target, as vectors, over the length of the target's.
-    The rounding of what is mixed is in it, held against samples that differ by `SPREAD` of their length."""
+    """Distance of the sample weights from the target's, relative to the target's norm. Rounding is part of it, for
+    samples that differ by `SPREAD`."""
     rounding: float
-    """By which share of their length the mixed weights are off because of the rounding of what is mixed."""
+    """Relative error of the mixed weights that comes from rounding."""
 
 
 def mixture(profiles: Iterable[Tensor], target: Tensor, roundings: Sequence[float]) -> Mixture:
-    """The mixture of profiles that comes nearest to a target. They are gone through several times, one by one.
+    """The mixture of profiles that is nearest to a target. `profiles` is iterated several times.
 
-    Profiles may be shorter than the target: what came later weighs nothing in them. `roundings` says by which share of
-    its length each average is off as it is stored. Large coefficients of opposite signs would multiply that, so it has
-    its part in what is minimised.
+    A profile may be shorter than the target: later samples weigh nothing in it. `roundings` are the relative errors of
+    the stored averages. Large coefficients of opposite signs would amplify these, so they are part of the objective.
 
     >>> first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])
-    >>> found = mixture([first, second], torch.tensor([0.75, 0.25]), [6e-8, 6e-8])
-    >>> [round(each, 6) for each in found.coefficients], found.error < 1e-4
+    >>> mixed = mixture([first, second], torch.tensor([0.75, 0.25]), [6e-8, 6e-8])
+    >>> [round(coefficient, 6) for coefficient in mixed.coefficients], mixed.error < 1e-4
     ([0.5, 0.5], True)
     """
-    lengths = [len(each) for each in profiles]
+    lengths = [len(weights) for weights in profiles]
     bins = _Bins(len(target), lengths)
     noise = torch.tensor(roundings, dtype=torch.float64)
-    columns = torch.stack([bins.of(each) for each in profiles], dim=1)
-    coefficients = _solved(columns, bins.of(target), noise / SPREAD)
-    off = -target.to(torch.float64)
-    for share, each in zip(coefficients, profiles, strict=True):
-        off[: len(each)] += share * each
+    columns = torch.stack([bins.of(weights) for weights in profiles], dim=1)
+    coefficients = _solve(columns, bins.of(target), noise / SPREAD)
+    difference = -target.to(torch.float64)
+    for coefficient, weights in zip(coefficients, profiles, strict=True):
+        difference[: len(weights)] += coefficient * weights
     rounding = float(torch.linalg.vector_norm(noise * torch.tensor(coefficients, dtype=torch.float64)))
     length = float(torch.linalg.vector_norm(target.to(torch.float64)))
-    error = math.hypot(float(torch.linalg.vector_norm(off)), rounding / SPREAD) / length
+    error = math.hypot(float(torch.linalg.vector_norm(difference)), rounding / SPREAD) / length
     return Mixture(coefficients, error, rounding)
 
 
-def _solved(columns: Tensor, wanted: Tensor, noise: Tensor) -> list[float]:
-    """Least squares with coefficients that add up to 1: the last is what is missing to that."""
+def _solve(columns: Tensor, target: Tensor, noise: Tensor) -> list[float]:
+    """Least squares with coefficients that sum to 1: the last one is eliminated."""
     count = columns.shape[1]
     if count == 1:
         return [1.0]
     columns = torch.cat([columns, torch.diag(noise.clamp_min(_LEAST))])
-    wanted = torch.cat([wanted, wanted.new_zeros(count)])
+    target = torch.cat([target, target.new_zeros(count)])
     last = columns[:, -1:]
-    # Not by the default driver, whose last digits differ from call to call.
-    found: Tensor = torch.linalg.lstsq(columns[:, :-1] - last, wanted.unsqueeze(1) - last, driver="gels").solution
-    others: list[float] = found[:, 0].tolist()
+    # The last digits of the default driver differ from call to call.
+    solution: Tensor = torch.linalg.lstsq(columns[:, :-1] - last, target.unsqueeze(1) - last, driver="gels").solution
+    others: list[float] = solution[:, 0].tolist()
     return [*others, 1.0 - math.fsum(others)]
 
 
 class _Bins:
-    """Neighbouring samples that are fitted together. Near the end, where windows are short, each is by itself; and what
-    an average has ends where a bin does, so that none of them lies in half a bin.
+    """Neighbouring samples that are fitted together. Near the end, where windows are short, each sample is a bin; and
+    every profile ends where a bin does.
     """
 
     def __init__(self, length: int, lengths: Sequence[int]) -> None:
@@ -139,16 +140,16 @@ class _Bins:
         if length <= _EXACT:
             edges.update(range(length))
         else:
-            place = length
-            while place > 0:
-                place -= max(1, (length - place) // _FINENESS)
-                edges.add(max(0, place))
+            edge = length
+            while edge > 0:
+                edge -= max(1, (length - edge) // _FINENESS)
+                edges.add(max(0, edge))
         starts = torch.tensor(sorted(edges))
         self._sizes = starts.diff()
         self._bin = torch.repeat_interleave(torch.arange(len(self._sizes)), self._sizes)
 
     def of(self, weights: Tensor) -> Tensor:
-        """The weight of each bin; as vectors, they are as long as if all samples of a bin weighed the same."""
+        """The weight of each bin, scaled so that a constant profile keeps its norm."""
         sums = torch.zeros(len(self._sizes), dtype=torch.float64)
         sums.index_add_(0, self._bin[: len(weights)], weights.to(torch.float64))
         return sums / self._sizes.sqrt()
