@@ -143,11 +143,6 @@ class SafetensorsFile:
             entries = [_header_entry(name, entry) for name, entry in header.items()]
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged or not a safetensors file; use another copy of it.") from error
-        if FORMAT in self._metadata:
-            raise ValueError(
-                f"{path} holds more than a state dict: emabank.checkpoint.save wrote it. Use emabank.checkpoint.export "
-                "to write one average of a bank."
-            )
         self.specs: dict[str, Spec] = {}
         self._offsets: dict[str, int] = {}
         data = offset = 8 + header_size
