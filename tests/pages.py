@@ -84,7 +84,7 @@ def fault(command: str) -> str | None:
         case ".":
             return None if arguments == [".venv/bin/activate"] else f"{arguments} is not what make installs"
         case "torchrun":
-            return None if arguments[arguments.index("-m") + 1] == "emabank" else "torchrun of something else"
+            return None if arguments[arguments.index("-m") + 1] == "emabank.study" else "torchrun of something else"
         case "python" | "python3" | ".venv/bin/python":
             files = [a for a in arguments if a.endswith(".py")]
             return next((f"no file {name}" for name in files if not (ROOT / name).exists()), None)
@@ -94,9 +94,10 @@ def fault(command: str) -> str | None:
 def arguments_of(command: str) -> list[str] | None:
     """What `emabank` is told by a command, also under torchrun; None where it is another program."""
     words = words_of(command)
-    if words[0] not in ("emabank", "torchrun") or "emabank" not in words:
+    name = "emabank.study" if words[0] == "torchrun" else "emabank"
+    if words[0] not in ("emabank", "torchrun") or name not in words:
         return None
-    return words[words.index("emabank") + 1 :]
+    return words[words.index(name) + 1 :]
 
 
 def local_links(text: str) -> list[str]:
