@@ -54,7 +54,7 @@ def main(out: str, *, epochs: int = 15) -> None:
             bank.update()
 
         recalibrate_batchnorm(bank, loader, max_batches=16)  # all averages at once; the live model is left alone
-        tracker.evaluate(epoch, validate, batchnorm="recomputed")  # the live weights and every average
+        tracker.evaluate(epoch, validate)  # the live weights and every average
         if tracker.should_stop(patience=8):
             break
 

@@ -258,11 +258,11 @@ def test_extra_state_is_kept_where_it_loads_safely(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["extra.pt"]
 
 
-def test_recomputed_statistics_are_exported_when_asked_for(tmp_path: Path) -> None:
+def test_recomputed_statistics_are_exported_unless_averaged_ones_are_asked_for(tmp_path: Path) -> None:
     bank = bank_of(network())
     bank.keep_recomputed("ema-0.9", {"1.running_mean": torch.full((6,), 7.0), "1.running_var": torch.full((6,), 8.0)})
-    export(bank, 0.9, tmp_path / "averaged.pt")
-    export(bank, 0.9, tmp_path / "recomputed.pt", batchnorm="recomputed")
+    export(bank, 0.9, tmp_path / "averaged.pt", batchnorm="averaged")
+    export(bank, 0.9, tmp_path / "recomputed.pt")
     assert read_plain(tmp_path / "averaged.pt")["1.running_mean"].tolist() == [0.0] * 6
     assert read_plain(tmp_path / "recomputed.pt")["1.running_mean"].tolist() == [7.0] * 6
 

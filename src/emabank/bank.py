@@ -5,9 +5,9 @@ one pass, and hands averages out. It never changes the training it watches.
 """
 
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +38,10 @@ from emabank._model import (
     unwrap,
 )
 from emabank._schedule import FORMAT, LIVE, AverageSchedule, Rule
+from emabank.rng import preserved_rng
 
 Statistics = Literal["averaged", "recomputed"]
+Result = TypeVar("Result")
 
 
 class EMABank:
@@ -51,6 +53,9 @@ class EMABank:
     statistics (`running_mean`, `running_var`) as well, "copy" reads them from the live model; all other buffers are
     always read from there. Averages are kept in `dtype` (float32 or float64, or wider where the model is), on
     `device` (None: beside the live tensors).
+
+    Wherever an average is read, `batchnorm=None` means recomputed statistics (`recalibrate_batchnorm`) while they are
+    current, else averaged ones; "averaged" and "recomputed" insist.
 
     `on_nonfinite` says what happens when the weights hold NaN or inf: "raise" before any average moves, "skip" that
     update, or "ignore". The first two read every weight once before every update. A non-finite average is never handed
@@ -237,7 +242,7 @@ class EMABank:
     # Reading ----------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def applied(self, name: str | float, *, batchnorm: Statistics = "averaged") -> Generator[nn.Module]:
+    def applied(self, name: str | float, *, batchnorm: Statistics | None = None) -> Generator[nn.Module]:
         """The live model with an average in it, in place; restored at the end, whatever happens.
 
         >>> model = nn.Linear(2, 1)
@@ -247,11 +252,43 @@ class EMABank:
         """
         self._check_not_applied("Another applied()")
         name = self.resolve(name)
-        with swapped(self._model, self._values(name, batchnorm), Swap(self, name, batchnorm)):
+        statistics = batchnorm or self.statistics(name)
+        with swapped(self._model, self._values(name, statistics), Swap(self, name, statistics)):
             yield self._model
 
+    def evaluate(
+        self,
+        fn: Callable[[nn.Module], Result],
+        *,
+        averages: Iterable[str | float] | None = None,
+        batchnorm: Statistics | None = None,
+    ) -> dict[str, Result]:
+        """Call `fn(model)` with the live weights and with every average (or some) in the model; results by name.
+
+        The model is in eval mode without gradients, and every call draws the same random numbers. Afterwards modes and
+        random streams are as before. The live weights have their own batch-norm statistics.
+
+        >>> model = nn.Linear(2, 1)
+        >>> EMABank(model, [0.9]).evaluate(lambda model: tuple(model(torch.ones(3, 2)).shape))
+        {'live': (3, 1), 'ema-0.9': (3, 1)}
+        """
+        results: dict[str, Result] = {}
+        for name in map(self.resolve, (LIVE, *self.names) if averages is None else averages):
+            statistics = "averaged" if name == LIVE else batchnorm
+            with self.applied(name, batchnorm=statistics), evaluating(self._model), preserved_rng(), torch.no_grad():
+                results[name] = fn(self._model)
+        return results
+
+    def statistics(self, name: str | float) -> Statistics:
+        """Which batch-norm statistics an average is read with by default: recomputed ones while they are current.
+
+        >>> EMABank(nn.BatchNorm1d(2), [0.9]).statistics(0.9)
+        'averaged'
+        """
+        return "averaged" if self._current_statistics(self.resolve(name)) is None else "recomputed"
+
     @outside_inference_mode
-    def weights(self, name: str | float, *, batchnorm: Statistics = "averaged", full: bool = False) -> dict[str, Any]:
+    def weights(self, name: str | float, *, batchnorm: Statistics | None = None, full: bool = False) -> dict[str, Any]:
         """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
 
         Of a sharded model (FSDP2) it holds sharded tensors, each process its part. `full=True` gathers them, one after
@@ -268,7 +305,7 @@ class EMABank:
         return {key: full_tensor(value) if isinstance(value, Tensor) else value for key, value in state.items()}
 
     @outside_inference_mode
-    def module(self, name: str | float, *, batchnorm: Statistics = "averaged") -> nn.Module:
+    def module(self, name: str | float, *, batchnorm: Statistics | None = None) -> nn.Module:
         """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
 
         >>> EMABank(nn.Linear(2, 1), [0.9]).module(0.9).training
@@ -283,7 +320,7 @@ class EMABank:
                 "bank.copy_to(a model you have built, name), or bank.applied(name) instead."
             ) from error
 
-    def copy_to(self, model: nn.Module, name: str | float, *, batchnorm: Statistics = "averaged") -> None:
+    def copy_to(self, model: nn.Module, name: str | float, *, batchnorm: Statistics | None = None) -> None:
         """Copy an average, and what is not averaged, into the tensors of a model of the same architecture.
 
         >>> model, other = nn.Linear(2, 1), nn.Linear(2, 1)
@@ -306,7 +343,7 @@ class EMABank:
                     to_local(tensor).copy_(value) if is_sharded(tensor) else tensor.copy_(value)
 
     @torch.no_grad()
-    def call(self, name: str | float, *inputs: Any, batchnorm: Statistics = "averaged", **keywords: Any) -> Any:
+    def call(self, name: str | float, *inputs: Any, batchnorm: Statistics | None = None, **keywords: Any) -> Any:
         """The model's output with an average's weights, in eval mode, without a touch to the live ones.
 
         The average is gathered at the first call and kept until the next update.
@@ -315,6 +352,7 @@ class EMABank:
         torch.Size([4, 1])
         """
         name = self.resolve(name)
+        batchnorm = batchnorm or self.statistics(name)
         root = unwrap(self._model)
         if fsdp_modules(self._model):
             with self.applied(name, batchnorm=batchnorm), evaluating(root):
@@ -326,7 +364,7 @@ class EMABank:
             with holding(root, places(root), functional_params(root, values), Swap(self, name, batchnorm)):
                 return root(*inputs, **keywords)
 
-    def functional(self, name: str | float, *, batchnorm: Statistics = "averaged") -> dict[str, Tensor]:
+    def functional(self, name: str | float, *, batchnorm: Statistics | None = None) -> dict[str, Tensor]:
         """An average's tensors by their paths in the unwrapped model, for `torch.func.functional_call`.
 
         >>> sorted(EMABank(nn.Linear(2, 1), [0.9]).functional(0.9))
@@ -515,13 +553,14 @@ class EMABank:
     # What is read -----------------------------------------------------------------------------------------------------
 
     @outside_inference_mode
-    def _values(self, name: str | float, batchnorm: str, *, reuse: bool = False) -> dict[str, Tensor]:
+    def _values(self, name: str | float, batchnorm: Statistics | None, *, reuse: bool = False) -> dict[str, Tensor]:
         """What an average puts in place of the live values, by plain name: the same ones, before it has begun.
 
         Copies that nobody else holds, unless `reuse`: then the tensors of an average are read once per update.
         """
         name = self.resolve(name)
-        check_choice("batchnorm", batchnorm, ("averaged", "recomputed"))
+        check_choice("batchnorm", batchnorm, (None, "averaged", "recomputed"))
+        batchnorm = batchnorm or self.statistics(name)
         swap = swap_in(self._model)
         if swap is not None and swap != Swap(self, name, batchnorm):
             raise RuntimeError(
@@ -537,7 +576,15 @@ class EMABank:
             values = self._read(name)
         else:
             values = self._cached_averages.get(name) or self._cached_averages.setdefault(name, self._read(name))
-        return {**values, **self._statistics(name)} if batchnorm == "recomputed" else values
+        if batchnorm == "averaged":
+            return values
+        statistics = self._current_statistics(name)
+        if statistics is None:
+            raise RuntimeError(
+                f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
+                "update): call recalibrate_batchnorm(bank, loader) first."
+            )
+        return {**values, **{key: tensor.clone() for key, tensor in statistics.items()}}
 
     def _read(self, name: str) -> dict[str, Tensor]:
         values = self._tensors.read(self.names.index(name))
@@ -549,16 +596,12 @@ class EMABank:
             )
         return values
 
-    def _statistics(self, name: str) -> dict[str, Tensor]:
+    def _current_statistics(self, name: str) -> dict[str, Tensor] | None:
+        """The recomputed statistics of an average, unless its weights have moved since."""
         step, statistics = self._recomputed.get(name, (-1, {}))
         # Where weights are read from the live model, every step moves them.
         follows_live = name == LIVE or not self._schedule.has_begun(name) or self._tensors.has_unaveraged_trainable()
-        if step < 0 or (follows_live and step != self._steps):
-            raise RuntimeError(
-                f"There are no recomputed batch-norm statistics for {name!r} as it is now (they last until the next "
-                "update): call recalibrate_batchnorm(bank, loader) first."
-            )
-        return {key: tensor.clone() for key, tensor in statistics.items()}
+        return None if step < 0 or (follows_live and step != self._steps) else statistics
 
     def _refresh(self) -> None:
         if not self._tensors.refresh():

@@ -362,8 +362,8 @@ def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractCon
     is_bank = isinstance(target, EMABank)
     model = target.model if is_bank else target
     if fsdp_modules(model):  # a forward pass gathers the parameters' own tensors, so that values have to stand in them
-        return partial(target.applied, name) if is_bank else lambda: swapped(model, {}, None)
-    tensors = target.functional(name) if is_bank else functional_params(model, {})
+        return partial(target.applied, name, batchnorm="averaged") if is_bank else lambda: swapped(model, {}, None)
+    tensors = target.functional(name, batchnorm="averaged") if is_bank else functional_params(model, {})
     root = unwrap(model)
     return partial(holding, root, places(root), tensors, None)
 

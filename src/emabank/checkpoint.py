@@ -383,7 +383,7 @@ def export(
     name: str | float,
     path: str | os.PathLike[str],
     *,
-    batchnorm: Literal["averaged", "recomputed"] = "averaged",
+    batchnorm: Literal["averaged", "recomputed"] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Write one average as a plain state dict, which the model loads without emabank.

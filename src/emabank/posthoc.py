@@ -259,7 +259,7 @@ class Snapshots:
         keys: list[str] = []
         digits = {"kept": 0.0, "stored": 0.0}
         for name in self._names:
-            weights = bank.weights(name, full=True)
+            weights = bank.weights(name, batchnorm="averaged", full=True)
             kept = {key: value for key, value in weights.items() if key in averaged}
             stored = {key: self._stored(value) for key, value in kept.items()}
             digits = {"kept": _precision(kept.values()), "stored": _precision(stored.values())}

@@ -18,7 +18,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from emabank._model import check_values, evaluating
+from emabank._model import check_values
 from emabank._paired import (
     PerSample,
     check_per_sample,
@@ -30,7 +30,6 @@ from emabank._paired import (
 from emabank._schedule import LIVE
 from emabank.advice import LEVEL, Advice, Best, Curve, advise, finite_places, leaders
 from emabank.checkpoint import read_state, write_state
-from emabank.rng import preserved_rng
 
 if TYPE_CHECKING:
     from emabank.bank import EMABank
@@ -384,15 +383,15 @@ class BestTracker:
         *,
         per_sample: Mapping[Any, Any] | None = None,
         complete: bool = True,
-        batchnorm: Literal["averaged", "recomputed"] = "averaged",
+        batchnorm: Literal["averaged", "recomputed"] | None = None,
     ) -> None:
         """Take in `{average: {metric: value}}` of one validation; call it while the bank still has those weights.
 
         An average is given by name, by the number of its decay, or as "live". Each needs every criterion; further
         metrics are kept in the history. One epoch may come in several calls, each average once. `complete=False`
         (a sanity check, a part of the validation data) is recorded and can set no best. Values that are not finite
-        are never best. `batchnorm` says which statistics the averages had, so that the snapshot has the same.
-        On any error nothing has changed.
+        are never best. `batchnorm` says which statistics the averages had, so that the snapshot has the same; None
+        means those that `bank.applied(name)` gives. On any error nothing has changed.
 
         `per_sample` has, for each average, the values whose mean the first criterion is, one per validation sample (for
         an accuracy whether it was right), or `{criterion: values}`. From them `advice` knows whether a gain is more
@@ -408,8 +407,8 @@ class BestTracker:
         >>> [tuple(row) for row in tracker.history][:2]
         [(1, 'live', 'loss', 0.5, True), (1, 'live', 'accuracy', 0.75, True)]
         """
-        if batchnorm not in ("averaged", "recomputed"):
-            raise ValueError(f"batchnorm={batchnorm!r} is neither 'averaged' nor 'recomputed'.")
+        if batchnorm not in (None, "averaged", "recomputed"):
+            raise ValueError(f"batchnorm must be None, 'averaged' or 'recomputed'; got {batchnorm!r}.")
         epoch = check_int("epoch", epoch)
         rows = self._history.rows(epoch, metrics, complete=bool(complete), resolve=self._bank.resolve)
         values = read_per_sample(per_sample or {}, list(self.criteria), epoch, self._bank.resolve) if complete else {}
@@ -423,7 +422,8 @@ class BestTracker:
             new[average, at] = _on_cpu(self._bank.weights(average, batchnorm=statistics))
         self._snapshots.replace(new, keep)
         self._history, self._per_sample = observed, per_sample_values
-        if batchnorm == "recomputed" and epoch not in self._recomputed:
+        used = {batchnorm or self._bank.statistics(row.average) for row in rows if row.average != LIVE}
+        if "recomputed" in used and epoch not in self._recomputed:
             self._recomputed.append(epoch)
 
     def evaluate(
@@ -431,10 +431,10 @@ class BestTracker:
         epoch: int,
         fn: Callable[[nn.Module], Mapping[str, Any]],
         *,
-        batchnorm: Literal["averaged", "recomputed"] = "averaged",
+        batchnorm: Literal["averaged", "recomputed"] | None = None,
         complete: bool = True,
     ) -> dict[str, dict[str, float]]:
-        """Observe what `fn(model)` measures of the live weights and of every average, each in the model in its turn.
+        """`bank.evaluate(fn)`, then `observe`: what `fn(model)` measures of the live weights and of every average.
 
         `fn` returns `{metric: number}`. Where it returns a 1-D tensor of several elements instead, these are the
         per-sample values (see `observe`) and their mean is the metric. The model is in eval mode without gradients, and
@@ -449,14 +449,9 @@ class BestTracker:
         >>> sorted(metrics)
         ['ema-0.9', 'live']
         """
-        model = self._bank.model
-        metrics: dict[str, dict[str, Any]] = {}
-        per_sample: dict[str, dict[str, Tensor]] = {}
-        for name in (LIVE, *self._bank.names):
-            statistics = "averaged" if name == LIVE else batchnorm
-            applied = self._bank.applied(name, batchnorm=statistics)
-            with applied, evaluating(model), preserved_rng(), torch.no_grad():
-                metrics[name], per_sample[name] = split_per_sample(fn(model))
+        results = self._bank.evaluate(lambda model: split_per_sample(fn(model)), batchnorm=batchnorm)
+        metrics = {name: values for name, (values, _) in results.items()}
+        per_sample = {name: values for name, (_, values) in results.items()}
         self.observe(epoch, metrics, per_sample=per_sample, complete=complete, batchnorm=batchnorm)
         return {name: {metric: float(value) for metric, value in values.items()} for name, values in metrics.items()}
 

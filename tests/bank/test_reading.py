@@ -10,7 +10,7 @@ from reference import (
 from torch import nn
 from zoo import build, run, small_bank
 
-from emabank import EMABank, PowerEMA, Uniform
+from emabank import BestTracker, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 
 
 def test_call_gives_the_output_of_the_module_and_touches_nothing() -> None:
@@ -124,3 +124,50 @@ def test_the_bank_can_be_moved() -> None:
     before = bank.weights(0.9)
     assert bank.to("cpu") is bank
     assert states_equal(bank.weights(0.9), before)
+
+
+def test_evaluate_gives_the_live_weights_and_every_average_and_leaves_no_trace() -> None:
+    model, bank = small_bank([0.9, Uniform()])
+    run(model, 4, bank.update)
+    x = torch.randn(5, 6)
+    expected = {name: bank.module(name)(x) for name in ("live", *bank.names)}
+    before, modes, rng = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()], torch.get_rng_state()
+    noise = []
+
+    def measure(model: nn.Module) -> torch.Tensor:
+        noise.append(float(torch.rand(())))
+        return model(x)
+
+    results = bank.evaluate(measure)
+    assert list(results) == ["live", *bank.names]
+    for name, value in results.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+        assert not value.requires_grad
+    assert len(set(noise)) == 1
+    assert states_equal(model.state_dict(), before)
+    assert [m.training for m in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert list(bank.evaluate(measure, averages=[0.9])) == ["ema-0.9"]
+
+
+def test_recomputed_statistics_are_the_default_while_they_are_current() -> None:
+    model, bank = small_bank()
+    run(model, 4, bank.update)
+    averaged = bank.weights(0.9)
+    recalibrate_batchnorm(bank, [torch.randn(32, 6) * 3 + 1])
+    recomputed = bank.weights(0.9, batchnorm="recomputed")
+    assert not states_equal(averaged, recomputed)
+    assert bank.statistics(0.9) == "recomputed"
+    assert states_equal(bank.weights(0.9), recomputed)
+    assert states_equal(bank.weights(0.9, batchnorm="averaged"), averaged)
+    x = torch.randn(3, 6)
+    wanted = bank.module(0.9, batchnorm="recomputed")(x)
+    torch.testing.assert_close(bank.call(0.9, x), wanted)
+    torch.testing.assert_close(bank.evaluate(lambda model: model(x))["ema-0.9"], wanted)
+    tracker = BestTracker(bank, {"loss": "min"})
+    tracker.evaluate(1, lambda model: {"loss": float(model(x).square().mean()) + 100.0 * (model(x) != wanted).any()})
+    assert states_equal(tracker.weights("loss", 0.9), recomputed)
+    assert tracker.advice().batchnorm in ("recomputed", None)
+    run(model, 1, bank.update)
+    assert bank.statistics(0.9) == "averaged"
+    assert states_equal(bank.weights(0.9), bank.weights(0.9, batchnorm="averaged"))

@@ -78,7 +78,7 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
     sampled = loop.weights[accumulate - 1 :: accumulate]
     assert bank.num_steps == len(sampled) == 12 // accumulate
     for name, rule in AVERAGES.items():
-        weights = bank.weights(name)
+        weights = bank.weights(name, batchnorm="averaged")
         for key in ("0.weight", "1.running_var", "3.bias"):
             expected = ema(loop.first[key], [sample[key] for sample in sampled], rule.decay)
             torch.testing.assert_close(weights[key].double(), expected, rtol=1e-5, atol=1e-6)

@@ -41,7 +41,7 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
     sampled = recorder.weights[accumulate - 1 :: accumulate]
     assert callback.bank.num_steps == len(sampled) == 12 // accumulate
     for name, rule in AVERAGES.items():
-        averaged_weights = callback.bank.weights(name)
+        averaged_weights = callback.bank.weights(name, batchnorm="averaged")
         for key in ("0.weight", "1.weight", "1.running_var", "3.bias"):
             expected = ema(first[key], [weights[key] for weights in sampled], rule.decay)
             torch.testing.assert_close(averaged_weights[f"layers.{key}"].double(), expected, rtol=1e-5, atol=1e-6)

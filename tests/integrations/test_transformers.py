@@ -128,7 +128,7 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(tmp_path: Path, a
     trainer.train()
     assert callback.bank.num_steps == len(recorder.weights) == 12
     for name, rule in AVERAGES.items():
-        weights = callback.bank.weights(name)
+        weights = callback.bank.weights(name, batchnorm="averaged")
         for key in (WEIGHT, STATISTICS, "classifier.1.bias"):
             expected = ema(first[key], [sample[key] for sample in recorder.weights], rule.decay)
             torch.testing.assert_close(weights[key].double(), expected, rtol=1e-5, atol=1e-6)

@@ -119,7 +119,7 @@ def weights_of_each_epoch(config: RunConfig) -> tuple[Training, dict[tuple[str, 
         names = ["live", *(name for bank in banks for name in bank.names)]
         for name in names:
             bank = banks[-1] if name == "swa" else banks[0]
-            found[name, training.epoch] = bank.weights(name)
+            found[name, training.epoch] = bank.weights(name, batchnorm="averaged")
 
     with torch.random.fork_rng():
         training = training_of(config)

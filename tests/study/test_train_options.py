@@ -50,7 +50,9 @@ def test_bootstrapping_puts_the_average_into_the_live_weights_once_an_epoch_and_
     )
     training = trained(given)
     assert states_equal(training.model.state_dict(), oracle.state_dict())
-    assert states_equal(training.bank.weights("ema-20%"), banks[0].weights("average"))
+    assert states_equal(
+        training.bank.weights("ema-20%", batchnorm="averaged"), banks[0].weights("average", batchnorm="averaged")
+    )
     assert not states_equal(training.model.state_dict(), trained(config()).model.state_dict())
 
 
@@ -141,7 +143,7 @@ def test_trap36_a_step_that_the_loss_scaler_leaves_out_is_no_step_of_the_average
     training.run()
     assert 0 < len(taken) < training.steps == 5
     assert training.bank.num_steps == len(taken)
-    assert_close(training.bank.weights("ema-20%"), oracle.value())
+    assert_close(training.bank.weights("ema-20%", batchnorm="averaged"), oracle.value())
 
 
 class Loud(nn.Module):

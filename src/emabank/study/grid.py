@@ -39,7 +39,14 @@ def grid(training: Training, parts: Parts, folder: Path, make_model: Callable[[]
             found += _measured(training, parts, make_model, epoch, name, made[name])
     last = stops(epochs)[-1]
     found += [
-        Measured(last, name, "averaged", "val", DISTANCE, _distance(made[name].weights, training.bank.weights(name)))
+        Measured(
+            last,
+            name,
+            "averaged",
+            "val",
+            DISTANCE,
+            _distance(made[name].weights, training.bank.weights(name, batchnorm="averaged")),
+        )
         for name in training.bank.names
     ]
     return found

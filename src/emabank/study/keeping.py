@@ -39,7 +39,8 @@ class Keeping:
         which are kept whenever an epoch is the best so far.
         """
         self.live.observe(epoch, {LIVE: found[LIVE]})
-        self.averages.observe(epoch, {name: values for name, values in found.items() if name != LIVE})
+        averages = {name: values for name, values in found.items() if name != LIVE}
+        self.averages.observe(epoch, averages, batchnorm="averaged")
         for criterion in ("accuracy", "loss"):
             best = _best(self.averages, criterion)
             if best is not None and best.epoch == epoch:

@@ -225,7 +225,7 @@ class Training:
                 self.keeping.keep(keep.name, self._weights(keep.weights))
         # Not after the last epoch: the live weights that are kept are those that were measured.
         if self._recipe.training.bootstrap is not None and not self.is_over:
-            self.bank.copy_to(self.model, self._recipe.training.bootstrap)
+            self.bank.copy_to(self.model, self._recipe.training.bootstrap, batchnorm="averaged")
         if self.config.swa and self.epoch == self.config.constant_from:
             self._begin_swa()
 
@@ -249,7 +249,9 @@ class Training:
     def _sets(self) -> dict[Set, dict[str, Tensor] | None]:
         sets: dict[Set, dict[str, Tensor] | None] = {(LIVE, "own"): None}
         banks = [self.bank] if self.swa is None or not self.swa.num_updates else [self.bank, self.swa]
-        sets |= {(name, "averaged"): bank.functional(name) for bank in banks for name in bank.names}
+        sets |= {
+            (name, "averaged"): bank.functional(name, batchnorm="averaged") for bank in banks for name in bank.names
+        }
         if self.has_batchnorm and self._recipe.measuring.recompute == "each-epoch":
             for bank in banks:
                 with each_alone(self.model):
@@ -290,7 +292,7 @@ class Training:
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         bank = self.swa if name == SWA and self.swa is not None else self.bank
-        return {key: tensor.cpu() for key, tensor in bank.weights(name).items()}
+        return {key: tensor.cpu() for key, tensor in bank.weights(name, batchnorm="averaged").items()}
 
     def in_short(self) -> str:
         """How the last epoch went, for a progress display."""
