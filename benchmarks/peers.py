@@ -40,7 +40,7 @@ from emabank.study.bench import (
 BANKS: dict[str, Callable[[nn.Module, list[float]], EMABank]] = {
     BANK: lambda model, decays: EMABank(model, decays, every=1),
     AGAIN: lambda model, decays: EMABank(model, decays, every=1),  # how far it is from the first is noise
-    "emabank, on_nonfinite=skip": lambda model, decays: EMABank(model, decays, every=1, on_nonfinite="skip"),
+    "emabank, on_nonfinite=ignore": lambda model, decays: EMABank(model, decays, every=1, on_nonfinite="ignore"),
     "emabank, no buffers": lambda model, decays: EMABank(model, decays, every=1, buffers="copy"),
     "emabank, past warm-up": lambda model, decays: EMABank(model, [EMA(d, warmup=None) for d in decays], every=1),
 }
