@@ -245,6 +245,9 @@ class EMABank:
     def applied(self, name: str | float, *, batchnorm: Statistics | None = None) -> Generator[nn.Module]:
         """The live model with an average in it, in place; restored at the end, whatever happens.
 
+        Evaluate in it, in eval mode: parameters and batch-norm layers are restored, but what a forward pass in training
+        mode writes into other buffers (vectors of spectral norm, counters of your own) stays.
+
         >>> model = nn.Linear(2, 1)
         >>> bank = EMABank(model, [0.9])
         >>> with bank.applied(0.9):
