@@ -44,11 +44,11 @@ def main(out: str, *, epochs: int = 4) -> None:
     pl.seed_everything(0, verbose=False)
     digits = digits_dataset()
     training, validation = (
-        TensorDataset(part.images.float() / 255.0, part.labels) for part in (digits.train, digits.test)
+        TensorDataset(part.images.float() / 16.0, part.labels) for part in (digits.train, digits.test)
     )
     module = Digits()
-    averages = EMABankCallback([0.8, 0.95], every=4, criteria={"val_accuracy": "max"}, recalibrate=8)
-    watch = pl.callbacks.EarlyStopping("val_loss/ema-0.95", patience=3)
+    averages = EMABankCallback([0.96, 0.99], every=4, criteria={"val_accuracy": "max"}, recalibrate=8)
+    watch = pl.callbacks.EarlyStopping("val_loss/ema-0.99", patience=3)
     trainer = pl.Trainer(
         max_epochs=epochs, callbacks=[averages, watch], accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,

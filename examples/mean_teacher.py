@@ -1,6 +1,6 @@
 """A mean teacher: the average of the student's weights labels the images that have none, and the student follows it.
 
-`python examples/mean_teacher.py` has labels for 60 of the digits only. A teacher's decay is fast (a half-life of some
+`python examples/mean_teacher.py` has labels for 30 of the digits only. A teacher's decay is fast (a half-life of some
 ten steps), and its batch-norm statistics are averaged with its weights: it is asked at every step.
 """
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from emabank import EMA, EMABank
 from emabank.study.data.digits import digits_dataset
 
-LABELLED = 60
+LABELLED = 30
 
 
 def make_model() -> nn.Module:
@@ -30,10 +30,10 @@ def main(*, steps: int = 300, strength: float = 3.0) -> dict[str, float]:
     """Train with the teacher's help (`strength` 0: without), and tell the accuracy of both on test images."""
     torch.manual_seed(0)
     digits = digits_dataset()
-    images, labels = digits.train.images.float() / 255.0, digits.train.labels
+    images, labels = digits.train.images.float() / 16.0, digits.train.labels
     student = make_model()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9)
-    teacher = EMABank(student, {"teacher": EMA(half_life=14)}, every=1)
+    teacher = EMABank(student, {"teacher": EMA(half_life=14)})
 
     for step in range(steps):
         some = torch.randint(LABELLED, (32,))
@@ -48,7 +48,7 @@ def main(*, steps: int = 300, strength: float = 3.0) -> dict[str, float]:
         optimizer.zero_grad()
         teacher.update()
 
-    tested, right = digits.test.images.float() / 255.0, digits.test.labels
+    tested, right = digits.test.images.float() / 16.0, digits.test.labels
     student.eval()
     with torch.no_grad():
         found = {"student": student(tested), "teacher": teacher.call("teacher", tested)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from emabank import EMA, PowerEMA, Uniform
+from emabank import EMA, PowerEMA, Ramp, Uniform
 
 Weights = dict[str, Tensor]
 
@@ -66,16 +66,16 @@ class Oracle:
 
 
 class EMAOracle(Oracle):
-    """Σ (1 - αₖ) Π α over the later ones; `decay_at(step since start, update number from 0)` is α of a whole period."""
+    """Σ (1 - αₖ) Π α over the later ones; `decay_over(steps since start, update number from 0, elapsed)` is α."""
 
-    def __init__(self, initial: Weights, every: int, decay_at: Callable[[int, int], float], start: int = 0) -> None:
+    def __init__(self, initial: Weights, every: int, decay_over: "DecayOver", start: int = 0) -> None:
         super().__init__(initial, every, start)
-        self.decay_at = decay_at
+        self.decay_over = decay_over
 
     def coefficients(self) -> list[float]:
         steps = [self.initial_step, *(step for step, _ in self.samples)]
         decays = [
-            self.decay_at(now - self.start, number) ** ((now - before) / self.every)
+            self.decay_over(now - self.start, number, now - before)
             for number, (before, now) in enumerate(itertools.pairwise(steps))
         ]
         weights, left = [], 1.0
@@ -108,14 +108,22 @@ class PowerOracle(Oracle):
         return [0.0, *(after - before for before, after in itertools.pairwise(shares))]
 
 
-def capped(decay: float, *, unit: str | None) -> Callable[[int, int], float]:
-    """The decay under the warm-up min(α, (t + 1) / (t + 10)), t in steps or in updates."""
+DecayOver = Callable[[int, int, int], float]
 
-    def decay_at(steps: int, number: int) -> float:
-        t = {"steps": steps - 1, "updates": number}.get(unit or "")
-        return decay if t is None else min(decay, (t + 1) / (t + 10))
 
-    return decay_at
+def constant(decay: float, *, warmup: str | None = None, every: int = 16) -> DecayOver:
+    """A decay per step, held down by a warm-up: over 16 steps, over a period of `every`, or over one step."""
+
+    def decay_over(steps: int, number: int, elapsed: int) -> float:
+        caps = {
+            None: 1.0,
+            "steps": (steps / (steps + 9)) ** (elapsed / 16),
+            "updates": ((number + 1) / (number + 10)) ** (elapsed / every),
+            "power": (1 - (1 + steps) ** (-2 / 3)) ** elapsed,
+        }
+        return min(decay**elapsed, caps[warmup])
+
+    return decay_over
 
 
 def states_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -130,14 +138,22 @@ def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], *, rtol: float
         torch.testing.assert_close(got[name].to(value.dtype), value, rtol=0, atol=rtol * max(scale, 1e-30), msg=name)
 
 
+def rising(step: int) -> float:
+    """A user's own schedule."""
+    return 1.0 - 1.0 / (step + 3)
+
+
 # One of each rule, and its oracle.
 AVERAGES = {
-    "plain": EMA(0.9, warmup=None),
-    "paper": EMA(0.998),
-    "updates": EMA(0.95, warmup="updates"),
-    "per-step": EMA(per_step=0.97, warmup=None),
-    "half-life": EMA(half_life=7.5, warmup=None),
-    "late": EMA(0.8, warmup=None, start=7),
+    "plain": EMA(per_update=0.9, warmup=None),
+    "paper": EMA(per_update=0.998),
+    "updates": EMA(per_update=0.95, warmup="updates"),
+    "per-step": EMA(0.99),
+    "timm": EMA(0.995, warmup="power"),
+    "half-life": EMA(half_life=67.5, warmup=None),
+    "late": EMA(per_update=0.8, warmup=None, start=7),
+    "own": EMA(rising),
+    "ramp": Ramp(0.99, 0.999, steps=15, shape="linear"),
     "uniform": Uniform(),
     "tail": Uniform(start=9),
     "power": PowerEMA(0.15),
@@ -148,12 +164,15 @@ def oracles(model: nn.Module, every: int) -> dict[str, Oracle]:
     first = live_weights(model)
     gamma = 3.5578687748994646  # solves (γ + 1) / ((γ + 2)² (γ + 3)) = 0.15², by numpy.roots
     return {
-        "plain": EMAOracle(first, every, capped(0.9, unit=None)),
-        "paper": EMAOracle(first, every, capped(0.998, unit="steps")),
-        "updates": EMAOracle(first, every, capped(0.95, unit="updates")),
-        "per-step": EMAOracle(first, every, capped(0.97**every, unit=None)),
-        "half-life": EMAOracle(first, every, capped(0.5 ** (every / 7.5), unit=None)),
-        "late": EMAOracle(first, every, capped(0.8, unit=None), start=7),
+        "plain": EMAOracle(first, every, constant(0.9 ** (1 / every))),
+        "paper": EMAOracle(first, every, constant(0.998 ** (1 / every), warmup="steps")),
+        "updates": EMAOracle(first, every, constant(0.95 ** (1 / every), warmup="updates", every=every)),
+        "per-step": EMAOracle(first, every, constant(0.99, warmup="steps")),
+        "timm": EMAOracle(first, every, constant(0.995, warmup="power")),
+        "half-life": EMAOracle(first, every, constant(0.5 ** (1 / 67.5))),
+        "late": EMAOracle(first, every, constant(0.8 ** (1 / every)), start=7),
+        "own": EMAOracle(first, every, lambda steps, _, elapsed: ((steps + 2) / (steps + 3)) ** elapsed),
+        "ramp": EMAOracle(first, every, lambda t, _, elapsed: (0.99 + 0.009 * min(1, (t - 1) / 15)) ** elapsed),
         "uniform": UniformOracle(first, every),
         "tail": UniformOracle(first, every, start=9),
         "power": PowerOracle(first, every, gamma),

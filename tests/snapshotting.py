@@ -3,6 +3,7 @@
 import copy
 import math
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ class Training:
         self.model.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.bank = EMABank(self.model, WIDTHS, every=every)
-        self.live = EMABank(self.model, {**LIVE, "shortest": SHORTEST}, every=every)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "shortest has a half-life|short has|warmed has|long has|late has")
+            self.live = EMABank(self.model, {**LIVE, "shortest": SHORTEST}, every=every)
         self.folder, self.options = folder, {"every_steps": every_steps, **options}
         self.snapshots = Snapshots(self.bank, folder, **self.options)
 

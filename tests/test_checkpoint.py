@@ -20,7 +20,7 @@ def network() -> nn.Sequential:
 
 
 def bank_of(model: nn.Module, **options: Any) -> EMABank:
-    averages = [0.9, EMA(half_life=5.0, warmup="updates"), Uniform(), PowerEMA(0.1)]
+    averages = [0.96, EMA(half_life=17, warmup="updates"), Uniform(), PowerEMA(0.1)]
     return EMABank(model, averages, **{"every": 3, **options})
 
 
@@ -72,7 +72,7 @@ def test_trap40_a_run_split_anywhere_equals_the_whole_run(tmp_path: Path, split:
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: EMABank(network(), [0.9], every=3),
+        lambda: EMABank(network(), [0.96], every=3),
         lambda: bank_of(network(), every=4),
         lambda: bank_of(nn.Sequential(nn.Linear(4, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 2))),
         lambda: bank_of(nn.Sequential(nn.Linear(4, 6))),
@@ -112,8 +112,8 @@ def test_trap42_loading_keeps_dtype_and_device(tmp_path: Path) -> None:
     train(network(), narrow, range(3))
     save(narrow, tmp_path / "bank.pt")
     load(wide, tmp_path / "bank.pt")
-    assert wide.weights(0.9)["0.weight"].dtype == torch.float64
-    assert wide.weights(0.9)["0.weight"].device == torch.device("cpu")
+    assert wide.weights(0.96)["0.weight"].dtype == torch.float64
+    assert wide.weights(0.96)["0.weight"].device == torch.device("cpu")
 
 
 def test_trap43_a_loaded_bank_is_not_tied_to_the_file(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_trap43_a_loaded_bank_is_not_tied_to_the_file(tmp_path: Path) -> None:
 
 def test_trap34_saving_while_an_average_is_applied_is_refused(tmp_path: Path) -> None:
     bank = bank_of(network())
-    with bank.applied(0.9), pytest.raises(RuntimeError, match="applied"):
+    with bank.applied(0.96), pytest.raises(RuntimeError, match="applied"):
         save(bank, tmp_path / "bank.pt")
     assert not list(tmp_path.iterdir())
 
@@ -167,7 +167,7 @@ def read_plain(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", [0.9, "uniform", "live"])
+@pytest.mark.parametrize("name", [0.96, "uniform", "live"])
 def test_trap45_one_average_loads_into_the_users_model(tmp_path: Path, suffix: str, name: str | float) -> None:
     model = network()
     bank = bank_of(model)
@@ -184,19 +184,19 @@ def test_trap45_one_average_loads_into_the_users_model(tmp_path: Path, suffix: s
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_trap45_dtype_is_for_floating_tensors_only(tmp_path: Path, suffix: str) -> None:
     bank = bank_of(network())
-    export(bank, 0.9, tmp_path / f"half{suffix}", dtype=torch.bfloat16)
+    export(bank, 0.96, tmp_path / f"half{suffix}", dtype=torch.bfloat16)
     loaded = read_plain(tmp_path / f"half{suffix}")
     assert {key for key, tensor in loaded.items() if tensor.dtype != torch.bfloat16} == {"1.num_batches_tracked"}
     assert loaded["1.num_batches_tracked"].dtype == torch.int64
-    assert torch.equal(loaded["0.weight"], bank.weights(0.9)["0.weight"].bfloat16())
+    assert torch.equal(loaded["0.weight"], bank.weights(0.96)["0.weight"].bfloat16())
     with pytest.raises(ValueError, match=r"torch\.int8 is not a floating-point type"):
-        export(bank, 0.9, tmp_path / f"int{suffix}", dtype=torch.int8)
+        export(bank, 0.96, tmp_path / f"int{suffix}", dtype=torch.int8)
 
 
 def test_trap45_without_dtype_the_precision_is_the_stored_one(tmp_path: Path) -> None:
     bank = bank_of(network().bfloat16(), every=1)
     bank.update()
-    export(bank, 0.9, tmp_path / "average.pt")
+    export(bank, 0.96, tmp_path / "average.pt")
     assert read_plain(tmp_path / "average.pt")["0.weight"].dtype == torch.float32
 
 
@@ -204,11 +204,11 @@ def test_trap49_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 1)
     nn.init.constant_(model.weight, 1e5)
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
-    bank = EMABank(model, [0.9])
+    bank = EMABank(model, [0.96])
     with pytest.raises(ValueError, match=r"'weight' holds values that torch\.float16 cannot represent"):
-        export(bank, 0.9, tmp_path / "half.pt", dtype=torch.float16)
+        export(bank, 0.96, tmp_path / "half.pt", dtype=torch.float16)
     assert not list(tmp_path.iterdir())
-    export(bank, 0.9, tmp_path / "wide.pt", dtype=torch.float64)
+    export(bank, 0.96, tmp_path / "wide.pt", dtype=torch.float64)
     assert read_plain(tmp_path / "wide.pt")["mask"].tolist() == [0.0, -torch.inf]
 
 
@@ -223,8 +223,8 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_trap11_tied_tensors_have_both_keys(tmp_path: Path, suffix: str, dtype: torch.dtype | None) -> None:
-    bank = EMABank(Tied(), [0.9])
-    export(bank, 0.9, tmp_path / f"tied{suffix}", dtype=dtype)
+    bank = EMABank(Tied(), [0.96])
+    export(bank, 0.96, tmp_path / f"tied{suffix}", dtype=dtype)
     loaded = read_plain(tmp_path / f"tied{suffix}")
     assert sorted(loaded) == ["embedding.weight", "head.weight"]
     Tied().load_state_dict(loaded)
@@ -246,23 +246,23 @@ class WithExtraState(nn.Linear):
 
 
 def test_extra_state_is_kept_where_it_loads_safely(tmp_path: Path) -> None:
-    bank = EMABank(WithExtraState({"scale": 3}), [0.9])
-    export(bank, 0.9, tmp_path / "extra.pt")
+    bank = EMABank(WithExtraState({"scale": 3}), [0.96])
+    export(bank, 0.96, tmp_path / "extra.pt")
     model = WithExtraState(None)
     model.load_state_dict(torch.load(tmp_path / "extra.pt", weights_only=True))
     assert model.extra == {"scale": 3}
     with pytest.raises(ValueError, match=r"The safetensors format holds tensors only, and _extra_state.*'\.pt'"):
-        export(bank, 0.9, tmp_path / "extra.safetensors")
+        export(bank, 0.96, tmp_path / "extra.safetensors")
     with pytest.raises(ValueError, match=r"'_extra_state' of the model's state is a .*Path.*get_extra_state"):
-        export(EMABank(WithExtraState(Path("x")), [0.9]), 0.9, tmp_path / "unsafe.pt")
+        export(EMABank(WithExtraState(Path("x")), [0.96]), 0.96, tmp_path / "unsafe.pt")
     assert [entry.name for entry in tmp_path.iterdir()] == ["extra.pt"]
 
 
 def test_recomputed_statistics_are_exported_unless_averaged_ones_are_asked_for(tmp_path: Path) -> None:
     bank = bank_of(network())
-    bank.keep_recomputed("ema-0.9", {"1.running_mean": torch.full((6,), 7.0), "1.running_var": torch.full((6,), 8.0)})
-    export(bank, 0.9, tmp_path / "averaged.pt", batchnorm="averaged")
-    export(bank, 0.9, tmp_path / "recomputed.pt")
+    bank.keep_recomputed("ema-0.96", {"1.running_mean": torch.full((6,), 7.0), "1.running_var": torch.full((6,), 8.0)})
+    export(bank, 0.96, tmp_path / "averaged.pt", batchnorm="averaged")
+    export(bank, 0.96, tmp_path / "recomputed.pt")
     assert read_plain(tmp_path / "averaged.pt")["1.running_mean"].tolist() == [0.0] * 6
     assert read_plain(tmp_path / "recomputed.pt")["1.running_mean"].tolist() == [7.0] * 6
 

@@ -29,7 +29,8 @@ def shown_unit_vectors(rules: dict[str, EMA | Uniform | PowerEMA], steps: int, e
 @pytest.mark.filterwarnings("ignore:At the first step the weights are")  # they jump, from one unit vector to the next
 @pytest.mark.parametrize(("steps", "every"), [(40, 1), (41, 4), (64, 16), (33, 5)])
 def test_a_profile_is_what_samples_weigh_in_a_bank(steps: int, every: int) -> None:
-    rules = {**AVERAGES, "still": EMA(1.0), "forgetful": EMA(0.0), "late": EMA(0.9, start=7), "tail": Uniform(start=12)}
+    more = {"still": EMA(1.0), "forgetful": EMA(per_update=0.0), "late": EMA(per_update=0.9, start=7)}
+    rules = {**AVERAGES, **more, "tail": Uniform(start=12)}
     for name, weighed in shown_unit_vectors(rules, steps, every).items():
         found = profile(rules[name], steps, every=every)
         torch.testing.assert_close(found, weighed, rtol=1e-12, atol=1e-15, msg=f"{name}: {found} {weighed}")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank import EMA, PowerEMA, Uniform, rules
+from emabank import EMA, PowerEMA, Ramp, Uniform, rules
 
 decays = st.floats(0.01, 0.99999)
 periods = st.integers(1, 64)
@@ -38,8 +38,8 @@ def test_the_papers_table_of_equivalent_decays() -> None:
 
 
 def test_trap05_warmup_exact_first_decays_and_end() -> None:
-    rule = EMA(0.998)
-    first = [rule.decay_at(steps=t + 1, elapsed=1, samples=t, every=1) for t in range(3)]
+    rule = EMA(per_update=0.998)
+    first = [rule.decay_at(steps=t, elapsed=16, samples=0, every=16) for t in (1, 2, 3)]
     assert first == [1 / 10, 2 / 11, 3 / 12]
     assert rules.warmup_end(0.998) == 4490
     assert 4490 * 16 == 71840  # the steps it takes where it is counted in updates
@@ -68,7 +68,7 @@ def test_a_warm_up_by_a_power_has_timms_decays_and_the_end_it_says() -> None:
 
 
 def test_trap05_the_unit_of_the_warmup_matters() -> None:
-    steps, updates = EMA(0.998, warmup="steps"), EMA(0.998, warmup="updates")
+    steps, updates = EMA(per_update=0.998, warmup="steps"), EMA(per_update=0.998, warmup="updates")
     counts = {"steps": 4800, "elapsed": 16, "samples": 299, "every": 16}
     assert steps.decay_at(**counts) == 0.998
     assert updates.decay_at(**counts) == pytest.approx(300 / 309)
@@ -81,7 +81,7 @@ def test_trap06_the_decay_is_exact_in_float64() -> None:
 @given(decays, st.integers(1, 32), st.integers(1, 1000))
 def test_trap04_the_horizon_does_not_depend_on_the_period(decay: float, every: int, updates: int) -> None:
     """What is left of the past after the same number of steps, whichever the period."""
-    rule = EMA(per_step=decay, warmup=None)
+    rule = EMA(decay, warmup=None)
     left = rule.decay_at(steps=every, elapsed=every, samples=0, every=every) ** updates
     assert left == pytest.approx(decay ** (every * updates), rel=1e-6, abs=1e-12)
 
@@ -89,7 +89,56 @@ def test_trap04_the_horizon_does_not_depend_on_the_period(decay: float, every: i
 @given(st.floats(1.0, 10_000.0), periods)
 def test_half_life_rule(half_life: float, every: int) -> None:
     rule = EMA(half_life=half_life, warmup=None)
-    assert rule.per_update(every) == pytest.approx(0.5 ** (every / half_life))
+    over = rule.decay_at(steps=every, elapsed=every, samples=0, every=every)
+    assert over == pytest.approx(0.5 ** (every / half_life))
+
+
+@pytest.mark.parametrize("warmup", ["steps", "power"])
+def test_the_warmup_lasts_as_long_at_every_period(warmup) -> None:
+    """What it leaves of the past between steps 160 and 800, sampled every 1, 4 or 16 steps."""
+    rule = EMA(1 - 1e-9, warmup=warmup)
+    left = {
+        every: math.prod(
+            rule.decay_at(steps=step, elapsed=every, samples=0, every=every) for step in range(160 + every, 801, every)
+        )
+        for every in (1, 4, 16)
+    }
+    assert math.log(left[4]) == pytest.approx(math.log(left[1]), rel=0.03)
+    assert math.log(left[16]) == pytest.approx(math.log(left[1]), rel=0.03)
+
+
+@pytest.mark.parametrize(("shape", "middle"), [("cosine", 0.996 + 0.004 * 0.5), ("linear", 0.996 + 0.004 * 0.5)])
+def test_a_ramp_begins_where_byol_and_dino_begin_and_stays_at_its_end(shape, middle: float) -> None:
+    ramp = Ramp(0.996, 1.0, steps=100, shape=shape)
+    decays = [ramp.decay_at(steps=step, elapsed=1, samples=0, every=1) for step in range(1, 140)]
+    assert decays[0] == 0.996
+    assert decays[50] == pytest.approx(middle)
+    assert set(decays[100:]) == {1.0}
+    quarter = 0.25 if shape == "linear" else (1 - math.cos(math.pi / 4)) / 2
+    assert decays[25] == pytest.approx(0.996 + 0.004 * quarter)
+    assert ramp.decay_at(steps=51, elapsed=4, samples=0, every=4) == pytest.approx(middle**4)
+
+
+@given(st.floats(0.01, 0.5), st.integers(100, 10_000))
+def test_half_of_a_power_average_is_in_the_share_it_is_named_for(share: float, step: int) -> None:
+    rule = PowerEMA(half_life_share=share)
+    left = rule.decay_at(steps=step, elapsed=round(share * step), samples=1, every=1)
+    assert left == pytest.approx((1 - round(share * step) / step) ** (rule.gamma + 1))
+    assert (1 - share) ** (rule.gamma + 1) == pytest.approx(0.5)
+
+
+def test_a_half_life_may_be_a_share_of_the_run() -> None:
+    rule = EMA(half_life="3.5%", warmup=None, start=7)
+    assert rule.name == "ema-3.5%"
+    assert rule.resolved(20_000) == EMA(half_life=700, warmup=None, start=7)
+    with pytest.raises(ValueError, match="steps="):
+        rule.resolved(None)
+
+
+def test_a_ramp_without_a_length_lasts_as_long_as_the_run() -> None:
+    assert Ramp(0.996).resolved(500) == Ramp(0.996, 1.0, steps=500)
+    with pytest.raises(ValueError, match="steps="):
+        Ramp(0.996).resolved(None)
 
 
 @given(st.integers(1, 200))
@@ -134,14 +183,20 @@ def test_power_profile_has_the_width_it_is_named_for(sigma: float) -> None:
 
 
 def test_default_names() -> None:
-    rules_ = [EMA(0.998), EMA(per_step=0.999), EMA(half_life=693), Uniform(), Uniform(start=100), PowerEMA(0.1)]
+    rules_ = [EMA(0.998), EMA(per_update=0.999), EMA(half_life=693), Uniform(), Uniform(start=100), PowerEMA(0.1)]
+    rules_ += [PowerEMA(), PowerEMA(half_life_share=0.05), Ramp(0.996), EMA(half_life="0.44%"), EMA(math.tanh)]
     assert [rule.name for rule in rules_] == [
         "ema-0.998",
-        "ema-per-step-0.999",
+        "ema-per-update-0.999",
         "ema-half-life-693",
         "uniform",
         "uniform-100",
         "power-0.1",
+        "power-0.1",
+        "power-half-life-0.05",
+        "ramp-0.996-1",
+        "ema-0.44%",
+        "ema-tanh",
     ]
 
 
@@ -149,10 +204,10 @@ def test_default_names() -> None:
     ("rule", "name"),
     [
         (EMA(half_life=700.0000000000001), "ema-half-life-700"),
-        (EMA(half_life=math.log(0.5) / math.log(0.999)), "ema-half-life-692.8"),
-        (EMA(half_life=1000 * math.pi), "ema-half-life-3141.59"),
+        (EMA(half_life=math.log(0.5) / math.log(0.999)), "ema-half-life-693"),
+        (EMA(half_life=1000 * math.pi), "ema-half-life-3142"),
         (EMA(half_life=1e-3), "ema-half-life-0.001"),
-        (EMA(per_step=0.998 ** (1 / 16)), "ema-per-step-0.9998748827"),
+        (EMA(0.998 ** (1 / 16)), "ema-0.9998748827"),
         (EMA(0.1 + 0.2), "ema-0.3"),
         (EMA(0.9999999), "ema-0.9999999"),
         (EMA(1 - 1e-12), "ema-0.999999999999"),
@@ -165,15 +220,26 @@ def test_default_names_have_as_many_digits_as_matter(rule: EMA | PowerEMA, name:
     assert rule.name == name
 
 
-def test_a_description_says_per_update_per_step_and_half_life() -> None:
-    text = EMA(0.998).describe(16)
-    assert "0.998 per update" in text
-    assert "0.99987488 per step" in text
-    assert "half-life 5540 steps" in text
+def test_a_description_has_the_decay_per_step_the_half_life_and_its_share_of_the_run() -> None:
+    text = EMA(per_update=0.998).describe(16, 100_000)
+    assert "0.999875 per step" in text
+    assert "5,540 steps (5.5 % of the run)" in text
+    assert "warm-up 4,491 steps" in text or "warm-up 4,490 steps" in text
 
 
-@pytest.mark.parametrize("rule", [EMA(0.9, warmup="updates", start=3), EMA(half_life=9), Uniform(4), PowerEMA(0.2)])
-def test_a_rule_survives_its_plain_form(rule: EMA | Uniform | PowerEMA) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [
+        EMA(0.9, warmup="updates", start=3),
+        EMA(per_update=0.9),
+        EMA(half_life=9),
+        Uniform(4),
+        PowerEMA(0.2),
+        PowerEMA(half_life_share=0.2),
+        Ramp(0.9, steps=9),
+    ],
+)
+def test_a_rule_survives_its_plain_form(rule: rules.Rule) -> None:
     assert rules.rule_from_dict(rules.rule_to_dict(rule)) == rule
 
 
@@ -185,12 +251,21 @@ def test_a_rule_survives_its_plain_form(rule: EMA | Uniform | PowerEMA) -> None:
         (lambda: EMA(float("nan")), "from 0 to 1"),
         (lambda: EMA("0.9"), "from 0 to 1"),
         (lambda: EMA(True), "from 0 to 1"),
-        (lambda: EMA(per_step=2), "from 0 to 1"),
+        (lambda: EMA(per_update=2), "from 0 to 1"),
         (lambda: EMA(), "exactly one of"),
         (lambda: EMA(0.9, half_life=3), "decay=0.9, half_life=3"),
         (lambda: EMA(half_life=0), "positive number"),
         (lambda: EMA(half_life=math.inf), "positive number"),
         (lambda: EMA(0.9, warmup="epochs"), "'epochs'"),
+        (lambda: EMA(math.tanh, warmup="power"), "'power'"),
+        (lambda: EMA(half_life="700"), "'700'"),
+        (lambda: EMA(half_life="0%"), "'0%'"),
+        (lambda: PowerEMA(0.1, half_life_share=0.1), "not both"),
+        (lambda: PowerEMA(half_life_share=0.6), "at most 0.5"),
+        (lambda: Ramp(0.9, 1.1), "end must be"),
+        (lambda: Ramp(0.9, steps=0), "steps must be"),
+        (lambda: Ramp(0.9, shape="step"), "'step'"),
+        (lambda: EMA(lambda step: 2.0).decay_at(steps=1, elapsed=1, samples=0, every=1), "got 2.0"),
         (lambda: EMA(0.9, start=-1), "whole number"),
         (lambda: EMA(0.9, start=1.5), "whole number"),
         (lambda: Uniform(start=-1), "whole number"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from emabank.batchnorm import recalibrate_batchnorm as recalibrate_batchnorm
     from emabank.rules import EMA as EMA
     from emabank.rules import PowerEMA as PowerEMA
+    from emabank.rules import Ramp as Ramp
     from emabank.rules import Uniform as Uniform
     from emabank.selection import Best as Best
     from emabank.selection import BestTracker as BestTracker
@@ -23,6 +24,7 @@ _HOME = {
     "EMA": "rules",
     "Uniform": "rules",
     "PowerEMA": "rules",
+    "Ramp": "rules",
     "EMABank": "bank",
     "recalibrate_batchnorm": "batchnorm",
     "Recalibration": "batchnorm",
@@ -38,6 +40,7 @@ __all__ = [
     "BestTracker",
     "EMABank",
     "PowerEMA",
+    "Ramp",
     "Recalibration",
     "Uniform",
     "recalibrate_batchnorm",

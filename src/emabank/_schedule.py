@@ -4,18 +4,20 @@ Python ints and floats only; no tensor, no model.
 """
 
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from numbers import Real
 from reprlib import repr as short
 from typing import Any, cast
 
-from emabank.rules import EMA, PowerEMA, Uniform, as_rule, rule_from_dict, rule_to_dict
-
-Rule = EMA | Uniform | PowerEMA
+from emabank.rules import EMA, Rule, as_rule, check_rule, rule_to_dict
 
 LIVE = "live"  # the name that means the live weights
-FORMAT = 1  # of the state dict
+FORMAT = 2  # of the state dict
+HALF_LIVES = (0.44, 0.88, 1.8, 3.5, 7.1)
+"""The half-lives of the paper's five averages, in percent of its runs."""
+_PERIODS = (16, 8, 4, 2, 1)
 
 
 @dataclass(slots=True)
@@ -26,7 +28,7 @@ class Progress:
     origin: int = 0  # the step at which it was built or reset
     last: int = 0  # the step of its last sample
     samples: int = 0  # samples since it began
-    decay: float | None = None  # of the last sample
+    decay: float | None = None  # per step, at the last sample
 
 
 _STATE = ("format", "every", "num_steps", "num_updates", "num_skipped", "averages", "recomputed")
@@ -38,21 +40,48 @@ _HELP = "The state is damaged, or not that of a bank: load another copy of it."
 class AverageSchedule:
     """The rules of a bank's averages, and their progress.
 
-    >>> schedule = AverageSchedule([0.5, Uniform()], every=1)
+    >>> from emabank import Uniform
+    >>> schedule = AverageSchedule([EMA(0.5, warmup=None), Uniform()], every=1)
     >>> schedule.sample_weights(1)
-    [0.9, 1.0]
-    >>> schedule.sample_weights(2)  # the warm-up caps the decay at 2/11
-    [0.8181818181818181, 0.5]
+    [0.5, 1.0]
+    >>> schedule.sample_weights(3)
+    [0.75, 0.5]
     """
 
-    def __init__(self, averages: object, every: int) -> None:
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every must be a positive integer (optimizer steps between samples); got {every!r}.")
-        self.rules = _named_rules(averages)
+    def __init__(self, averages: object, every: int | None = None, steps: int | None = None) -> None:
+        for argument, value in (("every", every), ("steps", steps)):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{argument} must be a positive number of optimizer steps; got {value!r}.")
+        if averages is None:
+            if steps is None:
+                raise ValueError(
+                    "averages must be decays or rules, as in EMABank(model, [0.999]); or give the length of the run, "
+                    "as in EMABank(model, steps=epochs * len(loader)), for five averages."
+                )
+            averages = [EMA(half_life=f"{percent}%", warmup=None) for percent in HALF_LIVES]
+        self.rules: dict[str, Rule] = {name: rule.resolved(steps) for name, rule in _named_rules(averages).items()}
         self.progress = {name: Progress(begin=rule.start) for name, rule in self.rules.items()}
-        self.every = every
-        # The decay of an EMA after its warm-up; other rules never settle.
-        self._settled = {n: r.per_update(every) if isinstance(r, EMA) else None for n, r in self.rules.items()}
+        self.steps = steps
+        self.every = every or self._default_period()
+        self._settled: dict[str, float] = {}  # decays of a whole period that do not change any more
+        self._warn_if_undersampled()
+
+    def _default_period(self) -> int:
+        """The longest period that samples the fastest average 16 times in its half-life; 1 for a run of any length."""
+        if self.steps is None:
+            return 1
+        fastest = min(rule.shortest_half_life(self.steps) for rule in self.rules.values())
+        return next((period for period in _PERIODS if 16 * period <= fastest), 1)
+
+    def _warn_if_undersampled(self) -> None:
+        for name, rule in self.rules.items():
+            fastest = rule.shortest_half_life(self.steps or sys.maxsize)
+            if self.every > 1 and 0.0 < fastest < 4 * self.every:
+                warnings.warn(
+                    f"{name} has a half-life of {fastest:.3g} steps, less than four periods of {self.every}, so few "
+                    f"samples make it up: choose every={max(1, int(fastest) // 16)}, or a longer half-life.",
+                    stacklevel=4,
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -87,15 +116,23 @@ class AverageSchedule:
                 decay = 0.0  # not begun: the last sample at or before its start becomes its initial weights
             elif elapsed == 0:
                 decay = 1.0  # flushed or reset at this very step
-            elif progress.decay is not None and progress.decay == self._settled[name] and elapsed == self.every:
-                decay = progress.decay
+            elif elapsed == self.every and name in self._settled:
+                decay = self._settled[name]
                 progress.samples += 1
             else:
-                decay = self._decay_at(name, step, progress.last)
-                progress.samples, progress.decay = progress.samples + 1, decay
+                decay = self._sample(name, step)
             progress.last = step
             weights.append(1.0 - decay)
         return weights
+
+    def _sample(self, name: str, step: int) -> float:
+        rule, progress = self.rules[name], self.progress[name]
+        counts = self._counts(name, step, progress.last)
+        decay = rule.decay_at(**counts)
+        progress.samples, progress.decay = progress.samples + 1, decay ** (1.0 / counts["elapsed"])
+        if counts["elapsed"] == self.every and rule.is_settled(**counts):
+            self._settled[name] = decay
+        return decay
 
     def is_new(self, step: int) -> bool:
         """Whether a sample at this step would move any average."""
@@ -108,30 +145,50 @@ class AverageSchedule:
     def reset(self, name: str, step: int) -> None:
         """Count one average from this step on."""
         self.progress[name] = Progress(max(step, self.rules[name].start), origin=step, last=step)
+        self._settled.pop(name, None)
 
     def decay(self, name: str, step: int) -> float:
-        """The decay of the last sample; before any, of the next."""
+        """The decay per step at the last sample; before any, at the next."""
         last = self.progress[name].decay
         if last is not None:
             return last
         first = (max(self.progress[name].begin, step) // self.every + 1) * self.every
-        return self._decay_at(name, first, max(self.progress[name].origin, first - self.every))
+        counts = self._counts(name, first, max(self.progress[name].origin, first - self.every))
+        return self.rules[name].decay_at(**counts) ** (1.0 / counts["elapsed"])
 
-    def _decay_at(self, name: str, step: int, last: int) -> float:
+    def equal_by_warmup(self) -> list[str]:
+        """The averages that are equal so far, because the same warm-up has held all of them down."""
+        groups: dict[object, list[str]] = {}
+        for name, rule in self.rules.items():
+            progress = self.progress[name]
+            if not isinstance(rule, EMA) or progress.samples == 0:
+                continue
+            counts = self._counts(name, progress.last, progress.last - self.every)
+            if rule.is_capped(**{**counts, "samples": progress.samples - 1}):
+                groups.setdefault((rule.warmup, progress.begin, progress.origin), []).append(name)
+        return max((group for group in groups.values() if len(group) > 1), key=len, default=[])
+
+    def _counts(self, name: str, step: int, last: int) -> dict[str, int]:
+        """What a rule's `decay_at` needs for a sample at a step, when the one before was taken at `last`."""
         progress = self.progress[name]
-        return self.rules[name].decay_at(
-            steps=step - progress.begin, elapsed=step - last, samples=progress.samples, every=self.every
-        )
+        return {
+            "steps": step - progress.begin,
+            "elapsed": step - last,
+            "samples": progress.samples,
+            "every": self.every,
+        }
 
     # State ------------------------------------------------------------------------------------------------------------
 
     def state(self, name: str) -> dict[str, Any]:
         """One average's rule and progress as plain values."""
-        return {"rule": rule_to_dict(self.rules[name]), **asdict(self.progress[name])}
+        progress = self.progress[name]
+        return {"rule": rule_to_dict(self.rules[name], progress.last - progress.begin), **asdict(progress)}
 
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.progress[name] = Progress(**{field.name: state[field.name] for field in fields(Progress)})
+        self._settled.pop(name, None)
 
     def check_state(self, state: object) -> None:
         """Raise a ValueError unless a state is complete and comes from a bank with these averages and this period.
@@ -174,16 +231,14 @@ class AverageSchedule:
     def _check_average_state(self, name: str, average: object, steps: int, updates: int) -> None:
         what = f"The saved average {name!r}"
         saved = _checked_mapping(what, average, _AVERAGE)
-        rule = rule_from_dict(saved["rule"])
-        if rule != self.rules[name]:
-            raise ValueError(
-                f"The average {name!r} was saved as {rule}, this bank has it as {self.rules[name]}: "
-                "build the bank with the same rule."
-            )
+        try:
+            check_rule(saved["rule"], self.rules[name])
+        except ValueError as error:
+            raise ValueError(f"{what} does not fit: {error}") from None
         last = _checked_count(f"{what}: last", saved["last"], steps)
         origin = _checked_count(f"{what}: origin", saved["origin"], last)
         _checked_count(f"{what}: samples", saved["samples"], updates)
-        begin, expected = saved["begin"], max(origin, rule.start)
+        begin, expected = saved["begin"], max(origin, self.rules[name].start)
         if type(begin) is not int or begin != expected:
             raise ValueError(f"{what}: begin must be {expected}; got {short(begin)}. {_HELP}")
         decay = saved["decay"]
@@ -217,7 +272,7 @@ def _named_rules(averages: object) -> dict[str, Rule]:
         rules = [as_rule(given) for given in several]
         named = [(rule.name, rule) for rule in rules]
     if not named:
-        raise ValueError("averages must have at least one average, as in EMABank(model, [0.998]); got none.")
+        raise ValueError("averages must have at least one average, as in EMABank(model, [0.999]); got none.")
     for name, rule in named:
         if not isinstance(name, str) or name in ("", LIVE):
             raise ValueError(f"{name!r} cannot name an average: names are texts, and {LIVE!r} means the live weights.")

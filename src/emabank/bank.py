@@ -37,8 +37,9 @@ from emabank._model import (
     tensor_shapes,
     unwrap,
 )
-from emabank._schedule import FORMAT, LIVE, AverageSchedule, Rule
+from emabank._schedule import FORMAT, LIVE, AverageSchedule
 from emabank.rng import preserved_rng
+from emabank.rules import Rule
 
 Statistics = Literal["averaged", "recomputed"]
 Result = TypeVar("Result")
@@ -47,8 +48,15 @@ Result = TypeVar("Result")
 class EMABank:
     """A bank of weight averages beside a training run.
 
-    `averages` is a sequence of decays (a float is `EMA(decay)`) and rules, or a mapping from names to them. They are
-    sampled every `every` optimizer steps. `parameters` says which parameters are averaged: "all", "trainable", or a
+    `steps`, the length of the run in optimizer steps, is all it needs: five averages, whose half-lives are the paper's
+    (0.44, 0.88, 1.8, 3.5 and 7.1 % of the run). Or give `averages`: a sequence of decays per step (a float is
+    `EMA(decay)`) and rules, or a mapping from names to them.
+
+    They are sampled every `every` optimizer steps, which says what averaging costs, not how far an average looks back.
+    None is 1; or, where `steps` says how long the run is, the largest of 1, 2, 4, 8 and 16 that samples the fastest
+    average 16 times in its half-life.
+
+    `parameters` says which parameters are averaged: "all", "trainable", or a
     function of name and parameter; the others are read from the live model. `buffers="average"` averages batch-norm
     statistics (`running_mean`, `running_var`) as well, "copy" reads them from the live model; all other buffers are
     always read from there. Averages are kept in `dtype` (float32 or float64, or wider where the model is), on
@@ -83,9 +91,10 @@ class EMABank:
     def __init__(
         self,
         model: nn.Module,
-        averages: Sequence[float | Rule] | Mapping[str, float | Rule],
+        averages: Sequence[float | Rule] | Mapping[str, float | Rule] | None = None,
         *,
-        every: int = 16,
+        steps: int | None = None,
+        every: int | None = None,
         parameters: Choice = "all",
         buffers: Literal["average", "copy"] = "average",
         dtype: torch.dtype = torch.float32,
@@ -104,7 +113,7 @@ class EMABank:
             )
         reshard(fsdp_modules(model))
         check_materialized(model)
-        schedule = AverageSchedule(averages, every)
+        schedule = AverageSchedule(averages, every, steps)
         tensors = AveragedTensors(
             model,
             len(schedule.names),
@@ -114,7 +123,7 @@ class EMABank:
             device=None if device is None else torch.device(device),
         )
         self._model, self._schedule, self._tensors = model, schedule, tensors
-        self._every = every
+        self._every = schedule.every
         self._on_nonfinite = on_nonfinite
         self._steps = self._updates = self._skipped = 0
         self._handle: RemovableHandle | None = None
@@ -125,7 +134,7 @@ class EMABank:
     def update(self) -> bool:
         """Count one optimizer step; every `every`-th, average. True when it averaged.
 
-        >>> bank = EMABank(nn.Linear(2, 1), [0.9], every=2)
+        >>> bank = EMABank(nn.Linear(2, 1), [0.99], every=2)
         >>> [bank.update() for _ in range(4)]
         [False, True, False, True]
         """
@@ -157,10 +166,10 @@ class EMABank:
     def flush(self) -> bool:
         """Take the live weights in now, between two samples; the period does not shift. False if nothing is new.
 
-        An EMA moves by as much less as less than a period has passed: its decay is α^(Δ/T) for the Δ steps since its
-        last sample.
+        An EMA moves by as much less as less than a period has passed: its decay is α^Δ for the Δ steps since its last
+        sample.
 
-        >>> bank = EMABank(nn.Linear(2, 1), [0.9], every=16)
+        >>> bank = EMABank(nn.Linear(2, 1), [0.999], every=16)
         >>> bank.update(), bank.flush(), bank.flush()
         (False, True, False)
         """
@@ -232,10 +241,10 @@ class EMABank:
         return self._skipped
 
     def decay(self, name: str | float) -> float:
-        """The weight of the past in an average's last update; before any, in its first.
+        """An average's decay per optimizer step, in its last update; before any, in its first.
 
-        >>> round(EMABank(nn.Linear(2, 1), [0.998]).decay(0.998), 2)  # held down by the warm-up
-        0.64
+        >>> round(EMABank(nn.Linear(2, 1), [0.999], every=16).decay(0.999), 3)  # the warm-up holds it down
+        0.972
         """
         return self._schedule.decay(self._schedule.average(name), self._steps)
 
@@ -500,9 +509,22 @@ class EMABank:
         return self
 
     def __repr__(self) -> str:
+        """The averages of the bank, a line each.
+
+        >>> from emabank import EMA
+        >>> EMABank(nn.Linear(2, 1), {"fast": 0.99, "slow": EMA(0.999, warmup=None)}, steps=10_000)
+        EMABank of Linear, sampled every 4 steps: 0 of 10,000 steps, 0 updates
+          fast  decay 0.99 per step, half-life 69 steps (0.69 % of the run), warm-up 51 steps
+          slow  decay 0.999 per step, half-life 693 steps (6.9 % of the run)
+        """
+        run = self._schedule.steps
+        every = "step" if self._every == 1 else f"{self._every} steps"
+        counted = f"{self._steps:,} steps" if run is None else f"{self._steps:,} of {run:,} steps"
         model = type(unwrap(self._model)).__name__
-        lines = [f"EMABank of {model}: sampled every {self._every} steps, {self._steps} steps, {self._updates} updates"]
-        lines += [f"  {name}: {rule.describe(self._every)}" for name, rule in self._schedule.rules.items()]
+        lines = [f"EMABank of {model}, sampled every {every}: {counted}, {self._updates:,} updates"]
+        width = max(map(len, self.names))
+        for name, rule in self._schedule.rules.items():
+            lines.append(f"  {name:<{width}}  {rule.describe(self._every, run)}")
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:

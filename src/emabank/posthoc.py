@@ -20,7 +20,7 @@ from torch import Tensor
 
 from emabank._distributed import ProcessGroups
 from emabank.checkpoint import read_state, write_state
-from emabank.rules import EMA, PowerEMA, Uniform, as_rule, power_gamma, rule_from_dict
+from emabank.rules import PowerEMA, Rule, as_rule, rule_from_dict
 
 if TYPE_CHECKING:
     from emabank.bank import EMABank
@@ -37,21 +37,23 @@ _FINENESS = 512  # a bin spans this fraction of its distance from the end
 _LEAST = 1e-9  # of noise, so that nearly equal averages can still be solved for
 
 
-def profile(rule: EMA | Uniform | PowerEMA, step: int, *, every: int) -> Tensor:
+def profile(rule: Rule, step: int, *, every: int) -> Tensor:
     """The weights of the initial weights and of each sample at a step, in float64; they sum to 1.
 
+    >>> from emabank import EMA, Uniform
     >>> profile(Uniform(), 3, every=1)
     tensor([0.0000, 0.3333, 0.3333, 0.3333], dtype=torch.float64)
-    >>> profile(EMA(0.5, warmup=None), 5, every=2)
+    >>> profile(EMA(per_update=0.5, warmup=None), 5, every=2)
     tensor([0.2500, 0.2500, 0.5000], dtype=torch.float64)
     """
     return weights_of(decays(rule, step, every=every))
 
 
-def decays(rule: EMA | Uniform | PowerEMA, step: int, *, every: int) -> Tensor:
+def decays(rule: Rule, step: int, *, every: int) -> Tensor:
     """The decay of each sample up to a step, after a 0 for the initial weights.
 
-    >>> decays(EMA(0.5, warmup=None, start=3), 6, every=2)
+    >>> from emabank import EMA
+    >>> decays(EMA(per_update=0.5, warmup=None, start=3), 6, every=2)
     tensor([0.0000, 0.0000, 0.5000, 0.5000], dtype=torch.float64)
     """
     values = [0.0]
@@ -157,7 +159,6 @@ class _Bins:
 
 __all__ = ["Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
 
-Rule = EMA | Uniform | PowerEMA
 Place = tuple[int, str]
 """The step of a snapshot, and which of its averages."""
 
@@ -351,7 +352,7 @@ def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: i
 
     >>> import tempfile
     >>> from torch import nn
-    >>> from emabank import EMABank
+    >>> from emabank import EMA, EMABank
     >>> model = nn.Linear(2, 1)
     >>> bank = EMABank(model, [PowerEMA(0.05), PowerEMA(0.1), EMA(0.8)], every=1)
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -371,11 +372,12 @@ def synthesize_many(
 ) -> dict[str, Synthesis]:
     """The same for several rules at one step, by name: each snapshot is read once, and one at a time.
 
+    >>> from emabank import EMA
     >>> synthesize_many("no/such/folder", {"slow": EMA(half_life=100)})
     Traceback (most recent call last):
     FileNotFoundError: There are no snapshots in no/such/folder; emabank.posthoc.Snapshots writes them.
     """
-    wanted = {name: as_rule(rule) for name, rule in rules.items()}
+    wanted = {name: as_rule(rule).resolved(None) for name, rule in rules.items()}
     there = _steps_in(Path(folder))
     if not there:
         raise FileNotFoundError(f"There are no snapshots in {folder}; emabank.posthoc.Snapshots writes them.")
@@ -502,7 +504,7 @@ def _rounding(rule: Rule, samples: int, *, kept: float, stored: float) -> float:
     Each update rounds it, and forgets as much of earlier roundings as of earlier samples: in the end these add up to
     those of half a window.
     """
-    window = samples / (power_gamma(rule.sigma_rel) + 1.0) if isinstance(rule, PowerEMA) else 1.0
+    window = samples / (rule.gamma + 1.0) if isinstance(rule, PowerEMA) else 1.0
     in_updates = 0.3 * kept * math.sqrt(max(1.0, window / 2.0))  # 12^-½ of an epsilon is the mean error of a rounding
     return math.hypot(in_updates, 0.3 * stored) if stored > kept else in_updates
 

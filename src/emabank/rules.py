@@ -5,12 +5,12 @@ in Python floats (so 1 - decay is never rounded to a tensor's dtype); imports no
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from functools import cache
 from numbers import Real
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Literal, TypeGuard, TypeVar
 
 # Conversions ---------------------------------------------------------------------------------------------------------
 
@@ -138,132 +138,214 @@ def power_sigma_rel(gamma: float) -> float:
 
 # Rules ---------------------------------------------------------------------------------------------------------------
 
+Warmup = Literal["steps", "updates", "power"]
+DecayFunction = Callable[[int], float]
 
-@runtime_checkable
-class Rule(Protocol):
+PAPER_PERIOD = 16
+"""The paper samples every 16 steps. Its warm-up caps the decay of one such update."""
+
+
+_Self = TypeVar("_Self", bound="_Rule")
+
+
+class _Rule:
     """What the bank asks of a rule. Counts are those of one average: they begin at its start, or at its reset."""
 
-    @property
-    def start(self) -> int:
-        """The optimizer step after which the average begins."""
-        ...
+    start: int = 0
+    """The optimizer step after which the average begins."""
 
-    @property
-    def name(self) -> str:
-        """How the average is called where the user gives no name."""
-        ...
+    def resolved(self: _Self, run: int | None) -> _Self:
+        """The same rule in a run of so many steps: what is a share of the run becomes a number of steps."""
+        return self
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
-        """The weight of the past when a sample is taken now: `steps` steps after the average began, `elapsed` after its
-        last sample, after `samples` others, in a bank that samples `every` so many steps.
+        """The weight of the past when a sample is taken: `steps` optimizer steps after the average began, `elapsed`
+        after its last sample, after `samples` others, in a bank that samples every `every` steps.
         """
-        ...
+        raise NotImplementedError
 
-    def describe(self, every: int) -> str:
-        """One line for the bank's repr."""
-        ...
+    def is_settled(self, *, steps: int, elapsed: int, samples: int, every: int) -> bool:
+        """Whether all later samples of a whole period will have the decay of this one."""
+        return False
+
+    def shortest_half_life(self, run: int) -> float:
+        """The optimizer steps in which the average forgets half of the past, at its fastest in a run of so many steps.
+
+        0 where no number says it: a function may do anything, and `per_update` depends on the period.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class EMA:
+class EMA(_Rule):
     """An exponential moving average: average ← α·average + (1 - α)·live (the paper's equation 1).
 
-    Give exactly one of: `decay`, the α of one update, as the paper has it; `per_step`, the α of one optimizer step;
-    `half_life`, in optimizer steps. With the last two the horizon does not depend on how often the bank samples.
+    Give exactly one of:
 
-    `warmup` caps the decay at (t + 1) / (t + 10); t counts optimizer steps ("steps"), or updates ("updates"; with a
-    bank that samples every 16 steps this lasts 16 times longer), or there is none (None). "power" caps it at
-    1 - (1 + t)^(-2/3), with t in optimizer steps, as timm and diffusers do. A decay of 1 never moves and has no
-    warm-up. The average begins after optimizer step `start`.
+    - `decay`: α per optimizer step. An update Δ steps after the last one uses α^Δ, so the horizon does not depend on
+      how often the bank samples. A function of the step is a schedule: it gets the optimizer steps since the average
+      began, 1 at its first, and returns the decay per step.
+    - `per_update`: α per update, as the paper has it. The horizon grows with the bank's `every`.
+    - `half_life`: in optimizer steps; or, as in "3.5%", as a share of the run (the bank then needs `steps=`).
 
-    >>> EMA(0.998).name, EMA(half_life=693).name
-    ('ema-0.998', 'ema-half-life-693')
-    >>> EMA(0.998, warmup=None).decay_at(steps=16, elapsed=16, samples=0, every=16)
-    0.998
+    `warmup` caps the decay at the beginning, so that the average soon forgets the initial weights:
+
+    - "steps": at (t + 1) / (t + 10) per 16 steps, as the paper does at its period of 16; t counts optimizer steps. It
+      lasts about 0.8 half-lives.
+    - "updates": at (t + 1) / (t + 10) per update; t counts updates.
+    - "power": at 1 - (1 + t)^(-2/3) per step, as timm and diffusers do; t counts optimizer steps.
+    - None: no cap. A decay of 1, which never moves, and a function, which is its own schedule, have none either.
+
+    The average begins after optimizer step `start`.
+
+    >>> EMA(0.999).name, EMA(per_update=0.998).name, EMA(half_life=692.8).name
+    ('ema-0.999', 'ema-per-update-0.998', 'ema-half-life-693')
+    >>> EMA(0.5, warmup=None).decay_at(steps=2, elapsed=2, samples=0, every=2)
+    0.25
     """
 
-    decay: float | None = None
-    """The weight of the past in one update."""
-    per_step: float | None = None
-    """The same for one optimizer step."""
-    half_life: float | None = None
-    """Optimizer steps after which a sample weighs half as much."""
-    warmup: Literal["steps", "updates", "power"] | None = "steps"
-    """What the decay is capped by at the beginning, and what is counted."""
+    decay: float | DecayFunction | None = None
+    """The weight of the past per optimizer step, or a function of the step that returns it."""
+    per_update: float | None = None
+    """The weight of the past per update."""
+    half_life: float | str | None = None
+    """Optimizer steps after which a sample weighs half as much, or a share of the run such as "3.5%"."""
+    warmup: Warmup | None = "steps"
+    """What caps the decay at the beginning."""
     start: int = 0
     """The optimizer step after which the average begins."""
 
     def __init__(
         self,
-        decay: float | None = None,
+        decay: float | DecayFunction | None = None,
         *,
-        per_step: float | None = None,
-        half_life: float | None = None,
-        warmup: Literal["steps", "updates", "power"] | None = "steps",
+        per_update: float | None = None,
+        half_life: float | str | None = None,
+        warmup: Warmup | None = "steps",
         start: int = 0,
     ) -> None:
-        given = {"decay": decay, "per_step": per_step, "half_life": half_life}
-        chosen = {key: value for key, value in given.items() if value is not None}
+        values = {"decay": decay, "per_update": per_update, "half_life": half_life}
+        chosen = [f"{key}={value!r}" for key, value in values.items() if value is not None]
         if len(chosen) != 1:
-            said = ", ".join(f"{key}={value!r}" for key, value in chosen.items()) or "none of them"
-            raise ValueError(f"EMA takes exactly one of decay, per_step and half_life; given: {said}.")
-        for key in ("decay", "per_step"):
-            if key in chosen and not (_is_number(chosen[key]) and 0.0 <= chosen[key] <= 1.0):
+            raise ValueError(
+                f"EMA needs exactly one of decay, per_update and half_life; got {', '.join(chosen) or 'none'}."
+            )
+        for key in ("decay", "per_update"):
+            value = values[key]
+            if value is not None and not (key == "decay" and callable(value)):
+                if not (_is_number(value) and 0.0 <= value <= 1.0):
+                    raise ValueError(f"{key} must be a number from 0 to 1, the weight of the past; got {value!r}.")
+                values[key] = float(value)
+        if isinstance(half_life, str):
+            values["half_life"] = f"{_short(_percent(half_life))}%"
+        elif half_life is not None:
+            if not (_is_number(half_life) and half_life > 0.0):
                 raise ValueError(
-                    f"EMA({key}={chosen[key]!r}): a decay is the weight of the past, a number from 0 to 1; "
-                    "0.998 per update is usual with every=16."
+                    'half_life must be a positive number of optimizer steps, or a share of the run such as "3.5%"; '
+                    f"got {half_life!r}."
                 )
-        if "half_life" in chosen and not (_is_number(half_life) and 0.0 < half_life < math.inf):
-            raise ValueError(f"EMA(half_life={half_life!r}): a half-life is a positive number of optimizer steps.")
+            values["half_life"] = float(half_life)
         if warmup not in ("steps", "updates", "power", None):
-            raise ValueError(f'EMA(warmup={warmup!r}): allowed are "steps", "updates", "power" and None.')
-        for key, value in given.items():
-            object.__setattr__(self, key, None if value is None else float(value))
-        object.__setattr__(self, "warmup", warmup)
-        object.__setattr__(self, "start", _checked_start("EMA", start))
+            raise ValueError(f"warmup must be 'steps', 'updates', 'power' or None; got {warmup!r}.")
+        if callable(decay):
+            if warmup not in ("steps", None):
+                raise ValueError(
+                    f"warmup must be left out where decay is a function, which is its own schedule; got {warmup!r}."
+                )
+            warmup = None
+        for key, value in {**values, "warmup": warmup, "start": _checked_start(start)}.items():
+            object.__setattr__(self, key, value)
 
     @property
     def name(self) -> str:
-        """How the average is called where the user gives no name."""
+        """What the average is called unless the user names it."""
+        if callable(self.decay):
+            return f"ema-{getattr(self.decay, '__name__', type(self.decay).__name__).strip('<>')}"
         if self.decay is not None:
             return f"ema-{_short(self.decay)}"
-        if self.per_step is not None:
-            return f"ema-per-step-{_short(self.per_step)}"
-        return f"ema-half-life-{_short(self.half_life or 0.0)}"
+        if self.per_update is not None:
+            return f"ema-per-update-{_short(self.per_update)}"
+        if isinstance(self.half_life, str):
+            return f"ema-{self.half_life}"
+        steps = self.half_life or 0.0
+        return f"ema-half-life-{_short(steps) if steps < 100.0 else f'{steps:.0f}'}"
 
-    def per_update(self, every: int) -> float:
-        """The decay of one update in a bank that samples every so many steps.
+    def resolved(self, run: int | None) -> "EMA":
+        if not isinstance(self.half_life, str):
+            return self
+        if run is None:
+            raise ValueError(
+                f'EMA(half_life="{self.half_life}") is a share of the run: say how long it is, '
+                "as in EMABank(model, averages, steps=epochs * len(loader))."
+            )
+        return EMA(half_life=_percent(self.half_life) * run / 100.0, warmup=self.warmup, start=self.start)
 
-        >>> round(EMA(per_step=0.999875).per_update(16), 6)
-        0.998002
+    def per_step(self, every: int) -> float:
+        """The decay per optimizer step after the warm-up, in a bank that samples every so many steps.
+
+        >>> round(EMA(per_update=0.998).per_step(16), 6)
+        0.999875
         """
-        if self.decay is not None:
-            return self.decay
-        return per_update(self.per_step if self.per_step is not None else from_half_life(self.half_life or 1.0), every)
+        if self.per_update is not None:
+            return per_step(self.per_update, every)
+        if isinstance(self.half_life, str) or callable(self.decay):
+            raise ValueError(f"The decay of {self} is not one number.")
+        return self.decay if self.decay is not None else from_half_life(self.half_life or 1.0)
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
-        """The weight of the past when a sample is taken now; see `Rule.decay_at`."""
-        decay = self.decay if self.decay is not None else self.per_update(every)
-        if self.warmup is not None and decay < 1.0:
-            counted = samples if self.warmup == "updates" else steps - 1
-            decay = min(decay, power_warmup_decay(steps) if self.warmup == "power" else warmup_decay(counted))
-        # After a flush or a reset less than a period has passed, and the past decays by as much less.
-        return decay if elapsed == every else decay ** (elapsed / every)
+        if callable(self.decay):
+            return _checked_decay(self.decay, steps) ** elapsed
+        decay = self._uncapped(elapsed, every)
+        return decay if decay == 1.0 else min(decay, self._cap(steps, elapsed, samples, every))
 
-    def describe(self, every: int) -> str:
+    def is_settled(self, *, steps: int, elapsed: int, samples: int, every: int) -> bool:
+        return not callable(self.decay) and not self.is_capped(
+            steps=steps, elapsed=elapsed, samples=samples, every=every
+        )
+
+    def is_capped(self, *, steps: int, elapsed: int, samples: int, every: int) -> bool:
+        """Whether the warm-up holds the decay of such a sample down."""
+        if self.warmup is None or callable(self.decay):
+            return False
+        return self._cap(steps, elapsed, samples, every) < self._uncapped(elapsed, every) < 1.0
+
+    def _uncapped(self, elapsed: int, every: int) -> float:
+        if self.per_update is not None:
+            return self.per_update ** (elapsed / every)
+        return self.per_step(every) ** elapsed
+
+    def _cap(self, steps: int, elapsed: int, samples: int, every: int) -> float:
+        if self.warmup == "steps":
+            return warmup_decay(steps - 1) ** (elapsed / PAPER_PERIOD)
+        if self.warmup == "updates":
+            return warmup_decay(samples) ** (elapsed / every)
+        return power_warmup_decay(steps) ** elapsed if self.warmup == "power" else 1.0
+
+    def shortest_half_life(self, run: int) -> float:
+        if callable(self.decay) or self.per_update is not None:
+            return 0.0
+        return self.half_life if isinstance(self.half_life, float) else half_life(self.per_step(1))
+
+    def describe(self, every: int, run: int | None = None) -> str:
         """One line for the bank's repr."""
-        update = self.per_update(every)
-        step = per_step(update, every)
-        text = f"decay {update:.6g} per update, {step:.8g} per step, half-life {half_life(step):.4g} steps"
-        if self.warmup is not None and update < 1.0:
-            by_power = self.warmup == "power"
-            end = math.ceil((1.0 - update) ** -1.5 - 1.0) if by_power else warmup_end(update)
-            text += f", warm-up {end} {'steps' if by_power else self.warmup}"
+        if callable(self.decay):
+            text = f"decay {_function_name(self.decay)}(step) per step"
+        else:
+            step = self.per_step(every)
+            text = f"decay {format_decay(step)} per step, half-life {_format_steps(half_life(step))}"
+            if run is not None and step < 1.0:
+                text += f" ({_short(float(f'{100.0 * half_life(step) / run:.2g}'))} % of the run)"
+            if step < 1.0 and self.warmup == "steps":
+                text += f", warm-up {_format_steps(warmup_end(step**PAPER_PERIOD))}"
+            elif step < 1.0 and self.warmup == "updates":
+                text += f", warm-up {_format_steps(warmup_end(step**every) * every)}"
+            elif step < 1.0 and self.warmup == "power":
+                text += f", warm-up {_format_steps((1.0 - step) ** -1.5 - 1.0)}"
         return text + (f", after step {self.start}" if self.start else "")
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(_Rule):
     """The plain mean of the samples at steps after `start`: SWA (Izmailov et al. 2018), tail averaging.
 
     The first sample has weight 1, so the initial weights are not in it.
@@ -276,88 +358,197 @@ class Uniform:
     """The optimizer step after which samples count."""
 
     def __post_init__(self) -> None:
-        _checked_start("Uniform", self.start)
+        _checked_start(self.start)
 
     @property
     def name(self) -> str:
-        """How the average is called where the user gives no name."""
+        """What the average is called unless the user names it."""
         return f"uniform-{self.start}" if self.start else "uniform"
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
-        """The weight of the past when a sample is taken now; see `Rule.decay_at`."""
         return samples / (samples + 1)
 
-    def describe(self, every: int) -> str:
+    def shortest_half_life(self, run: int) -> float:
+        return math.inf  # a mean does not forget
+
+    def describe(self, every: int, run: int | None = None) -> str:
         """One line for the bank's repr."""
-        return f"the mean of the samples after step {self.start}"
+        return f"mean of the samples after step {self.start}" if self.start else "mean of all samples"
 
 
 @dataclass(frozen=True)
-class PowerEMA:
+class PowerEMA(_Rule):
     """A power-function average (Karras et al. 2023, EDM2): sample t weighs as t^γ, so its window grows with the run.
 
-    `sigma_rel` is the width of the profile as a share of the run, at most 12^-½; 0.1 gives γ = 6.94.
+    `sigma_rel` is the width of the profile as a share of the run, at most 12^-½; 0.1 (the default) gives γ = 6.94. Or
+    give `half_life_share`, the half-life as a share of the steps so far, at most ½.
 
     >>> PowerEMA(0.1).decay_at(steps=16, elapsed=16, samples=0, every=16)
     0.0
+    >>> round(PowerEMA(half_life_share=0.05).gamma, 2)
+    12.51
     """
 
-    sigma_rel: float = 0.1
+    sigma_rel: float | None = None
     """The width of the profile, as a share of the run."""
+    half_life_share: float | None = None
+    """The half-life, as a share of the steps so far."""
 
-    def __post_init__(self) -> None:
-        if not (_is_number(self.sigma_rel) and 0.0 < self.sigma_rel <= 12.0**-0.5):
+    def __init__(self, sigma_rel: float | None = None, *, half_life_share: float | None = None) -> None:
+        if sigma_rel is not None and half_life_share is not None:
             raise ValueError(
-                f"PowerEMA(sigma_rel={self.sigma_rel!r}): the relative width is a number above 0 and at most "
-                "12**-0.5 = 0.2887; EDM2 uses 0.05 to 0.15."
+                f"PowerEMA needs sigma_rel or half_life_share, not both; got {sigma_rel!r} and {half_life_share!r}."
             )
+        if sigma_rel is None and half_life_share is None:
+            sigma_rel = 0.1
+        if sigma_rel is not None and not (_is_number(sigma_rel) and 0.0 < sigma_rel <= 12.0**-0.5):
+            raise ValueError(
+                "sigma_rel must be a number above 0 and at most 12**-0.5 = 0.2887 (EDM2 uses 0.05 to 0.15); "
+                f"got {sigma_rel!r}."
+            )
+        if half_life_share is not None and not (_is_number(half_life_share) and 0.0 < half_life_share <= 0.5):
+            raise ValueError(f"half_life_share must be a number above 0 and at most 0.5; got {half_life_share!r}.")
+        object.__setattr__(self, "sigma_rel", None if sigma_rel is None else float(sigma_rel))
+        object.__setattr__(self, "half_life_share", None if half_life_share is None else float(half_life_share))
 
     @property
-    def start(self) -> int:
-        """The step after which the average begins: 0, because its window grows from the first step on."""
-        return 0
+    def gamma(self) -> float:
+        """The exponent: sample t weighs as t^γ."""
+        if self.half_life_share is not None:
+            return math.log(0.5) / math.log1p(-self.half_life_share) - 1.0
+        return power_gamma(self.sigma_rel or 0.1)
 
     @property
     def name(self) -> str:
-        """How the average is called where the user gives no name."""
-        return f"power-{_short(self.sigma_rel)}"
+        """What the average is called unless the user names it."""
+        if self.half_life_share is not None:
+            return f"power-half-life-{_short(self.half_life_share)}"
+        return f"power-{_short(self.sigma_rel or 0.1)}"
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
-        """The weight of the past when a sample is taken now; see `Rule.decay_at`."""
-        return (1.0 - elapsed / steps) ** (power_gamma(self.sigma_rel) + 1.0)
+        return (1.0 - elapsed / steps) ** (self.gamma + 1.0)
 
-    def describe(self, every: int) -> str:
+    def shortest_half_life(self, run: int) -> float:
+        # At the end of the run; it begins with 0.
+        return (1.0 - 0.5 ** (1.0 / (self.gamma + 1.0))) * run
+
+    def describe(self, every: int, run: int | None = None) -> str:
         """One line for the bank's repr."""
-        gamma = power_gamma(self.sigma_rel)
-        return f"power {gamma:.4g}, its mean at {(gamma + 1) / (gamma + 2):.3f} of the run"
+        share = 100.0 * self.shortest_half_life(1)
+        return f"half-life {share:.2g} % of the steps so far (sigma_rel {power_sigma_rel(self.gamma):.3g})"
 
 
-_KINDS: dict[str, type[EMA] | type[Uniform] | type[PowerEMA]] = {"EMA": EMA, "Uniform": Uniform, "PowerEMA": PowerEMA}
+@dataclass(frozen=True)
+class Ramp(_Rule):
+    """An EMA whose decay per step goes from `begin` to `end` over the run, for teachers: BYOL, DINO, I-JEPA.
+
+    The first optimizer step has the decay `begin`; after `steps` of them it stays at `end`. Without `steps` the ramp
+    lasts as long as the run (the bank then needs `steps=`). `shape` is half a cosine, or a line. There is no warm-up.
+
+    >>> [round(Ramp(0.9, 1.0, steps=4).decay_at(steps=t, elapsed=1, samples=t - 1, every=1), 4) for t in (1, 3, 5, 9)]
+    [0.9, 0.95, 1.0, 1.0]
+    """
+
+    begin: float
+    """The decay per step at the first step."""
+    end: float = 1.0
+    """The decay per step after the ramp."""
+    steps: int | None = None
+    """How many optimizer steps the ramp takes; None: all of the run."""
+    shape: Literal["cosine", "linear"] = "cosine"
+    """How the decay changes between the two."""
+
+    def __init__(
+        self,
+        begin: float,
+        end: float = 1.0,
+        *,
+        steps: int | None = None,
+        shape: Literal["cosine", "linear"] = "cosine",
+    ) -> None:
+        for key, value in (("begin", begin), ("end", end)):
+            if not (_is_number(value) and 0.0 <= value <= 1.0):
+                raise ValueError(f"{key} must be a number from 0 to 1, a decay per step; got {value!r}.")
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+            raise ValueError(f"steps must be a positive number of optimizer steps; got {steps!r}.")
+        if shape not in ("cosine", "linear"):
+            raise ValueError(f"shape must be 'cosine' or 'linear'; got {shape!r}.")
+        for key, value in (("begin", float(begin)), ("end", float(end)), ("steps", steps), ("shape", shape)):
+            object.__setattr__(self, key, value)
+
+    @property
+    def name(self) -> str:
+        """What the average is called unless the user names it."""
+        return f"ramp-{_short(self.begin)}-{_short(self.end)}"
+
+    def resolved(self, run: int | None) -> "Ramp":
+        if self.steps is not None:
+            return self
+        if run is None:
+            raise ValueError(
+                f"How long is the ramp? Say so in Ramp({self.begin:g}, {self.end:g}, steps=...), or give the length of "
+                "the run, as in EMABank(model, averages, steps=epochs * len(loader))."
+            )
+        return Ramp(self.begin, self.end, steps=run, shape=self.shape)
+
+    def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
+        done = min(1.0, (steps - 1) / (self.resolved(None).steps or 1))
+        rise = done if self.shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * done)
+        return ((1.0 - rise) * self.begin + rise * self.end) ** elapsed
+
+    def shortest_half_life(self, run: int) -> float:
+        return half_life(min(self.begin, self.end))
+
+    def describe(self, every: int, run: int | None = None) -> str:
+        """One line for the bank's repr."""
+        ends = f"{format_decay(self.begin)} to {format_decay(self.end)}"
+        return f"decay {ends} per step over {_format_steps(self.steps or 0)} ({self.shape})"
 
 
-def as_rule(value: object) -> EMA | Uniform | PowerEMA:
-    """A rule as it is, and a number as the decay of an EMA.
+Rule = EMA | Uniform | PowerEMA | Ramp
+_KINDS: dict[str, type[EMA] | type[Uniform] | type[PowerEMA] | type[Ramp]] = {
+    "EMA": EMA,
+    "Uniform": Uniform,
+    "PowerEMA": PowerEMA,
+    "Ramp": Ramp,
+}
+
+
+def as_rule(value: object) -> Rule:
+    """A rule as it is; a number, or a function of the step, as the decay of an EMA.
 
     >>> as_rule(0.9).name
     'ema-0.9'
     """
-    if isinstance(value, EMA | Uniform | PowerEMA):
+    if isinstance(value, EMA | Uniform | PowerEMA | Ramp):
         return value
-    if isinstance(value, Real) and not isinstance(value, bool):
-        return EMA(float(value))
-    raise ValueError(f"{value!r} is not an average: give a decay from 0 to 1, or an EMA, Uniform or PowerEMA.")
+    if (isinstance(value, Real) and not isinstance(value, bool)) or (callable(value) and not isinstance(value, type)):
+        return EMA(value)  # type: ignore[arg-type]
+    raise ValueError(f"An average must be a decay from 0 to 1, or an EMA, Uniform, PowerEMA or Ramp; got {value!r}.")
 
 
-def rule_to_dict(rule: EMA | Uniform | PowerEMA) -> dict[str, Any]:
+# Saving --------------------------------------------------------------------------------------------------------------
+
+
+def rule_to_dict(rule: Rule, steps: int = 0) -> dict[str, Any]:
     """A rule as plain values, for a state dict.
+
+    A function cannot be saved: its name stands in, and decays that it gave over `steps` steps, which `check_rule`
+    compares when the state is loaded.
 
     >>> rule_to_dict(Uniform(start=100))
     {'rule': 'Uniform', 'start': 100}
     """
-    return {"rule": type(rule).__name__, **asdict(rule)}
+    state = {"rule": type(rule).__name__, **{field.name: getattr(rule, field.name) for field in fields(rule)}}
+    if isinstance(rule, EMA) and callable(rule.decay):
+        last = max(1, steps)
+        counts = sorted({last, *(2**power for power in range(last.bit_length()))})
+        decays = [[count, _checked_decay(rule.decay, count)] for count in counts]
+        state["decay"] = {"function": _function_name(rule.decay), "decays": decays}
+    return state
 
 
-def rule_from_dict(state: Mapping[str, Any]) -> EMA | Uniform | PowerEMA:
+def rule_from_dict(state: Mapping[str, Any]) -> Rule:
     """The rule that `rule_to_dict` wrote.
 
     >>> rule_from_dict({"rule": "Uniform", "start": 100})
@@ -365,24 +556,91 @@ def rule_from_dict(state: Mapping[str, Any]) -> EMA | Uniform | PowerEMA:
     """
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"A saved rule must be a mapping; got a {type(state).__name__}.")
-    fields = dict(state)
-    kind = fields.pop("rule", None)
+    arguments = dict(state)
+    kind = arguments.pop("rule", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"{kind!r} is not a rule of this version; known are {', '.join(_KINDS)}.")
     try:
-        return _KINDS[kind](**fields)
+        return _KINDS[kind](**arguments)
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"The fields {list(fields)} do not make a rule {kind}: {error}.") from None
+        raise ValueError(f"The fields {list(arguments)} do not make a rule {kind}: {error}.") from None
+
+
+def check_rule(saved: Mapping[str, Any], rule: Rule) -> None:
+    """Raise a ValueError unless a saved rule is this one; a function, unless it gives the decays that were saved."""
+    function = saved.get("decay") if isinstance(saved, Mapping) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(function, Mapping):
+        other = rule_from_dict(saved)
+        if other != rule:
+            raise ValueError(f"it was saved as {other}, this bank has it as {rule}: build the bank with the same rule.")
+        return
+    expected = rule_to_dict(rule)
+    if {**saved, "decay": None} != {**expected, "decay": None} or not (isinstance(rule, EMA) and callable(rule.decay)):
+        raise ValueError(
+            f"it was saved with the function {function.get('function')!r} as its decay, this bank has it as {rule}: "
+            "build the bank with the same rule."
+        )
+    try:
+        decays = [(int(step), float(decay)) for step, decay in function["decays"]]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError("the decays of its function are damaged: load another copy of the state.") from None
+    for step, decay in decays:
+        now = _checked_decay(rule.decay, step)
+        if not math.isclose(1.0 - now, 1.0 - decay, rel_tol=1e-6, abs_tol=1e-12):
+            raise ValueError(
+                f"the function {function.get('function')!r} gave the decay {decay!r} at step {step}, that of this bank "
+                f"gives {now!r}: build the bank with the same function."
+            )
+
+
+def _checked_decay(function: DecayFunction, step: int) -> float:
+    decay = function(step)
+    if not (_is_number(decay) and 0.0 <= decay <= 1.0):
+        raise ValueError(
+            f"decay must return a number from 0 to 1; got {decay!r} from {_function_name(function)}({step})."
+        )
+    return float(decay)
+
+
+def _function_name(function: DecayFunction) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _percent(text: str) -> float:
+    number = text.removesuffix("%").strip()
+    try:
+        percent = float(number) if text.endswith("%") else math.nan
+    except ValueError:
+        percent = math.nan
+    if not 0.0 < percent <= 100.0:
+        raise ValueError(f'half_life must be a share of the run above 0 and at most 100, such as "3.5%"; got {text!r}.')
+    return percent
 
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _checked_start(rule: str, start: object) -> int:
+def _checked_start(start: object) -> int:
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise ValueError(f"{rule}(start={start!r}): start is an optimizer step, a whole number from 0 on.")
+        raise ValueError(f"start must be an optimizer step, a whole number from 0 on; got {start!r}.")
     return start
+
+
+# Printing ------------------------------------------------------------------------------------------------------------
+
+
+def format_decay(decay: float) -> str:
+    """With three digits of what is missing to 1.
+
+    >>> format_decay(0.99987487), format_decay(0.99)
+    ('0.999875', '0.99')
+    """
+    return f"{decay:g}" if decay in (0, 1) else f"{decay:.{2 - math.floor(math.log10(1 - decay))}f}".rstrip("0")
+
+
+def _format_steps(steps: float) -> str:
+    return f"{steps:,.0f} steps" if steps >= 100 else f"{steps:.3g} steps"
 
 
 def _short(value: float) -> str:

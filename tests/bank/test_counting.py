@@ -5,14 +5,14 @@ import tracemalloc
 
 import pytest
 import torch
-from reference import EMAOracle, UniformOracle, assert_close, capped, live_weights, states_equal
+from reference import EMAOracle, UniformOracle, assert_close, constant, live_weights, states_equal
 from zoo import run, sgd, small_bank
 
 from emabank import EMA, EMABank, Uniform
 
 
 def test_trap35_steps_are_counted_over_epochs() -> None:
-    _, bank = small_bank(every=16)
+    _, bank = small_bank([0.99], every=16)
     averaged = [[bank.update() for _ in range(391)].count(True) for _ in range(16)]
     assert sum(averaged) == 391
     assert set(averaged) == {24, 25}
@@ -48,9 +48,9 @@ def test_trap61_a_fused_optimizer_that_skips_inside_is_not_counted() -> None:
 
 
 def test_trap37_flush_takes_the_rest_of_the_period_in_and_does_not_shift_it() -> None:
-    model, bank = small_bank([EMA(0.9, warmup=None), Uniform()], every=16)
+    model, bank = small_bank([EMA(0.99, warmup=None), Uniform()], every=16)
     oracle = {
-        "ema-0.9": EMAOracle(live_weights(model), 16, capped(0.9, unit=None)),
+        "ema-0.99": EMAOracle(live_weights(model), 16, constant(0.99)),
         "uniform": UniformOracle(live_weights(model), 16),
     }
     assert not bank.flush()
@@ -80,7 +80,7 @@ def test_trap38_counters_are_python_ints() -> None:
 
 
 def test_trap39_an_update_that_is_not_due_allocates_nothing() -> None:
-    _, bank = small_bank(every=10**9)
+    _, bank = small_bank([Uniform()], every=10**9)
     for _ in range(1000):
         bank.update()
     gc.collect()

@@ -306,10 +306,10 @@ def test_a_bank_of_another_model_is_left_alone() -> None:
 
 
 def test_call_before_the_first_update_follows_the_live_weights() -> None:
-    model, bank = small_bank([RULE], every=16)
+    model, bank = small_bank([0.99], every=16)
     x = torch.ones(2, 6)
     for _ in range(2):
-        torch.testing.assert_close(bank.call(0.9, x), copy.deepcopy(model).eval()(x).detach())
+        torch.testing.assert_close(bank.call(0.99, x), copy.deepcopy(model).eval()(x).detach())
         run(model, 1, bank.update)
 
 
@@ -329,12 +329,12 @@ def test_call_inside_applied_gives_the_applied_average_and_refuses_the_live_weig
 def test_recomputed_statistics_of_weights_that_have_moved_are_refused(averaged: str) -> None:
     model = build("mlp")
     late = averaged == "none yet"
-    bank = EMABank(model, [RULE], every=16, parameters="all" if late else lambda name, _: name.startswith("1."))
+    bank = EMABank(model, {"ema": 0.99}, every=16, parameters="all" if late else lambda name, _: name.startswith("1."))
     run(model, 1 if late else 16, bank.update)
     recalibrate_batchnorm(bank, [torch.randn(8, 6)])
-    bank.weights(0.9, batchnorm="recomputed")
+    bank.weights("ema", batchnorm="recomputed")
     run(model, 1, bank.update)
     with pytest.raises(RuntimeError, match="recalibrate_batchnorm"):
-        bank.weights(0.9, batchnorm="recomputed")
+        bank.weights("ema", batchnorm="recomputed")
     with pytest.raises(RuntimeError, match="recalibrate_batchnorm"):
-        bank.call(0.9, torch.ones(2, 6), batchnorm="recomputed")
+        bank.call("ema", torch.ones(2, 6), batchnorm="recomputed")

@@ -120,7 +120,7 @@ def test_an_average_that_overflows_between_finite_weights_is_never_handed_out() 
 
 def test_infinite_weights_before_the_first_sample_are_not_taken_for_a_loaded_checkpoint():
     model = nn.Linear(2, 1)
-    bank = EMABank(model, [0.9], every=2)
+    bank = EMABank(model, [0.99], every=2)
     with torch.no_grad():
         model.weight.copy_(model.weight)
         model.weight.fill_(float("inf"))

@@ -72,7 +72,7 @@ def test_trap04_the_lag_on_a_ramp_is_the_same_at_every_period() -> None:
     for every in (1, 16):
         model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(model.weight)
-        bank = EMABank(model, [EMA(0.99**every, warmup=None)], every=every)
+        bank = EMABank(model, [EMA(0.99, warmup=None)], every=every)
         for step in range(1, 3201):
             with torch.no_grad():
                 model.weight.fill_(float(step))

@@ -49,11 +49,11 @@ def test_call_does_not_let_a_forward_pass_write_into_live_buffers() -> None:
 
 def test_exported_modules_have_the_models_dtypes_and_states_the_stored_precision() -> None:
     model = build("half_precision")
-    bank = EMABank(model, [0.9], every=2)
+    bank = EMABank(model, [0.99], every=2)
     for _ in range(2):  # before the first update, and after it
         run(model, 1, bank.update)
-        assert {p.dtype for p in bank.module(0.9).parameters()} == {torch.bfloat16, torch.float32}
-        assert {t.dtype for t in bank.weights(0.9).values()} == {torch.float32}
+        assert {p.dtype for p in bank.module(0.99).parameters()} == {torch.bfloat16, torch.float32}
+        assert {t.dtype for t in bank.weights(0.99).values()} == {torch.float32}
     assert {t.dtype for t in bank.weights("live").values()} == {torch.bfloat16, torch.float32}
 
 
@@ -85,10 +85,9 @@ def test_names_numbers_and_live() -> None:
 
 
 def test_repr_shows_what_a_decay_means() -> None:
-    text = repr(EMABank(build("mlp"), [0.998, Uniform()]))
-    assert "0.998 per update" in text
-    assert "0.99987488 per step" in text
-    assert "half-life 5540 steps" in text
+    text = repr(EMABank(build("mlp"), [0.999, Uniform()], steps=20_000))
+    assert "0.999 per step" in text
+    assert "693 steps (3.5 % of the run)" in text
     assert "every 16 steps" in text
     assert "uniform" in text
 

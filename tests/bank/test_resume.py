@@ -9,7 +9,7 @@ from reference import (
     AVERAGES,
     EMAOracle,
     assert_close,
-    capped,
+    constant,
     live_weights,
     states_equal,
 )
@@ -68,16 +68,16 @@ def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: 
         (lambda s: s.pop("averages"), "missing: \\['averages'\\]"),
         (lambda s: s.update(format=99), "format 99"),
         (lambda s: s.update(every=8), "every=8"),
-        (lambda s: s["averages"].pop("ema-0.9"), "same averages"),
-        (lambda s: s["averages"].update({"x": s["averages"]["ema-0.9"]}), "same averages"),
-        (lambda s: s["averages"]["ema-0.9"]["rule"].update(warmup="updates"), "same rule"),
-        (lambda s: s["averages"]["ema-0.9"]["tensors"].pop("0.bias"), "missing: '0.bias'"),
-        (lambda s: s["averages"]["ema-0.9"]["tensors"].update(more=torch.ones(1)), "new: 'more'"),
-        (lambda s: s["averages"]["ema-0.99"]["tensors"].update({"0.bias": torch.ones(9)}), r"\(9,\), not \(8,\)"),
+        (lambda s: s["averages"].pop("ema-0.99"), "same averages"),
+        (lambda s: s["averages"].update({"x": s["averages"]["ema-0.99"]}), "same averages"),
+        (lambda s: s["averages"]["ema-0.99"]["rule"].update(warmup="updates"), "same rule"),
+        (lambda s: s["averages"]["ema-0.99"]["tensors"].pop("0.bias"), "missing: '0.bias'"),
+        (lambda s: s["averages"]["ema-0.99"]["tensors"].update(more=torch.ones(1)), "new: 'more'"),
+        (lambda s: s["averages"]["ema-0.999"]["tensors"].update({"0.bias": torch.ones(9)}), r"\(9,\), not \(8,\)"),
     ],
 )
 def test_trap41_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage, says: str) -> None:
-    model, bank = small_bank([0.9, 0.99], every=16)
+    model, bank = small_bank([0.99, 0.999], every=16)
     run(model, 20, bank.update)
     before, state = bank.state_dict(), bank.state_dict()
     damage(state)
@@ -139,7 +139,7 @@ LOADS = {
 def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(name: str, load: str) -> None:
     for resets in (False, True):
         model = build(name)
-        bank = EMABank(model, [0.9], every=16)
+        bank = EMABank(model, [0.99], every=16)
         LOADS[load](model, build(name, seed=8).state_dict())
         if resets:
             bank.reset()
@@ -197,7 +197,7 @@ def test_trap56_no_ordinary_first_step_is_taken_for_loaded_weights(optimizer) ->
 def test_trap57_a_model_that_is_cast_or_laid_out_anew_is_followed(change) -> None:
     model = build("conv").to(memory_format=torch.contiguous_format)
     bank, oracle = EMABank(model, [EMA(0.9, warmup=None)], every=1), None
-    oracle = EMAOracle(live_weights(model), 1, capped(0.9, unit=None))
+    oracle = EMAOracle(live_weights(model), 1, constant(0.9))
     generator = torch.Generator().manual_seed(2)
     for step in range(6):
         if step == 3:
@@ -216,7 +216,7 @@ def test_trap57_a_model_that_is_cast_or_laid_out_anew_is_followed(change) -> Non
 def test_a_parameter_that_is_turned_in_its_place_is_followed() -> None:
     model = nn.Linear(3, 3, bias=False)
     bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
-    oracle = EMAOracle(live_weights(model), 1, capped(0.5, unit=None))
+    oracle = EMAOracle(live_weights(model), 1, constant(0.5))
     model.weight.data = model.weight.data.t()  # the same memory, another stride
     bank.update()
     oracle.after_step(live_weights(model))

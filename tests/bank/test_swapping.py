@@ -81,16 +81,16 @@ def test_trap29_nothing_is_rebound_and_autograd_does_not_notice() -> None:
 
 
 def test_trap31_before_the_first_update_every_read_gives_the_live_weights() -> None:
-    model, bank = small_bank([0.9, Uniform(start=50)], every=16)
+    model, bank = small_bank([0.99, Uniform(start=50)], every=16)
     run(model, 5, bank.update)
     live = model.state_dict()
-    for name in (0.9, "uniform-50", "live"):
+    for name in (0.99, "uniform-50", "live"):
         assert states_equal(bank.weights(name), live)
         assert states_equal(bank.module(name).state_dict(), live)
         with bank.applied(name):
             assert states_equal(model.state_dict(), live)
     run(model, 20, bank.update)
-    assert not states_equal(bank.weights(0.9), model.state_dict())
+    assert not states_equal(bank.weights(0.99), model.state_dict())
     assert states_equal(bank.weights("uniform-50"), model.state_dict())
 
 

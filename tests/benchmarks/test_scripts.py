@@ -13,7 +13,7 @@ from harness import check_averages
 from models import NAMES, build
 from peers import BANKS, PEERS, NotAvailable, Packages, decays, make_bank
 
-from emabank import EMABank
+from emabank import EMA, EMABank
 from emabank.study.bench import BANK, LIMIT, Rounds, averaged_tensors, spread
 
 
@@ -68,7 +68,7 @@ def test_models_have_the_sizes_they_are_named_after():
 
 
 def test_a_step_that_is_not_due_allocates_nothing():
-    bank = EMABank(small_model(), [0.9, 0.99], every=10**9)
+    bank = EMABank(small_model(), [EMA(per_update=0.9), EMA(per_update=0.99)], every=10**9)
     cost = update.measure_not_due(bank.update, calls=100, repeats=3)
     assert cost.operators == 0
     assert cost.kept_bytes <= 64 and cost.transient_bytes <= 64  # the next value of the step counter

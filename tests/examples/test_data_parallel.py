@@ -25,6 +25,6 @@ def test_it_runs_under_torchrun_and_saves_what_it_says(tmp_path: Path):
     model.load_state_dict(torch.load(out, weights_only=True))
     tested = digits_dataset().test
     with torch.no_grad():
-        right = (model.eval()(tested.images.float() / 255.0).argmax(1) == tested.labels).float().mean()
-    assert said == f"ema-0.98: {right:.1%} on test images"
+        right = (model.eval()(tested.images.float() / 16.0).argmax(1) == tested.labels).float().mean()
+    assert said == f"ema-0.96: {right:.1%} on test images"
     assert right > 0.5

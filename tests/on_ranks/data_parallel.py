@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
 
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9), "uniform": Uniform()}
+AVERAGES = {"fast": EMA(per_update=0.5, warmup=None), "slow": EMA(0.95), "uniform": Uniform()}
 
 
 def build(*, norm: bool) -> nn.Sequential:

@@ -17,7 +17,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from emabank import EMA, EMABank, PowerEMA, Uniform, posthoc, recalibrate_batchnorm
 
 WIDTH = 7  # over two processes every shard is uneven, over four some are smaller still
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9), "uniform": Uniform()}
+AVERAGES = {"fast": EMA(per_update=0.5, warmup=None), "slow": EMA(0.95), "uniform": Uniform()}
 
 
 class Net(nn.Module):

@@ -120,7 +120,7 @@ def library(folder: Path) -> int:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 30), nn.BatchNorm1d(30))
-    bank = EMABank(model, {"fast": 0.5, "all": Uniform()}, every=2)
+    bank = EMABank(model, {"fast": 0.93, "all": Uniform()}, every=2)
     tracker = BestTracker(bank, {"loss": "min"}, snapshots="each", folder=folder / "snapshots")
     if (folder / "all.pt").exists():
         state = checkpoint.read_state(folder / "all.pt", kind="loop")

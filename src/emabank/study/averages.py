@@ -15,12 +15,12 @@ from emabank.study.rows import BatchNorm
 def rules(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
     """The averages of a run of so many steps by name.
 
-    >>> [round(rule.half_life or 0, 1) for rule in rules(AveragesConfig(), 660).values()]
+    >>> [round(float(rule.half_life or 0), 1) for rule in rules(AveragesConfig(), 660).values()]
     [2.9, 5.8, 11.9, 23.1, 46.9]
     """
     warmup = None if averages.decay_warmup == "none" else averages.decay_warmup
     if averages.decays:
-        made = [EMA(decay, warmup=warmup) for decay in sorted(averages.decays)]
+        made = [EMA(per_update=decay, warmup=warmup) for decay in sorted(averages.decays)]
     else:
         made = [EMA(half_life=share / 100 * steps, warmup=warmup) for share in sorted(averages.half_lives)]
     return dict(zip(averages.names, made, strict=True))

@@ -10,7 +10,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from emabank.rules import from_half_life, from_window, half_life, per_step, per_update, warmup_end, window
+from emabank.rules import (
+    PAPER_PERIOD,
+    format_decay,
+    from_half_life,
+    from_window,
+    half_life,
+    per_step,
+    warmup_end,
+    window,
+)
 from emabank.study.own_arguments import DecayArguments
 
 
@@ -19,57 +28,40 @@ class Meaning:
     """One decay in all its forms.
 
     Args:
-        rule: what a bank is given for it.
-        update: the weight of the past in one update.
-        step: in one optimizer step.
-        half_life: optimizer steps until half of the past is left.
-        window: optimizer steps that it remembers, its time constant.
-        warmup: the count at which the warm-up no longer holds it down, be it of steps or of updates.
+        rule: how a bank gets it.
+        decay: the weight of the past per optimizer step.
     """
 
     rule: str
-    update: float
-    step: float
-    half_life: float
-    window: float
-    warmup: float
+    decay: float
+
+    @property
+    def half_life(self) -> float:
+        """Optimizer steps until half of the past is left."""
+        return half_life(self.decay)
+
+    @property
+    def window(self) -> float:
+        """Optimizer steps that it remembers, its time constant."""
+        return window(self.decay)
+
+    @property
+    def warmup(self) -> float:
+        """Optimizer steps for which the decay warm-up lasts."""
+        return warmup_end(self.decay**PAPER_PERIOD)
 
 
 def meanings(asked: DecayArguments) -> list[Meaning]:
-    """What each of the decays that were asked for means.
+    """The meaning of each of the decays that were asked for.
 
-    >>> [round(each.half_life) for each in meanings(DecayArguments(decay=(0.968, 0.998)))]
+    >>> [round(meaning.half_life) for meaning in meanings(DecayArguments(per_update=(0.968, 0.998)))]
     [341, 5540]
     """
     return (
-        [_from_decay(value, asked.every) for value in asked.decay]
-        + [_from_step(value, asked.every) for value in asked.per_step]
-        + [_from_half_life(value, asked.every) for value in asked.half_lives]
-        + [_from_window(value, asked.every) for value in asked.windows]
-    )
-
-
-def _from_decay(value: float, every: int) -> Meaning:
-    return _meaning(f"{value!r}", value, per_step(value, every), half_life(value) * every, every)
-
-
-def _from_step(value: float, every: int) -> Meaning:
-    return _meaning(f"EMA(per_step={value!r})", per_update(value, every), value, half_life(value), every)
-
-
-def _from_half_life(steps: float, every: int) -> Meaning:
-    step = from_half_life(steps)
-    return _meaning(f"EMA(half_life={steps!r})", per_update(step, every), step, steps, every)
-
-
-def _from_window(steps: float, every: int) -> Meaning:
-    update = from_window(steps / every)
-    return _meaning(f"{update!r}", update, per_step(update, every), half_life(update) * every, every)
-
-
-def _meaning(rule: str, update: float, step: float, steps: float, every: int) -> Meaning:
-    return Meaning(
-        rule=rule, update=update, step=step, half_life=steps, window=window(update) * every, warmup=warmup_end(update)
+        [Meaning(rule=f"{decay!r}", decay=decay) for decay in asked.decay]
+        + [Meaning(rule=f"EMA(per_update={decay!r})", decay=per_step(decay, asked.every)) for decay in asked.per_update]
+        + [Meaning(rule=f"EMA(half_life={steps!r})", decay=from_half_life(steps)) for steps in asked.half_lives]
+        + [Meaning(rule=f"{from_window(steps)!r}", decay=from_window(steps)) for steps in asked.windows]
     )
 
 
@@ -81,34 +73,27 @@ def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
     console = console or Console()
     found = meanings(asked)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("decay of one update")
-    for each in found:
-        table.add_column(f"{each.update:.6g}", justify="right", no_wrap=True)
-    table.add_row("decay of one step", *(_near_one(each.step) for each in found))
+    table.add_column("decay per step")
+    for meaning in found:
+        table.add_column(format_decay(meaning.decay), justify="right", no_wrap=True)
+    table.add_row(f"decay per update, every {asked.every} steps", *(f"{m.decay**asked.every:.6g}" for m in found))
     for name, steps in (
-        ("half-life, in steps", [each.half_life for each in found]),
-        ("window, in steps", [each.window for each in found]),
-        ("warm-up ends at step", [each.warmup for each in found]),
-        ("  if updates are counted", [each.warmup * asked.every for each in found]),
+        ("half-life, in steps", [meaning.half_life for meaning in found]),
+        ("window, in steps", [meaning.window for meaning in found]),
+        ("warm-up, in steps", [meaning.warmup for meaning in found]),
     ):
         table.add_row(name, *map(_steps, steps))
         if asked.steps_per_epoch is not None:
-            epochs = [each / asked.steps_per_epoch for each in steps]
-            table.add_row("  in epochs", *map(_epochs, epochs), style="dim")
+            table.add_row("  in epochs", *(_epochs(count / asked.steps_per_epoch) for count in steps), style="dim")
     console.print(table)
-    rules = ", ".join(each.rule for each in found)
-    period = f"every {asked.every} steps" if asked.every > 1 else "at every step"
+    rules = ", ".join(meaning.rule for meaning in found)
+    period = f", every={asked.every}" if asked.per_update else ""
     for line in (
-        f"With an update {period}. After a half-life half of the past is left; a window is 1 / (1 - decay) updates, "
-        "what an average remembers; the warm-up holds a decay below (t + 1) / (t + 10).",
-        f"In Python: EMABank(model, [{rules}], every={asked.every})",
+        "After a half-life half of the past is left. The window, 1 / (1 - decay), is what an average remembers. The "
+        "warm-up holds the decay down at the beginning.",
+        f"In Python: EMABank(model, [{rules}]{period})",
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _near_one(decay: float) -> str:
-    """With three digits of what is missing to 1."""
-    return f"{decay:.3g}" if decay in (0, 1) else f"{decay:.{2 - math.floor(math.log10(1 - decay))}f}"
 
 
 def _steps(value: float) -> str:

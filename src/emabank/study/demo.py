@@ -151,7 +151,7 @@ def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> li
         chosen.append(
             Chosen(
                 average=name,
-                half_life=None if name == LIVE else averages[name].half_life,
+                half_life=None if name == LIVE else float(averages[name].half_life or 0.0),
                 epoch=epoch,
                 at_choice=by_place[name, statistics, epoch],
                 at_choice_recomputed=by_place.get((name, "recomputed", epoch)),

@@ -53,15 +53,15 @@ class AverageArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class DecayArguments:
-    """Say what a decay means, in every way that people say it: per update, per step, half-life, window, warm-up.
+    """Convert a decay into all its forms: per step, per update, half-life, window, warm-up.
 
-    Give one or more decays, or the same in another form: `emabank decay 0.998`, `emabank decay --half-life 693`.
+    Give one or more decays, or another form: `emabank decay 0.999`, `emabank decay --half-life 693`.
     """
 
     decay: Annotated[tyro.conf.Positional[tuple[float, ...]], tyro.conf.arg(metavar="[DECAY ...]")] = ()
-    """The weight of the past in one update."""
-    per_step: tuple[float, ...] = ()
-    """Instead: the weight of the past in one optimizer step."""
+    """The weight of the past per optimizer step."""
+    per_update: tuple[float, ...] = ()
+    """Instead: the weight of the past per update, as in the paper."""
     half_life: tuple[float, ...] = ()
     """Instead: after how many optimizer steps half of the past is left."""
     window: tuple[float, ...] = ()
@@ -79,23 +79,22 @@ class DecayArguments:
         check_from("every", self.every, 1)
         if self.steps_per_epoch is not None and not 0 < self.steps_per_epoch < math.inf:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give a number above 0, such as 391")
-        forms = ("decay", "per_step", "half_life", "window", "half_life_epochs", "window_epochs")
+        forms = ("decay", "per_update", "half_life", "window", "half_life_epochs", "window_epochs")
         given = [name for name in forms if getattr(self, name)]
         if len(given) != 1:
             said = " and ".join(given) if given else "nothing"
             raise ValueError(f"{said} is given; give one of decay, {', '.join(forms[1:])}")
         if given[0].endswith("_epochs") and self.steps_per_epoch is None:
             raise ValueError(f"{given[0]} needs to know how long an epoch is; give steps_per_epoch, such as 391")
-        for name, value in (*(("decay", each) for each in self.decay), *(("per_step", each) for each in self.per_step)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name} is {value}; a decay is the weight of the past, from 0 to 1, such as 0.998")
+        for decay in (*self.decay, *self.per_update):
+            if not 0 <= decay <= 1:
+                raise ValueError(f"{given[0]} is {decay}; a decay must be from 0 to 1, such as 0.999")
         for steps in self.half_lives:
             if not 0 < steps < math.inf:
                 raise ValueError(f"a half-life of {steps:g} steps: give a number above 0")
         for steps in self.windows:
-            if not self.every <= steps < math.inf:
-                least = f"give {self.every} steps or more"
-                raise ValueError(f"a window of {steps:g} steps with an update every {self.every}: {least}")
+            if not 1 <= steps < math.inf:
+                raise ValueError(f"a window of {steps:g} steps: give 1 step or more")
 
     @property
     def half_lives(self) -> tuple[float, ...]:
