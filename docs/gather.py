@@ -94,7 +94,7 @@ def undocumented(package: griffe.Module, shown: list[str]) -> Iterator[str]:
 def _undocumented(thing: griffe.Object | griffe.Alias, types: set[str]) -> Iterator[str]:
     if not thing.has_docstring and not (thing.is_attribute and str(thing.annotation) in types):
         yield thing.path
-    described = _fields_described(thing) if thing.is_class else set[str]()
+    described = _fields_described(thing) | _described_by_bases(thing) if thing.is_class else set[str]()
     for member in thing.all_members.values() if thing.is_class or thing.is_module else ():
         # A name that is imported is described where it comes from; a constant of a module is no part of its face.
         is_imported = isinstance(member, griffe.Alias) and not member.inherited
@@ -107,6 +107,12 @@ def _fields_described(thing: griffe.Object | griffe.Alias) -> set[str]:
     sections = thing.docstring.parse("google") if thing.docstring is not None else []
     kinds = (griffe.DocstringSectionAttributes, griffe.DocstringSectionParameters)
     return {field.name for section in sections if isinstance(section, kinds) for field in section.value}
+
+
+def _described_by_bases(thing: griffe.Object | griffe.Alias) -> set[str]:
+    cls = thing.final_target if isinstance(thing, griffe.Alias) else thing
+    bases = cls.mro() if isinstance(cls, griffe.Class) else []
+    return {name for base in bases for name, member in base.members.items() if member.has_docstring}
 
 
 def missing(package: griffe.Module, shown: list[str]) -> list[str]:

@@ -336,7 +336,7 @@ class EMA(_Rule):
             if run is not None and step < 1.0:
                 text += f" ({_short(float(f'{100.0 * half_life(step) / run:.2g}'))} % of the run)"
             if step < 1.0 and self.warmup == "steps":
-                text += f", warm-up {_format_steps(warmup_end(step**PAPER_PERIOD))}"
+                text += f", warm-up {_format_steps(warmup_end(round(step**PAPER_PERIOD, 12)))}"
             elif step < 1.0 and self.warmup == "updates":
                 text += f", warm-up {_format_steps(warmup_end(step**every) * every)}"
             elif step < 1.0 and self.warmup == "power":

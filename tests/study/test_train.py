@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import EMAOracle, Oracle, assert_close, capped, live_weights, states_equal
+from reference import EMAOracle, Oracle, assert_close, constant, live_weights, states_equal
 from sklearn.metrics import accuracy_score, log_loss
 from study.small_runs import (
     NAMES,
@@ -113,7 +113,9 @@ def test_trap35_the_averages_are_those_of_the_definition_on_one_count_of_steps(a
 
     def at_start(model: nn.Module) -> None:
         for name, decay in decays.items():
-            oracles[name] = EMAOracle(live_weights(model), every, capped(decay, unit=unit))
+            warmup = None if unit == "none" else unit
+            per_step = constant(decay ** (1 / every), warmup=warmup, every=every)
+            oracles[name] = EMAOracle(live_weights(model), every, per_step)
 
     def after_step(model: nn.Module) -> None:
         for oracle in oracles.values():

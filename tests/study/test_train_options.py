@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import EMAOracle, assert_close, capped, exact, live_weights, states_equal
+from reference import EMAOracle, assert_close, constant, exact, live_weights, states_equal
 from states import same
 from study.small_runs import (
     NAMES,
@@ -133,7 +133,7 @@ def test_trap36_a_step_that_the_loss_scaler_leaves_out_is_no_step_of_the_average
     given = config(training={"network": "own", "epochs": 1}, hardware={"precision": "fp16"})
     training = training_of(given, make_model=Loud)
     taken: list[int] = []
-    oracle = EMAOracle(live_weights(training.model), 1, capped(0.5, unit=None))  # a half-life of one step of five
+    oracle = EMAOracle(live_weights(training.model), 1, constant(0.5))  # a half-life of one step of five
 
     def after_step(*_: object) -> None:
         taken.append(len(taken))

@@ -48,7 +48,7 @@ class Meaning:
     @property
     def warmup(self) -> float:
         """Optimizer steps for which the decay warm-up lasts."""
-        return warmup_end(self.decay**PAPER_PERIOD)
+        return warmup_end(round(self.decay**PAPER_PERIOD, 12))
 
 
 def meanings(asked: DecayArguments) -> list[Meaning]:

@@ -6,6 +6,7 @@ May import the library's public names, predict, data, metrics, schedules and con
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, Protocol
@@ -109,12 +110,14 @@ class Training:
             fused=hardware.fused,
         )
         self._scaler = torch.amp.GradScaler(device.type, enabled=hardware.precision == "fp16")
-        self.bank = EMABank(
-            shared,
-            rules(self._recipe.averages, self.schedule.steps),
-            every=self._recipe.averages.every,
-            on_nonfinite="skip",
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* has a half-life of")  # how far a period can go is studied
+            self.bank = EMABank(
+                shared,
+                rules(self._recipe.averages, self.schedule.steps),
+                every=self._recipe.averages.every,
+                on_nonfinite="skip",
+            )
         self.bank.attach(self.optimizer)  # a step that the loss scaler leaves out is no step
         self.afterwards = Afterwards(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
         self.swa: EMABank | None = None

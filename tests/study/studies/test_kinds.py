@@ -98,8 +98,8 @@ SHORT = AveragesConfig()
 def test_every_period_has_the_same_horizon_in_steps(averages: AveragesConfig, period: int):
     changed = with_period(averages, period)
     assert (changed.every, changed.decay_warmup, len(changed.names)) == (period, "none", 5)
-    before = [rule.per_update(averages.every) ** (1 / averages.every) for rule in rules(averages, 5000).values()]
-    after = [rule.per_update(period) ** (1 / period) for rule in rules(changed, 5000).values()]
+    before = [rule.per_step(averages.every) for rule in rules(averages, 5000).values()]
+    after = [rule.per_step(period) for rule in rules(changed, 5000).values()]
     assert [math.log(each) for each in after] == pytest.approx([math.log(each) for each in before], rel=1e-8)
     at = {"elapsed": period, "every": period}
     for sample in (0, 1, 100):

@@ -131,7 +131,7 @@ def test_horizons_of_a_short_run_are_the_papers_shares_of_it(pair: str, scale: s
     config = protocol(pair, scale)
     assert config.averages.half_lives == pytest.approx(shares, rel=0.02)
     for length in steps_of(config).values():
-        found = [rule.per_update(1) for rule in rules(config.averages, length).values()]
+        found = [rule.per_step(1) for rule in rules(config.averages, length).values()]
         assert found == pytest.approx([0.5 ** (100 / (share * length)) for share in shares], rel=0.02)
 
 
