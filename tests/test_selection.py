@@ -15,22 +15,22 @@ from emabank import Best, BestTracker, EMABank
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        ({"criteria": {}}, "at least one metric"),
-        ({"criteria": {"accuracy": "maximum"}}, "'max' or 'min'"),
-        ({"criteria": "acc"}, "got 'acc'"),
-        ({"criteria": ["accuracy"]}, r"got \['accuracy'\]"),
-        ({"criteria": None}, "got None"),
-        ({"snapshots": "all"}, "none of 'best', 'each' and None"),
-        ({"snapshots": None, "folder": "x"}, "nothing would be kept there"),
+        {"criteria": {}},
+        {"criteria": {"accuracy": "maximum"}},
+        {"criteria": "acc"},
+        {"criteria": ["accuracy"]},
+        {"criteria": None},
+        {"snapshots": "all"},
+        {"folder": "x", "snapshots": None},
     ],
 )
-def test_wrong_arguments_are_explained(arguments: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(arguments))} must"):
         BestTracker(BANK, **arguments)
     tracker = BestTracker(BANK)
-    with pytest.raises(ValueError, match="patience=0"):
+    with pytest.raises(ValueError, match="^patience must .* got 0"):
         tracker.should_stop(0)
     with pytest.raises(ValueError, match="batchnorm must be .* got 'fresh'"):
         tracker.observe(1, {"live": numbers(1.0)}, batchnorm="fresh")  # pyright: ignore[reportArgumentType]
@@ -113,9 +113,7 @@ def test_what_was_not_kept_is_explained() -> None:
         run.tracker.weights("accuracy", 0.5)
     nothing = BestTracker(BANK, snapshots=None)
     nothing.observe(1, {"live": numbers(0.5)})
-    with pytest.raises(
-        RuntimeError, match="No weights were kept: this tracker has snapshots=None; use snapshots='best' or 'each'"
-    ):
+    with pytest.raises(RuntimeError, match="snapshots=None"):
         nothing.weights("accuracy")
 
 
@@ -210,18 +208,16 @@ def test_trap41_a_state_that_does_not_fit_is_refused_unchanged(where: dict[str, 
     good = run.tracker.state_dict()
     row = good["history"][0]
     wrong = {
-        "it has no history": {key: value for key, value in good.items() if key != "history"},
-        "version 2, this emabank reads 1": changed(good, version=2),
-        "The state has criteria": changed(good, criteria={"accuracy": "max"}),
-        "The state has snapshots='each'": changed(good, snapshots="each"),
-        "observed ema-0.7, and the bank's averages are ema-0.5, ema-0.9": changed(
-            good, history=[[1, "ema-0.7", *row[2:]]]
-        ),
-        "is damaged: '1' in its history is not of type int": changed(good, history=[["1", *row[1:]]]),
-        "is damaged: _row": changed(good, history=[row[:2]]),
+        "history": {key: value for key, value in good.items() if key != "history"},
+        "version .* got 2": changed(good, version=2),
+        "criteria": changed(good, criteria={"accuracy": "max"}),
+        "snapshots": changed(good, snapshots="each"),
+        "ema-0.7, but the bank's averages are ema-0.5, ema-0.9": changed(good, history=[[1, "ema-0.7", *row[2:]]]),
+        "is damaged: '1' in its history": changed(good, history=[["1", *row[1:]]]),
+        "is damaged: .*Observation": changed(good, history=[row[:2]]),
         "is damaged: 'epoch'": changed(good, weights=[{"average": "ema-0.9"}]),
-        "contradict": changed(good, weights=[]),
-        "contradict each other": changed(good, history=[*good["history"], [0, *row[1:]]]),
+        "is damaged: its snapshots": changed(good, weights=[]),
+        "is damaged: the epochs": changed(good, history=[*good["history"], [0, *row[1:]]]),
     }
     for said, state in wrong.items():
         with pytest.raises(ValueError, match=said):

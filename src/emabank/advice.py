@@ -177,25 +177,25 @@ def critical_value(choices: int = 1) -> float:
     return NormalDist().inv_cdf(1.0 - LEVEL / choices)
 
 
-def leaders(
+def best_points(
     curves: Mapping[str, Curve], criterion: str, better: Literal["max", "min"]
 ) -> tuple[Best | None, Best | None]:
     """The best average and the best live weights; of equal values the earliest epoch wins.
 
-    >>> leaders({"live": {1: 0.8}, "slow": {2: 0.9}, "fast": {1: 0.9}}, "accuracy", "max")[0]
+    >>> best_points({"live": {1: 0.8}, "slow": {2: 0.9}, "fast": {1: 0.9}}, "accuracy", "max")[0]
     Best(criterion='accuracy', average='fast', epoch=1, value=0.9)
     """
     sign = 1.0 if better == "max" else -1.0
-    bests = [Best(criterion, name, epoch, curves[name][epoch]) for name, epoch in finite_places(curves)]
+    bests = [Best(criterion, name, epoch, curves[name][epoch]) for name, epoch in finite_points(curves)]
     by_kind = ([best for best in bests if (best.average == LIVE) == is_live] for is_live in (False, True))
     top, live = (max(kind, key=lambda best: (sign * best.value, -best.epoch), default=None) for kind in by_kind)
     return top, live
 
 
-def finite_places(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
+def finite_points(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
     """The average (or "live") and the epoch of every finite value.
 
-    >>> finite_places({"live": {1: 0.5}, "slow": {1: math.nan, 2: 0.6}})
+    >>> finite_points({"live": {1: 0.5}, "slow": {1: math.nan, 2: 0.6}})
     [('live', 1), ('slow', 2)]
     """
     return [(name, epoch) for name, curve in curves.items() for epoch in curve if math.isfinite(curve[epoch])]
@@ -226,8 +226,8 @@ def advise(
     ('slow', 2, 0.06, 0.017)
     """
     sign = 1.0 if better == "max" else -1.0
-    top, live = leaders(curves, criterion, better)
-    places = finite_places(curves)
+    top, live = best_points(curves, criterion, better)
+    places = finite_points(curves)
     is_share = better == "max" and all(0.0 <= curves[name][epoch] <= 1.0 for name, epoch in places)
     if samples is not None and not is_share:
         raise ValueError(
