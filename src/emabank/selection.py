@@ -28,14 +28,13 @@ from emabank._paired import (
     split_per_sample,
 )
 from emabank._schedule import LIVE
-from emabank.advice import LEVEL, Advice, Best, Curve, advise, best_points, finite_points
+from emabank.advice import LEVEL, Advice, Best, Curve, Direction, advise, best_points, finite_points
 from emabank.bank import EMABank, Statistics, check_choice
 from emabank.checkpoint import read_state, write_state
 
 __all__ = ["Advice", "Best", "BestTracker", "Observation"]
 
 VERSION = 1  # of a state
-Direction = Literal["max", "min"]
 Name = str | float
 SnapshotKey = tuple[str, int]  # the average and the epoch
 
