@@ -53,16 +53,15 @@ class EMABankCallback(pl.Callback):
 
     Args:
         averages: The averages, as for `EMABank`.
-        every: The number of optimizer steps between samples.
         criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
         recalibrate: The number of training batches to recompute batch-norm statistics on before each validation; True
-            takes all of them, False keeps the averaged statistics.
+            uses all of them, False keeps the averaged statistics.
         recalibrate_on: Another loader of batches for it.
         forward: `forward(module, batch)` runs a batch for it, by default `module(batch[0])`.
         snapshots: The weights to keep, as for `BestTracker`.
         finish_with: The average, or "best" by the first criterion, to copy into the module at the end of training (not
             after an interrupt). By default the module keeps its live weights.
-        options: Further arguments of `EMABank`.
+        options: Further arguments of `EMABank`, such as `every`.
 
     >>> from lightning.pytorch import Trainer
     >>> callback = EMABankCallback([0.998], criteria={"val_loss": "min"})
@@ -73,7 +72,6 @@ class EMABankCallback(pl.Callback):
         self,
         averages: Averages,
         *,
-        every: int = 16,
         criteria: Criteria | None = MappingProxyType({"val_loss": "min"}),
         recalibrate: bool | int = 16,
         recalibrate_on: Iterable[Any] | None = None,
@@ -84,7 +82,6 @@ class EMABankCallback(pl.Callback):
     ) -> None:
         self._session = CallbackSession(
             averages,
-            every=every,
             criteria=criteria,
             recalibrate=recalibrate,
             recalibrate_on=recalibrate_on,

@@ -47,10 +47,9 @@ class EMABankCallback(TrainerCallback):
     Args:
         trainer: The Trainer that the callback is added to.
         averages: The averages, as for `EMABank`.
-        every: The number of optimizer steps between samples.
         criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
         recalibrate: The number of training batches to recompute batch-norm statistics on before each evaluation; True
-            takes all of them, False keeps the averaged statistics.
+            uses all of them, False keeps the averaged statistics.
         recalibrate_on: Another loader of batches for it.
         forward: `forward(model, batch)` runs a batch for it, by default `model(**batch)`.
         snapshots: The weights to keep, as for `BestTracker`.
@@ -58,7 +57,7 @@ class EMABankCallback(TrainerCallback):
             after an interrupt). By default the model keeps its live weights.
         resume_from: The folder of the checkpoint to resume from, if it is not in `output_dir`; False starts new
             averages.
-        options: Further arguments of `EMABank`.
+        options: Further arguments of `EMABank`, such as `every`.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class EMABankCallback(TrainerCallback):
         trainer: Trainer,
         averages: Averages,
         *,
-        every: int = 16,
         criteria: Criteria | None = MappingProxyType({"eval_loss": "min"}),
         recalibrate: bool | int = 16,
         recalibrate_on: Iterable[Any] | None = None,
@@ -78,7 +76,6 @@ class EMABankCallback(TrainerCallback):
     ) -> None:
         self._session = CallbackSession(
             averages,
-            every=every,
             criteria=criteria,
             recalibrate=recalibrate,
             recalibrate_on=recalibrate_on,
@@ -164,10 +161,10 @@ class EMABankCallback(TrainerCallback):
         trainer, model, loader = self._trainer, _model(self._trainer), kwargs["eval_dataloader"]
         prefix = next(key for key in metrics if key.endswith("_runtime")).removesuffix("_runtime")
 
-        def evaluate(name: str) -> dict[str, float]:
+        def evaluate(_: nn.Module) -> dict[str, float]:
             output = trainer.evaluation_loop(
                 loader,
-                description=f"Evaluation of {name}",
+                description="Evaluation of an average",
                 prediction_loss_only=True if trainer.compute_metrics is None else None,
                 metric_key_prefix=prefix,
             )
@@ -182,7 +179,7 @@ class EMABankCallback(TrainerCallback):
         values: Metrics = {LIVE: _numbers(metrics), **averages}
         trainer.log(dict(logged))
         metrics.update(logged)
-        # With several evaluation sets, the Trainer comes here once per set: observe the one that the criteria name.
+        # With several evaluation sets the Trainer calls this once per set: observe the one that the criteria name.
         if not isinstance(trainer.eval_dataset, Mapping) or self._session.criteria.keys() <= metrics.keys():
             self._session.observe(state.global_step, values)
 
