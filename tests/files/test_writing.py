@@ -35,8 +35,8 @@ def test_a_window_into_a_large_storage_is_written_alone(tmp_path: Path) -> None:
     ("state", "said"),
     [
         ({"a": {1: 2}}, "Keys in /a must be strings .* got 1"),
-        ({"a": {3}}, "A set at /a"),
-        ({"a": torch.zeros(2).to_sparse()}, "'/a' is a Tensor of layout torch.sparse_coo"),
+        ({"a": {3}}, "'/a' must be .* got a set"),
+        ({"a": torch.zeros(2).to_sparse()}, "'/a' must be .* got a Tensor of layout torch.sparse_coo"),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, state: Any, said: str) -> None:
@@ -46,13 +46,13 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, st
 
 
 def test_a_whole_state_is_not_written_as_safetensors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"must have a suffix such as '\.pt'.*export"):
+    with pytest.raises(ValueError, match=r"^path must .* got .*f\.safetensors"):
         write_state(tmp_path / "f.safetensors", {"a": torch.zeros(2)}, kind="test")
     assert not list(tmp_path.iterdir())
 
 
 def test_safetensors_says_what_it_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"The safetensors format cannot hold torch\.complex128; use a '\.pt' file"):
+    with pytest.raises(ValueError, match="'a' is torch.complex128"):
         write_safetensors(tmp_path / "f.safetensors", {"a": torch.zeros(2, dtype=torch.complex128)}, {})
 
 
@@ -197,7 +197,6 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_equal_tensors_and_metadata_make_equal_safetensors_files(tmp_path):
-    """Safetensors writes the keys of the metadata in an order that changes from file to file."""
     metadata = {"format": "pt", "emabank": '{"épochs": 3}', "a": "b"}
     for number in range(12):
         write_safetensors(tmp_path / f"{number}.safetensors", {"ü": torch.arange(5), "w": torch.ones(2, 2)}, metadata)
