@@ -10,7 +10,7 @@ import torch
 from observing import BANK, NAMES, Run, numbers
 from torch import Tensor, nn
 
-from emabank import BestTracker, EMABank
+from emabank import BestTracker, EMABank, recalibrate_batchnorm
 from emabank.advice import advise
 
 
@@ -224,8 +224,7 @@ def test_averaged_statistics_come_with_the_advice_to_recompute_them():
     run.epoch(1, {"live": numbers(0.5), 0.5: numbers(0.6)})
     assert run.tracker.advice().batchnorm == "averaged"
     assert "recalibrate_batchnorm" in str(run.tracker.advice())
-    run.bank.keep_recomputed("ema-0.9", {"1.running_mean": run.bank.weights(0.9)["1.running_mean"],
-                                         "1.running_var": run.bank.weights(0.9)["1.running_var"]})  # fmt: skip
+    recalibrate_batchnorm(run.bank, [torch.randn(9, 3)], averages=[0.9])
     run.tracker.observe(2, {0.9: numbers(0.9)}, batchnorm="recomputed")
     advice = run.tracker.advice()
     assert (advice.average, advice.batchnorm, advice.note) == ("ema-0.9", "recomputed", "")
