@@ -167,7 +167,7 @@ def tracked(values: Tensor, metric: str, *, per_sample: bool) -> BestTracker:
     tracker = BestTracker(bank, {metric: "min" if metric == "loss" else "max"}, snapshots=None)
     for epoch in range(values.shape[1]):
         by_name = dict(zip(("live", *bank.names), values[:, epoch], strict=True))
-        metrics = {name: {metric: each.mean()} for name, each in by_name.items()}
+        metrics = {name: {metric: samples.mean()} for name, samples in by_name.items()}
         tracker.observe(epoch, metrics, per_sample=by_name if per_sample else None)
     return tracker
 
@@ -188,11 +188,11 @@ def test_without_a_gain_one_is_called_clear_in_at_most_five_percent(how: str):
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_a_gain_is_found(metric: str):
     generator = torch.Generator().manual_seed(0)
-    found = 0
+    clear = 0
     for _ in range(30):
         losses, right = simulated(generator, gain=0.5)
-        found += tracked(losses if metric == "loss" else right, metric, per_sample=True).advice().is_clear
-    assert found >= 24
+        clear += tracked(losses if metric == "loss" else right, metric, per_sample=True).advice().is_clear
+    assert clear >= 24
 
 
 # In a loop -----------------------------------------------------------------------------------------------------------

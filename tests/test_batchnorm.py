@@ -383,15 +383,15 @@ def test_statistics_that_are_nan_are_repaired() -> None:
 
 
 def test_max_batches_reads_no_more() -> None:
-    given = []
+    read = []
 
     def loader():
         for k in range(5):
-            given.append(k)
+            read.append(k)
             yield images(4, seed=k)
 
     assert recalibrate_batchnorm(net(), loader(), max_batches=2).batches == 2
-    assert given == [0, 1]
+    assert read == [0, 1]
     with pytest.raises(ValueError, match="max_batches"):
         recalibrate_batchnorm(net(), [], max_batches=0)
 

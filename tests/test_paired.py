@@ -85,7 +85,7 @@ def tracker_of(criteria: Any = None) -> BestTracker:
 
 
 @pytest.mark.parametrize(
-    ("per_sample", "said"),
+    ("per_sample", "message"),
     [
         ({"live": [0, 1]}, "mean of its per-sample values, 0.5; got 0.75"),
         ({"live": [0, 100, 100, 100]}, "per-sample values, 75; got 0.75"),
@@ -97,11 +97,11 @@ def tracker_of(criteria: Any = None) -> BestTracker:
         ({"live": [0, 1, 1, 1], 0.9: [0, 1, 1, 1]}, "metrics must have 'accuracy' of 'ema-0.9'"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_and_change_nothing(per_sample: Any, said: str):
+def test_values_that_do_not_fit_are_refused_and_change_nothing(per_sample: Any, message: str):
     tracker = tracker_of()
     tracker.observe(1, {"live": {"accuracy": 0.5}}, per_sample={"live": [1, 0, 1, 0]})
     before = tracker.state_dict()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         tracker.observe(2, {"live": {"accuracy": 0.75}}, per_sample=per_sample)
     with pytest.raises(ValueError, match="the same samples every time, 4 of them; got 8"):
         tracker.observe(2, {"live": {"accuracy": 0.75}}, per_sample={"live": [0, 1, 1, 1] * 2})

@@ -152,9 +152,9 @@ PLAN = [
 def test_trap40_resumed_anywhere_equals_the_uninterrupted_tracker(
     tmp_path: Path, split: int, mode: Literal["best", "each"] | None
 ) -> None:
-    whole = Run(snapshots=mode)
+    uninterrupted = Run(snapshots=mode)
     for epoch, metrics, options in PLAN:
-        whole.epoch(epoch, metrics, **options)
+        uninterrupted.epoch(epoch, metrics, **options)
     first = Run(snapshots=mode)
     for epoch, metrics, options in PLAN[:split]:
         first.epoch(epoch, metrics, **options)
@@ -169,12 +169,12 @@ def test_trap40_resumed_anywhere_equals_the_uninterrupted_tracker(
     assert_same_state(second.tracker.state_dict(), first.tracker.state_dict())
     for epoch, metrics, options in PLAN[split:]:
         second.epoch(epoch, metrics, **options)
-    assert_same_state(second.tracker.state_dict(), whole.tracker.state_dict())
-    assert second.tracker.best("loss") == whole.tracker.best("loss")
-    assert second.tracker.should_stop(1) == whole.tracker.should_stop(1)
-    assert repr(second.tracker) == repr(whole.tracker)
+    assert_same_state(second.tracker.state_dict(), uninterrupted.tracker.state_dict())
+    assert second.tracker.best("loss") == uninterrupted.tracker.best("loss")
+    assert second.tracker.should_stop(1) == uninterrupted.tracker.should_stop(1)
+    assert repr(second.tracker) == repr(uninterrupted.tracker)
     if mode:
-        assert_equal(second.tracker.weights("loss"), whole.tracker.weights("loss"))
+        assert_equal(second.tracker.weights("loss"), uninterrupted.tracker.weights("loss"))
         assert len(list(tmp_path.iterdir())) == len(second.tracker.state_dict()["weights"])
 
 
@@ -221,8 +221,8 @@ def test_trap41_a_state_that_does_not_fit_is_refused_unchanged(where: dict[str, 
         "is damaged: its snapshots": changed(good, weights=[]),
         "is damaged: the epochs": changed(good, history=[*good["history"], [0, *row[1:]]]),
     }
-    for said, state in wrong.items():
-        with pytest.raises(ValueError, match=said):
+    for message, state in wrong.items():
+        with pytest.raises(ValueError, match=message):
             run.tracker.load_state_dict(state)
         assert_same_state(run.tracker.state_dict(), good)
 
@@ -281,10 +281,10 @@ def test_evaluate_equals_applying_each_average_by_hand() -> None:
     modes = [module.training for module in model.modules()]
     drawn: list[float] = []
 
-    def fn(given: nn.Module) -> dict[str, Any]:
-        assert given is model and not any(module.training for module in given.modules())
+    def fn(shown: nn.Module) -> dict[str, Any]:
+        assert shown is model and not any(module.training for module in shown.modules())
         drawn.append(float(torch.rand(1)))
-        logits = given(inputs)
+        logits = shown(inputs)
         assert not logits.requires_grad
         loss = nn.functional.cross_entropy(logits, labels, reduction="none")
         return {"accuracy": logits.argmax(1) == labels, "loss": loss, "worst": loss.max()}

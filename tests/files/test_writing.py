@@ -32,15 +32,15 @@ def test_a_window_into_a_large_storage_is_written_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [
         ({"a": {1: 2}}, "Keys in /a must be strings .* got 1"),
         ({"a": {3}}, "'/a' must be .* got a set"),
         ({"a": torch.zeros(2).to_sparse()}, "'/a' must be .* got a Tensor of layout torch.sparse_coo"),
     ],
 )
-def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, state: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, state: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         write_state(tmp_path / "f.pt", state, kind="test")
     assert not list(tmp_path.iterdir())
 
@@ -111,11 +111,11 @@ def test_the_file_is_on_the_disk_before_it_takes_the_place(tmp_path: Path, monke
 
 
 def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    (tmp_path / "latest.pt").symlink_to(tmp_path / "there" / "f.pt")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "latest.pt").symlink_to(tmp_path / "folder" / "f.pt")
     write_state(tmp_path / "latest.pt", example(), kind="test")
     assert (tmp_path / "latest.pt").is_symlink()
-    assert same(read_state(tmp_path / "there" / "f.pt", kind="test"), example())
+    assert same(read_state(tmp_path / "folder" / "f.pt", kind="test"), example())
 
 
 def test_others_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:
