@@ -14,9 +14,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from states import example, same
 
-from emabank.checkpoint import read_state, write_atomically, write_safetensors, write_state, write_torch
+from emabank.checkpoint import (
+    SAFETENSORS_DTYPES,
+    read_state,
+    write_atomically,
+    write_safetensors,
+    write_state,
+    write_torch,
+)
 
 
 def only(folder: Path, *names: str) -> bool:
@@ -196,11 +204,24 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert only(tmp_path)
 
 
-def test_equal_tensors_and_metadata_make_equal_safetensors_files(tmp_path):
-    metadata = {"format": "pt", "emabank": '{"épochs": 3}', "a": "b"}
-    for number in range(12):
-        write_safetensors(tmp_path / f"{number}.safetensors", {"ü": torch.arange(5), "w": torch.ones(2, 2)}, metadata)
-    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
-    with safe_open(tmp_path / "0.safetensors", framework="pt") as file:
-        assert file.metadata() == metadata
-        assert torch.equal(file.get_tensor("ü"), torch.arange(5))
+# safetensors ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_package_safetensors_reads_every_dtype_layout_and_name(tmp_path: Path) -> None:
+    tensors = {f"{dtype}": torch.tensor([0, 1, 1]).to(dtype) for dtype in SAFETENSORS_DTYPES.values()}
+    tensors |= {'"ü"': torch.arange(6.0).view(2, 3).t(), "scalar": torch.tensor(2.5), "empty": torch.zeros(0, 3)}
+    tensors |= {"conjugate": torch.tensor([1 + 2j]).conj(), "window": torch.arange(99)[7:9]}
+    write_safetensors(tmp_path / "f.safetensors", tensors, {"format": "pt", "épochs": "3"})
+    loaded = load_file(tmp_path / "f.safetensors")
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype and loaded[name].tolist() == tensor.tolist(), name
+    with safe_open(tmp_path / "f.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "épochs": "3"}
+
+
+def test_equal_tensors_make_equal_safetensors_files(tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(5), "w": torch.ones(2, 2)}
+    write_safetensors(tmp_path / "1.safetensors", tensors, {"format": "pt"})
+    write_safetensors(tmp_path / "2.safetensors", dict(reversed(tensors.items())), {"format": "pt"})
+    assert (tmp_path / "1.safetensors").read_bytes() == (tmp_path / "2.safetensors").read_bytes()
