@@ -30,7 +30,7 @@ def trained_bank(model: nn.Module, averages=(0.5, 0.9), steps: int = 4) -> EMABa
 
 def pooled(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
     """The statistics by definition, in float64: each batch goes through with its own, all inputs are kept, and mean and
-    unbiased variance are taken over the whole heap.
+    unbiased variance are taken over all of them.
     """
     model = copy.deepcopy(model).double().eval()
     heap: dict[str, list[Tensor]] = {}
@@ -41,11 +41,11 @@ def pooled(model: nn.Module, batches: list[Tensor]) -> dict[str, Tensor]:
     with torch.no_grad():
         for batch in batches:
             model(batch.double())
-    found = {}
+    statistics = {}
     for name, inputs in heap.items():
         values = torch.cat([x.transpose(0, 1).flatten(1) for x in inputs], dim=1)
-        found[f"{name}.running_mean"], found[f"{name}.running_var"] = values.mean(1), values.var(1)
-    return found
+        statistics[f"{name}.running_mean"], statistics[f"{name}.running_var"] = values.mean(1), values.var(1)
+    return statistics
 
 
 def assert_statistics(state: dict[str, Tensor], want: dict[str, Tensor]) -> None:

@@ -57,11 +57,11 @@ class Training:
         return self
 
     def state(self) -> dict[str, Any]:
-        return copy.deepcopy([each.state_dict() for each in (self.model, self.optimizer, self.bank)])
+        return copy.deepcopy([part.state_dict() for part in (self.model, self.optimizer, self.bank)])
 
     def resume(self, state: list[Any]) -> "Training":
-        for each, saved in zip((self.model, self.optimizer, self.bank), copy.deepcopy(state), strict=True):
-            each.load_state_dict(saved)
+        for part, saved in zip((self.model, self.optimizer, self.bank), copy.deepcopy(state), strict=True):
+            part.load_state_dict(saved)
         self.snapshots = Snapshots(self.bank, self.folder, **self.options)
         return self
 

@@ -10,7 +10,7 @@ import torch
 from observing import BANK, NAMES, Run, numbers
 from torch import Tensor, nn
 
-from emabank import BestTracker, EMABank
+from emabank import BestTracker, EMABank, recalibrate_batchnorm
 from emabank.advice import advise
 
 
@@ -138,7 +138,7 @@ def test_no_number_is_minus_zero_and_accuracies_are_in_points(gain: float, error
 )
 def test_samples_are_refused_for_what_is_no_share(better: Any, values: tuple[float, float]):
     curves = {"live": {1: values[0]}, "slow": {1: values[1]}}
-    with pytest.raises(ValueError, match=r"^samples must be left out for 'metric'.*per-sample values"):
+    with pytest.raises(ValueError, match=r"^samples must be None for 'metric'"):
         advise(curves, criterion="metric", better=better, samples=1000)
 
 
@@ -167,7 +167,7 @@ def tracked(values: Tensor, metric: str, *, per_sample: bool) -> BestTracker:
     tracker = BestTracker(bank, {metric: "min" if metric == "loss" else "max"}, snapshots=None)
     for epoch in range(values.shape[1]):
         by_name = dict(zip(("live", *bank.names), values[:, epoch], strict=True))
-        metrics = {name: {metric: each.mean()} for name, each in by_name.items()}
+        metrics = {name: {metric: samples.mean()} for name, samples in by_name.items()}
         tracker.observe(epoch, metrics, per_sample=by_name if per_sample else None)
     return tracker
 
@@ -188,11 +188,11 @@ def test_without_a_gain_one_is_called_clear_in_at_most_five_percent(how: str):
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_a_gain_is_found(metric: str):
     generator = torch.Generator().manual_seed(0)
-    found = 0
+    clear = 0
     for _ in range(30):
         losses, right = simulated(generator, gain=0.5)
-        found += tracked(losses if metric == "loss" else right, metric, per_sample=True).advice().is_clear
-    assert found >= 24
+        clear += tracked(losses if metric == "loss" else right, metric, per_sample=True).advice().is_clear
+    assert clear >= 24
 
 
 # In a loop -----------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_a_tracker_advises_on_what_it_observed():
     assert tracker.advice("loss").gain == pytest.approx(0.2)
     with pytest.raises(KeyError, match=r"There is no criterion 'f1'; there are accuracy, loss"):
         tracker.advice("f1")
-    with pytest.raises(ValueError, match=r"^samples=0: give the number of validation samples"):
+    with pytest.raises(ValueError, match="^samples must .* got 0"):
         tracker.advice(samples=0)
 
 
@@ -224,8 +224,7 @@ def test_averaged_statistics_come_with_the_advice_to_recompute_them():
     run.epoch(1, {"live": numbers(0.5), 0.5: numbers(0.6)})
     assert run.tracker.advice().batchnorm == "averaged"
     assert "recalibrate_batchnorm" in str(run.tracker.advice())
-    run.bank.keep_recomputed("ema-0.9", {"1.running_mean": run.bank.weights(0.9)["1.running_mean"],
-                                         "1.running_var": run.bank.weights(0.9)["1.running_var"]})  # fmt: skip
+    recalibrate_batchnorm(run.bank, [torch.randn(9, 3)], averages=[0.9])
     run.tracker.observe(2, {0.9: numbers(0.9)}, batchnorm="recomputed")
     advice = run.tracker.advice()
     assert (advice.average, advice.batchnorm, advice.note) == ("ema-0.9", "recomputed", "")

@@ -72,7 +72,7 @@ def test_trap16_an_exception_anywhere_leaves_everything_as_it_was() -> None:
 
 
 def test_trap17_an_empty_loader_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no batch"):
+    with pytest.raises(ValueError, match="at least one batch"):
         recalibrate_batchnorm(net(), [])
 
 
@@ -154,7 +154,7 @@ def test_trap21_batches_of_every_kind(kind: str) -> None:
 
 
 def test_trap21_other_batches_get_a_clear_sentence() -> None:
-    with pytest.raises(ValueError, match=r"a batch is a str; .* pass forward=".replace("a batch", "A batch")):
+    with pytest.raises(ValueError, match="str: pass forward="):
         recalibrate_batchnorm(net(), ["text"])
 
 
@@ -383,16 +383,16 @@ def test_statistics_that_are_nan_are_repaired() -> None:
 
 
 def test_max_batches_reads_no_more() -> None:
-    given = []
+    read = []
 
     def loader():
         for k in range(5):
-            given.append(k)
+            read.append(k)
             yield images(4, seed=k)
 
     assert recalibrate_batchnorm(net(), loader(), max_batches=2).batches == 2
-    assert given == [0, 1]
-    with pytest.raises(ValueError, match="max_batches=0"):
+    assert read == [0, 1]
+    with pytest.raises(ValueError, match="max_batches"):
         recalibrate_batchnorm(net(), [], max_batches=0)
 
 
@@ -421,7 +421,7 @@ def test_a_pass_that_reaches_no_layer_is_refused() -> None:
 
 
 def test_averages_belong_to_a_bank() -> None:
-    with pytest.raises(ValueError, match="averages="):
+    with pytest.raises(ValueError, match="averages must"):
         recalibrate_batchnorm(net(), [images()], averages=[0.9])
     with pytest.raises(KeyError, match="ema-0.9"):
         recalibrate_batchnorm(EMABank(net(), [0.9]), [images()], averages=[0.5])

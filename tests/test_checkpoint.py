@@ -1,6 +1,7 @@
 """Saving, loading and exporting a real bank: it goes on as if nothing had happened, or nothing has changed."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from emabank import EMA, EMABank, PowerEMA, Uniform
+from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 from emabank.checkpoint import export, load, save, write_state
 
 SUFFIXES = (".pt", ".safetensors")
@@ -38,12 +39,7 @@ def everything(bank: EMABank) -> dict[str, dict[str, Tensor]]:
     return {name: bank.weights(name) for name in bank.names}
 
 
-def assert_same(a: dict[str, dict[str, Tensor]], b: dict[str, dict[str, Tensor]]) -> None:
-    assert list(a) == list(b)
-    for name, weights in a.items():
-        assert list(weights) == list(b[name])
-        for key, tensor in weights.items():
-            assert torch.equal(tensor, b[name][key]), (name, key)
+assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 # A whole bank --------------------------------------------------------------------------------------------------------
@@ -189,7 +185,7 @@ def test_trap45_dtype_is_for_floating_tensors_only(tmp_path: Path, suffix: str) 
     assert {key for key, tensor in loaded.items() if tensor.dtype != torch.bfloat16} == {"1.num_batches_tracked"}
     assert loaded["1.num_batches_tracked"].dtype == torch.int64
     assert torch.equal(loaded["0.weight"], bank.weights(0.96)["0.weight"].bfloat16())
-    with pytest.raises(ValueError, match=r"torch\.int8 is not a floating-point type"):
+    with pytest.raises(ValueError, match="^dtype must .* got torch.int8"):
         export(bank, 0.96, tmp_path / f"int{suffix}", dtype=torch.int8)
 
 
@@ -260,11 +256,13 @@ def test_extra_state_is_kept_where_it_loads_safely(tmp_path: Path) -> None:
 
 def test_recomputed_statistics_are_exported_unless_averaged_ones_are_asked_for(tmp_path: Path) -> None:
     bank = bank_of(network())
-    bank.keep_recomputed("ema-0.96", {"1.running_mean": torch.full((6,), 7.0), "1.running_var": torch.full((6,), 8.0)})
+    recalibrate_batchnorm(bank, [torch.randn(9, 4)])
     export(bank, 0.96, tmp_path / "averaged.pt", batchnorm="averaged")
     export(bank, 0.96, tmp_path / "recomputed.pt")
     assert read_plain(tmp_path / "averaged.pt")["1.running_mean"].tolist() == [0.0] * 6
-    assert read_plain(tmp_path / "recomputed.pt")["1.running_mean"].tolist() == [7.0] * 6
+    recomputed = bank.weights(0.9, batchnorm="recomputed")["1.running_mean"]
+    assert recomputed.tolist() != [0.0] * 6
+    assert torch.equal(read_plain(tmp_path / "recomputed.pt")["1.running_mean"], recomputed)
 
 
 def test_an_average_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -85,25 +85,25 @@ def tracker_of(criteria: Any = None) -> BestTracker:
 
 
 @pytest.mark.parametrize(
-    ("per_sample", "said"),
+    ("per_sample", "message"),
     [
-        ({"live": [0, 1]}, "must be the mean of its per-sample values; got 0.75, and 0.5"),
-        ({"live": [0, 100, 100, 100]}, "got 0.75, and 75 as their mean"),
-        ({"live": [math.nan, 1.0]}, "got 0.75, and nan"),
+        ({"live": [0, 1]}, "mean of its per-sample values, 0.5; got 0.75"),
+        ({"live": [0, 100, 100, 100]}, "per-sample values, 75; got 0.75"),
+        ({"live": [math.nan, 1.0]}, "per-sample values, nan; got 0.75"),
         ({"live": 0.75}, "1-D tensor"),
         ({"live": [[0, 1, 1, 1]]}, "1-D tensor"),
         ({"live": []}, "1-D tensor"),
-        ({"live": "0111"}, "must have numbers"),
-        ({"live": [0, 1, 1, 1], 0.9: [0, 1, 1, 1]}, "metrics have not"),
+        ({"live": "0111"}, "one number per sample"),
+        ({"live": [0, 1, 1, 1], 0.9: [0, 1, 1, 1]}, "metrics must have 'accuracy' of 'ema-0.9'"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_and_change_nothing(per_sample: Any, said: str):
+def test_values_that_do_not_fit_are_refused_and_change_nothing(per_sample: Any, message: str):
     tracker = tracker_of()
     tracker.observe(1, {"live": {"accuracy": 0.5}}, per_sample={"live": [1, 0, 1, 0]})
     before = tracker.state_dict()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         tracker.observe(2, {"live": {"accuracy": 0.75}}, per_sample=per_sample)
-    with pytest.raises(ValueError, match="the same samples every time; got 8 values .* and 4 before"):
+    with pytest.raises(ValueError, match="the same samples every time, 4 of them; got 8"):
         tracker.observe(2, {"live": {"accuracy": 0.75}}, per_sample={"live": [0, 1, 1, 1] * 2})
     with pytest.raises(KeyError, match="There is no average"):
         tracker.observe(2, {"live": {"accuracy": 0.75}}, per_sample={"fast": [0, 1, 1, 1]})
@@ -116,7 +116,8 @@ def test_values_are_copies_as_small_as_they_can_be():
     per_sample = {"live": {"accuracy": right, "loss": losses, "f1": right}, 0.9: [1.0, 0.0, 1.0, 1.0]}
     tracker.observe(1, {"live": numbers(0.75, 0.5), 0.9: numbers(0.75, 9.0)}, per_sample=per_sample)
     right.zero_(), losses.zero_()
-    kept = {(each["criterion"], each["average"]): each["values"] for each in tracker.state_dict()["per_sample"]}
+    saved = tracker.state_dict()["per_sample"]
+    kept = {(item["criterion"], item["average"]): item["values"] for item in saved}
     assert {key: values.dtype for key, values in kept.items()} == {
         ("accuracy", "live"): torch.bool, ("loss", "live"): torch.float32, ("accuracy", "ema-0.9"): torch.bool,
     }  # fmt: skip
@@ -133,11 +134,11 @@ def test_values_of_partial_and_diverged_validations_are_not_kept():
 
 def run_with_values() -> Run:
     run = Run()
-    values = noise(3, 3, 50)
+    by_epoch = noise(3, 3, 50)
     for epoch in range(3):
-        by_name = dict(zip(("live", 0.5, 0.9), values[epoch], strict=True))
-        metrics = {name: numbers(0.5, float(each.mean())) for name, each in by_name.items()}
-        run.epoch(epoch, metrics, per_sample={name: {"loss": each} for name, each in by_name.items()})
+        by_name = dict(zip(("live", 0.5, 0.9), by_epoch[epoch], strict=True))
+        metrics = {name: numbers(0.5, float(values.mean())) for name, values in by_name.items()}
+        run.epoch(epoch, metrics, per_sample={name: {"loss": values} for name, values in by_name.items()})
     return run
 
 

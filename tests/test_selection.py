@@ -11,26 +11,26 @@ import torch
 from observing import BANK, BOTH, Run, assert_equal, assert_same_state, numbers
 from torch import Tensor, nn
 
-from emabank import Best, BestTracker, EMABank
+from emabank import Best, BestTracker, EMABank, recalibrate_batchnorm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        ({"criteria": {}}, "at least one metric"),
-        ({"criteria": {"accuracy": "maximum"}}, "'max' or 'min'"),
-        ({"criteria": "acc"}, "got 'acc'"),
-        ({"criteria": ["accuracy"]}, r"got \['accuracy'\]"),
-        ({"criteria": None}, "got None"),
-        ({"snapshots": "all"}, "none of 'best', 'each' and None"),
-        ({"snapshots": None, "folder": "x"}, "nothing would be kept there"),
+        {"criteria": {}},
+        {"criteria": {"accuracy": "maximum"}},
+        {"criteria": "acc"},
+        {"criteria": ["accuracy"]},
+        {"criteria": None},
+        {"snapshots": "all"},
+        {"folder": "x", "snapshots": None},
     ],
 )
-def test_wrong_arguments_are_explained(arguments: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_wrong_arguments_are_named(arguments: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(arguments))} must"):
         BestTracker(BANK, **arguments)
     tracker = BestTracker(BANK)
-    with pytest.raises(ValueError, match="patience=0"):
+    with pytest.raises(ValueError, match="^patience must .* got 0"):
         tracker.should_stop(0)
     with pytest.raises(ValueError, match="batchnorm must be .* got 'fresh'"):
         tracker.observe(1, {"live": numbers(1.0)}, batchnorm="fresh")  # pyright: ignore[reportArgumentType]
@@ -113,19 +113,19 @@ def test_what_was_not_kept_is_explained() -> None:
         run.tracker.weights("accuracy", 0.5)
     nothing = BestTracker(BANK, snapshots=None)
     nothing.observe(1, {"live": numbers(0.5)})
-    with pytest.raises(
-        RuntimeError, match="No weights were kept: this tracker has snapshots=None; use snapshots='best' or 'each'"
-    ):
+    with pytest.raises(RuntimeError, match="snapshots=None"):
         nothing.weights("accuracy")
 
 
 def test_the_snapshot_has_the_statistics_that_were_observed(where: dict[str, Any]) -> None:
     run = Run(snapshots="each", **where)
     run.bank.update()
-    run.bank.keep_recomputed("ema-0.9", {"1.running_mean": torch.full((3,), 7.0)})
+    recalibrate_batchnorm(run.bank, [torch.randn(9, 3)], averages=[0.9])
+    recomputed = run.bank.weights(0.9, batchnorm="recomputed")["1.running_mean"]
+    assert recomputed.tolist() != [0.0] * 3
     run.tracker.observe(1, {"live": numbers(0.1), 0.9: numbers(0.5)}, batchnorm="recomputed")
     run.tracker.observe(1, {0.5: numbers(0.4)})
-    assert run.tracker.weights("accuracy", 0.9)["1.running_mean"].tolist() == [7.0] * 3
+    assert_equal(run.tracker.weights("accuracy", 0.9)["1.running_mean"], recomputed)
     assert run.tracker.weights("accuracy", "live")["1.running_mean"].tolist() == [0.0] * 3
     assert run.tracker.weights("accuracy", 0.5)["1.running_mean"].tolist() == [0.0] * 3
     before = run.tracker.state_dict()
@@ -152,9 +152,9 @@ PLAN = [
 def test_trap40_resumed_anywhere_equals_the_uninterrupted_tracker(
     tmp_path: Path, split: int, mode: Literal["best", "each"] | None
 ) -> None:
-    whole = Run(snapshots=mode)
+    uninterrupted = Run(snapshots=mode)
     for epoch, metrics, options in PLAN:
-        whole.epoch(epoch, metrics, **options)
+        uninterrupted.epoch(epoch, metrics, **options)
     first = Run(snapshots=mode)
     for epoch, metrics, options in PLAN[:split]:
         first.epoch(epoch, metrics, **options)
@@ -169,12 +169,12 @@ def test_trap40_resumed_anywhere_equals_the_uninterrupted_tracker(
     assert_same_state(second.tracker.state_dict(), first.tracker.state_dict())
     for epoch, metrics, options in PLAN[split:]:
         second.epoch(epoch, metrics, **options)
-    assert_same_state(second.tracker.state_dict(), whole.tracker.state_dict())
-    assert second.tracker.best("loss") == whole.tracker.best("loss")
-    assert second.tracker.should_stop(1) == whole.tracker.should_stop(1)
-    assert repr(second.tracker) == repr(whole.tracker)
+    assert_same_state(second.tracker.state_dict(), uninterrupted.tracker.state_dict())
+    assert second.tracker.best("loss") == uninterrupted.tracker.best("loss")
+    assert second.tracker.should_stop(1) == uninterrupted.tracker.should_stop(1)
+    assert repr(second.tracker) == repr(uninterrupted.tracker)
     if mode:
-        assert_equal(second.tracker.weights("loss"), whole.tracker.weights("loss"))
+        assert_equal(second.tracker.weights("loss"), uninterrupted.tracker.weights("loss"))
         assert len(list(tmp_path.iterdir())) == len(second.tracker.state_dict()["weights"])
 
 
@@ -210,21 +210,19 @@ def test_trap41_a_state_that_does_not_fit_is_refused_unchanged(where: dict[str, 
     good = run.tracker.state_dict()
     row = good["history"][0]
     wrong = {
-        "it has no history": {key: value for key, value in good.items() if key != "history"},
-        "version 2, this emabank reads 1": changed(good, version=2),
-        "The state has criteria": changed(good, criteria={"accuracy": "max"}),
-        "The state has snapshots='each'": changed(good, snapshots="each"),
-        "observed ema-0.7, and the bank's averages are ema-0.5, ema-0.9": changed(
-            good, history=[[1, "ema-0.7", *row[2:]]]
-        ),
-        "is damaged: '1' in its history is not of type int": changed(good, history=[["1", *row[1:]]]),
-        "is damaged: _row": changed(good, history=[row[:2]]),
+        "history": {key: value for key, value in good.items() if key != "history"},
+        "version .* got 2": changed(good, version=2),
+        "criteria": changed(good, criteria={"accuracy": "max"}),
+        "snapshots": changed(good, snapshots="each"),
+        "ema-0.7, but the bank's averages are ema-0.5, ema-0.9": changed(good, history=[[1, "ema-0.7", *row[2:]]]),
+        "is damaged: '1' in its history": changed(good, history=[["1", *row[1:]]]),
+        "is damaged: .*Observation": changed(good, history=[row[:2]]),
         "is damaged: 'epoch'": changed(good, weights=[{"average": "ema-0.9"}]),
-        "contradict": changed(good, weights=[]),
-        "contradict each other": changed(good, history=[*good["history"], [0, *row[1:]]]),
+        "is damaged: its snapshots": changed(good, weights=[]),
+        "is damaged: the epochs": changed(good, history=[*good["history"], [0, *row[1:]]]),
     }
-    for said, state in wrong.items():
-        with pytest.raises(ValueError, match=said):
+    for message, state in wrong.items():
+        with pytest.raises(ValueError, match=message):
             run.tracker.load_state_dict(state)
         assert_same_state(run.tracker.state_dict(), good)
 
@@ -283,10 +281,10 @@ def test_evaluate_equals_applying_each_average_by_hand() -> None:
     modes = [module.training for module in model.modules()]
     drawn: list[float] = []
 
-    def fn(given: nn.Module) -> dict[str, Any]:
-        assert given is model and not any(module.training for module in given.modules())
+    def fn(shown: nn.Module) -> dict[str, Any]:
+        assert shown is model and not any(module.training for module in shown.modules())
         drawn.append(float(torch.rand(1)))
-        logits = given(inputs)
+        logits = shown(inputs)
         assert not logits.requires_grad
         loss = nn.functional.cross_entropy(logits, labels, reduction="none")
         return {"accuracy": logits.argmax(1) == labels, "loss": loss, "worst": loss.max()}
@@ -314,7 +312,7 @@ def test_evaluate_with_numbers_alone_and_what_it_refuses() -> None:
     run.tracker.evaluate(1, lambda model: numbers(0.5))
     assert run.tracker.advice().error is None
     before = run.tracker.state_dict()
-    with pytest.raises(ValueError, match=r"fn must return its metrics.*got 0\.5"):
+    with pytest.raises(ValueError, match=r"fn must .* got 0\.5"):
         run.tracker.evaluate(2, lambda model: 0.5)  # pyright: ignore[reportArgumentType]
     with pytest.raises(RuntimeError, match="recomputed"):
         run.tracker.evaluate(2, lambda model: numbers(0.6), batchnorm="recomputed")
@@ -325,10 +323,11 @@ def test_evaluate_with_numbers_alone_and_what_it_refuses() -> None:
 def test_evaluate_uses_recomputed_statistics_where_they_are_asked_for() -> None:
     run = Run()
     run.bank.update()
-    for name in run.bank.names:
-        run.bank.keep_recomputed(name, {"1.running_mean": torch.full((3,), 7.0)})
+    recalibrate_batchnorm(run.bank, [torch.randn(9, 3)])
     means = run.tracker.evaluate(
-        1, lambda model: numbers(0.5, float(model.get_buffer("1.running_mean").mean())), batchnorm="recomputed"
+        1, lambda model: numbers(0.5, float(model.get_buffer("1.running_mean").sum())), batchnorm="recomputed"
     )
-    assert {name: values["loss"] for name, values in means.items()} == {"live": 0.0, "ema-0.5": 7.0, "ema-0.9": 7.0}
-    assert run.tracker.advice("loss").average == "live"
+    for name in run.bank.names:
+        recomputed = run.bank.weights(name, batchnorm="recomputed")["1.running_mean"]
+        assert means[name]["loss"] == float(recomputed.sum()) != 0.0
+    assert means["live"]["loss"] == 0.0

@@ -1,6 +1,6 @@
-"""Which average to ship, what it gains with what uncertainty, and whether training could have stopped earlier.
+"""Which average to ship, its gain over the live weights with its uncertainty, and when training could have stopped.
 
-From curves of one criterion, one value an epoch; numbers only. May import ledger and observed.
+Computed from the curves of one criterion, one value per epoch; no torch.
 """
 
 import math
@@ -11,50 +11,50 @@ from typing import Literal
 
 from emabank._schedule import LIVE
 
-Curve = Mapping[int, float]
-"""The value of each epoch that was looked at."""
+Curve = Mapping[int, float]  # epoch to value
+Direction = Literal["max", "min"]
 
-LEVEL = 0.05  # how often, at most, a gain is called clear where there is none
+LEVEL = 0.05  # how often, at most, a gain is called clear without a real one
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of a criterion, and which average had it at which epoch.
+    """The best value of a criterion, with the average and the epoch that had it.
 
     >>> Best("accuracy", average="ema-0.998", epoch=12, value=0.941).average
     'ema-0.998'
     """
 
     criterion: str
-    """The metric that it is the best of."""
+    """The metric."""
     average: str
     """The name of the average, or "live"."""
     epoch: int
-    """Where it was seen."""
+    """The epoch it was observed at."""
     value: float
-    """Of the metric."""
+    """The value of the metric."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to ship, and why. Printed, it is a few sentences.
+    """What to ship, and why. `print` shows it in a few sentences.
 
     Args:
-        criterion: what it was chosen by.
-        average: the one to ship, or "live".
-        epoch: from which epoch.
-        value: what it had there.
-        batchnorm: with which batch-norm statistics; None where there are none, or for the live weights.
-        live: the live weights at their own best; None when they were not observed.
-        best_average: the average at its best, shipped or not; None when none was observed.
-        gain: how much better that is than the live weights, positive is better; None without either.
-        error: the standard error of the gain; None when nothing is known about it.
-        critical: how many standard errors the best of so many candidates must gain to be clear; None without an error.
-        stop: the epoch after which training could have stopped: what came later gained less than the error.
-        epochs: all epochs that were observed, in order.
+        criterion: the metric it was chosen by.
+        average: the average to ship, or "live".
+        epoch: the epoch to ship it from.
+        value: the value of the criterion there.
+        batchnorm: which batch-norm statistics to ship; None for the live weights, or without batch norm.
+        live: the best of the live weights; None if they were not observed.
+        best_average: the best of the averages, shipped or not; None if none was observed.
+        gain: how much better `best_average` is than `live` (positive is better); None without either.
+        error: the standard error of the gain; None if it is unknown.
+        critical: how many standard errors a gain must be to be clear, given the number of candidates; None without one.
+        stop: the epoch after which training could have stopped, because later ones gained less than the error.
+        epochs: all observed epochs, in order.
         is_share: whether values are shares of one, such as accuracies: shown in percent, gains in points.
-        note: what else should be done first; often nothing.
-        unit: what epochs are called: "epoch", or "step".
+        note: what to do first; often empty.
+        unit: what epochs are called, such as "step".
     """
 
     criterion: str
@@ -75,7 +75,7 @@ class Advice:
 
     @property
     def bound(self) -> float | None:
-        """What the gain is at least, with 95 % confidence, the choice among averages and epochs allowed for.
+        """The least that the gain is with 95 % confidence, allowing for the choice among averages and epochs.
 
         >>> advice = advise({"live": {1: 0.7}, "slow": {1: 0.9}}, criterion="accuracy", better="max", error=0.1)
         >>> round(advice.bound, 3)  # of one candidate: 0.2 - 1.645 * 0.1
@@ -87,7 +87,7 @@ class Advice:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the gain is more than chance; never, where its uncertainty is unknown.
+        """Whether the gain is more than chance; False if its uncertainty is unknown.
 
         >>> advise({"live": {1: 0.7}, "slow": {1: 0.9}}, criterion="accuracy", better="max", samples=1000).is_clear
         True
@@ -96,7 +96,7 @@ class Advice:
 
     @property
     def saved(self) -> float:
-        """The share of the observed epochs that could have been spared.
+        """The share of the observed epochs that training could have saved.
 
         >>> curve = {0: 0.5, 1: 0.9, 2: 0.9, 3: 0.9}
         >>> advise({"slow": curve}, criterion="accuracy", better="max").saved
@@ -115,7 +115,7 @@ class Advice:
         value = f"{100.0 * self.value:.2f} %" if self.is_share else f"{self.value:.4g}"
         if self.live is None:
             return (
-                f"Of the averages it is the best, with {self.criterion} {value}; observe the live weights too, to know "
+                f"It is the best of the averages, with {self.criterion} {value}; observe the live weights too to learn "
                 "the gain."
             )
         if self.best_average is None:
@@ -129,7 +129,7 @@ class Advice:
         sentence = f"its {self.criterion} of {value} is {amount} better than that of {best_live}"
         if self.bound is None:
             return (
-                f"A gain of unknown uncertainty: {sentence}. Give per-sample values with every observation to learn "
+                f"A gain of unknown uncertainty: {sentence}. Pass per-sample values with every observation to learn "
                 "whether it is more than chance."
             )
         if not self.is_clear:
@@ -151,7 +151,7 @@ class Advice:
 
 
 def gain_text(gain: float, error: float | None, *, is_share: bool, signed: bool = False) -> str:
-    """A gain and its standard error, to two digits of the error; in points where values are shares.
+    """A gain and its standard error, to two digits of the error; in points if values are shares.
 
     >>> gain_text(0.0123, 0.0041, is_share=True), gain_text(-0.00001, 0.016, is_share=False, signed=True)
     ('1.23 ± 0.41 points', '+0.000 ± 0.016')
@@ -163,13 +163,13 @@ def gain_text(gain: float, error: float | None, *, is_share: bool, signed: bool 
     if error is None or not 0.0 < error < math.inf:
         return f"{scale * gain + 0.0:{plus}.3g}{points}"
     digits = max(0, 1 - math.floor(math.log10(scale * error)))
-    rounded = round(scale * gain, digits) + 0.0  # which makes 0.0 of -0.0
+    rounded = round(scale * gain, digits) + 0.0  # turns -0.0 into 0.0
     return f"{rounded:{plus}.{digits}f} ± {scale * error:.{digits}f}{points}"
 
 
 def critical_value(choices: int = 1) -> float:
-    """How many standard errors the best of so many candidates must gain to be clear, however alike they are: a normal
-    quantile, corrected by Bonferroni.
+    """How many standard errors the best of so many candidates must gain to be clear: a normal quantile with
+    Bonferroni's correction, valid however correlated the candidates are.
 
     >>> round(critical_value(), 3), round(critical_value(100), 3)
     (1.645, 3.291)
@@ -177,27 +177,20 @@ def critical_value(choices: int = 1) -> float:
     return NormalDist().inv_cdf(1.0 - LEVEL / choices)
 
 
-def leaders(
-    curves: Mapping[str, Curve], criterion: str, better: Literal["max", "min"]
-) -> tuple[Best | None, Best | None]:
-    """The best average and the best live weights; of equal values the earliest epoch wins.
-
-    >>> leaders({"live": {1: 0.8}, "slow": {2: 0.9}, "fast": {1: 0.9}}, "accuracy", "max")[0]
-    Best(criterion='accuracy', average='fast', epoch=1, value=0.9)
-    """
+def best_points(curves: Mapping[str, Curve], criterion: str, better: Direction) -> tuple[Best | None, Best | None]:
+    """The best average and the best live weights; of equal values the earliest epoch wins."""
     sign = 1.0 if better == "max" else -1.0
-    bests = [Best(criterion, name, epoch, curves[name][epoch]) for name, epoch in finite_places(curves)]
-    by_kind = ([best for best in bests if (best.average == LIVE) == is_live] for is_live in (False, True))
-    top, live = (max(kind, key=lambda best: (sign * best.value, -best.epoch), default=None) for kind in by_kind)
-    return top, live
+    points = [Best(criterion, name, epoch, curves[name][epoch]) for name, epoch in finite_points(curves)]
+
+    def best(candidates: list[Best]) -> Best | None:
+        return max(candidates, key=lambda point: (sign * point.value, -point.epoch), default=None)
+
+    averages = [point for point in points if point.average != LIVE]
+    return best(averages), best([point for point in points if point.average == LIVE])
 
 
-def finite_places(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
-    """The average (or "live") and the epoch of every finite value.
-
-    >>> finite_places({"live": {1: 0.5}, "slow": {1: math.nan, 2: 0.6}})
-    [('live', 1), ('slow', 2)]
-    """
+def finite_points(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
+    """The average (or "live") and the epoch of every finite value."""
     return [(name, epoch) for name, curve in curves.items() for epoch in curve if math.isfinite(curve[epoch])]
 
 
@@ -205,7 +198,7 @@ def advise(
     curves: Mapping[str, Curve],
     *,
     criterion: str,
-    better: Literal["max", "min"],
+    better: Direction,
     samples: int | None = None,
     error: float | None = None,
     critical: float | None = None,
@@ -213,12 +206,20 @@ def advise(
     has_batchnorm: bool = False,
     unit: str = "epoch",
 ) -> Advice:
-    """Advice from the curves of averages, and of the live weights under "live".
+    """Advice from the curves of the averages and of the live weights.
 
-    `error` is the standard error of the best average's gain over the live weights at their best, and `critical` how
-    many of these the gain must be to be clear (by default Bonferroni's, over all epochs of all averages). Without it,
-    `samples` gives an upper bound of the error of an accuracy: as if every candidate had seen samples of its own.
-    `recomputed` are the epochs at which averages had recomputed batch-norm statistics.
+    Args:
+        curves: the curve of every average by name; the live weights are "live".
+        criterion: the name of the metric.
+        better: "max" or "min".
+        samples: the number of validation samples. Without `error` it gives an upper bound of the error of an accuracy,
+            as if every candidate had been measured on its own samples.
+        error: the standard error of the gain of the best average over the best live weights.
+        critical: how many standard errors the gain must be to be clear; by default `critical_value` of all epochs of
+            all averages.
+        recomputed: the epochs at which averages had recomputed batch-norm statistics.
+        has_batchnorm: whether the averages have batch-norm statistics.
+        unit: what epochs are called.
 
     >>> curves = {"live": {1: 0.70, 2: 0.80}, "slow": {1: 0.50, 2: 0.86}}
     >>> advice = advise(curves, criterion="accuracy", better="max", samples=1000)
@@ -226,13 +227,13 @@ def advise(
     ('slow', 2, 0.06, 0.017)
     """
     sign = 1.0 if better == "max" else -1.0
-    top, live = leaders(curves, criterion, better)
-    places = finite_places(curves)
-    is_share = better == "max" and all(0.0 <= curves[name][epoch] <= 1.0 for name, epoch in places)
+    top, live = best_points(curves, criterion, better)
+    points = finite_points(curves)
+    is_share = better == "max" and all(0.0 <= curves[name][epoch] <= 1.0 for name, epoch in points)
     if samples is not None and not is_share:
         raise ValueError(
-            f"samples must be left out for {criterion!r}: it gives the uncertainty of an accuracy from 0 to 1, where "
-            "more is better. Give per-sample values instead."
+            f"samples must be None for {criterion!r}: it gives the uncertainty of an accuracy from 0 to 1, where more "
+            "is better. Pass per-sample values instead."
         )
     gain = None if live is None or top is None else sign * (top.value - live.value)
     if live is None or top is None:
@@ -242,18 +243,16 @@ def advise(
     if error is None:
         critical = None
     elif critical is None:
-        critical = critical_value(sum(name != LIVE for name, _ in places))
+        critical = critical_value(sum(name != LIVE for name, _ in points))
     chosen = live if top is None or (gain is not None and gain <= 0.0) else top
     if chosen is None:
-        raise LookupError(
-            f"No {criterion} has been observed that is complete and finite, so there is nothing to advise."
-        )
+        raise LookupError(f"No {criterion} has been observed that is complete and finite.")
     statistics: Literal["averaged", "recomputed"] | None = None
     if has_batchnorm and chosen.average != LIVE:
         statistics = "recomputed" if chosen.epoch in recomputed else "averaged"
     as_good = [
         epoch
-        for name, epoch in places
+        for name, epoch in points
         if (name == LIVE) == (chosen.average == LIVE)
         and sign * curves[name][epoch] >= sign * chosen.value - (error or 0.0)
     ]
@@ -277,14 +276,14 @@ def advise(
 
 
 _UNCALIBRATED = (
-    "Its batch-norm statistics were averaged, not recomputed: measure it once more after recalibrate_batchnorm, from "
-    "which slow averages gain most."
+    "Its batch-norm statistics were averaged, not recomputed: evaluate again after recalibrate_batchnorm, from which "
+    "slow averages gain most."
 )
 
 
 def _share_error(share: float, samples: int) -> float:
-    """The standard error of a share, as if one more sample were right and one more wrong (Agresti and Caffo 2000), for
-    a share of 0 or 1 is not certain either.
+    """The standard error of a share with one more success and one more failure (Agresti and Caffo 2000), because a
+    share of 0 or 1 is uncertain too.
     """
     share = (share * samples + 1.0) / (samples + 2.0)
     return math.sqrt(share * (1.0 - share) / samples)

@@ -1,8 +1,8 @@
 """Choose afterwards: snapshots of power-function averages during training, and from them any average at any step.
 
-After Karras et al. 2023 (EDM2), section 3.2, but for every rule of this package, and with the weights that samples
-really have in a bank. Every average is a weighted mean of the samples a bank has taken and of its initial weights, so
-a mixture of averages is one too; the mixture nearest to a given average is a least-squares problem in these weights.
+After Karras et al. 2023 (EDM2), section 3.2, but for every rule of this package, and with the exact weights that
+samples have in a bank. An average is a weighted mean of the samples (and of the initial weights), and so is a mixture
+of averages. The mixture nearest to another average is a least-squares problem in the weights of the samples.
 """
 
 import math
@@ -13,28 +13,27 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from emabank._distributed import ProcessGroups
+from emabank.bank import EMABank, check_choice
 from emabank.checkpoint import read_state, write_state
 from emabank.rules import PowerEMA, Rule, as_rule, rule_from_dict
 
-if TYPE_CHECKING:
-    from emabank.bank import EMABank
+__all__ = ["Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
 
+# Sample profiles: the weight of every sample in an average ------------------------------------------------------------
 
-# Sample profiles: how much each sample weighs in an average ----------------------------------------------------------
-
+# How much the samples of a run are assumed to differ, relative to their norm: it converts the rounding of stored
+# averages into an error of sample weights. Early in training samples differ more, at the end less.
 SPREAD = 0.1
-"""How much the samples of a run are assumed to differ, relative to their norm. It converts the rounding of stored
-averages into an error of sample weights. Early in training samples differ more, at the end less."""
 
 _EXACT = 4096  # up to this many samples are fitted one by one; of more, distant ones are binned
-_FINENESS = 512  # a bin spans this fraction of its distance from the end
-_LEAST = 1e-9  # of noise, so that nearly equal averages can still be solved for
+_FINENESS = 512  # a bin spans one part in this many of its distance from the end
+_MIN_NOISE = 1e-9  # so that nearly equal averages can still be solved for
 
 
 def profile(rule: Rule, step: int, *, every: int) -> Tensor:
@@ -68,11 +67,7 @@ def decays(rule: Rule, step: int, *, every: int) -> Tensor:
 
 
 def weights_of(decays: Tensor) -> Tensor:
-    """The weight of each sample: (1 - decay) of its own, times the decays of all later ones.
-
-    >>> weights_of(torch.tensor([0.0, 0.5, 0.25]))
-    tensor([0.1250, 0.1250, 0.7500])
-    """
+    """The weight of each sample: one minus its own decay, times the decays of all later samples."""
     first = int((decays == 0).nonzero().max())  # everything before it is forgotten
     later = decays[first + 1 :].log().flip(0).cumsum(0).flip(0).exp()
     remaining = torch.cat([later, later.new_ones(1)])
@@ -82,15 +77,18 @@ def weights_of(decays: Tensor) -> Tensor:
 
 
 class Mixture(NamedTuple):
-    """Coefficients that mix averages into another one, and how close they get."""
+    """Coefficients that mix averages into another one, and how close they get.
+
+    Attributes:
+        coefficients: their sum is 1, so that a constant stays as it is.
+        error: distance of the sample weights from the target's, relative to the target's norm; including rounding, for
+            samples that differ by `SPREAD`.
+        rounding: relative error of the mixed weights that comes from rounding.
+    """
 
     coefficients: list[float]
-    """They sum to 1, so that a constant stays what it is."""
     error: float
-    """Distance of the sample weights from the target's, relative to the target's norm. Rounding is part of it, for
-    samples that differ by `SPREAD`."""
     rounding: float
-    """Relative error of the mixed weights that comes from rounding."""
 
 
 def mixture(profiles: Iterable[Tensor], target: Tensor, roundings: Sequence[float]) -> Mixture:
@@ -98,11 +96,6 @@ def mixture(profiles: Iterable[Tensor], target: Tensor, roundings: Sequence[floa
 
     A profile may be shorter than the target: later samples weigh nothing in it. `roundings` are the relative errors of
     the stored averages. Large coefficients of opposite signs would amplify these, so they are part of the objective.
-
-    >>> first, second = torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])
-    >>> mixed = mixture([first, second], torch.tensor([0.75, 0.25]), [6e-8, 6e-8])
-    >>> [round(coefficient, 6) for coefficient in mixed.coefficients], mixed.error < 1e-4
-    ([0.5, 0.5], True)
     """
     lengths = [len(weights) for weights in profiles]
     bins = _Bins(len(target), lengths)
@@ -123,7 +116,7 @@ def _solve(columns: Tensor, target: Tensor, noise: Tensor) -> list[float]:
     count = columns.shape[1]
     if count == 1:
         return [1.0]
-    columns = torch.cat([columns, torch.diag(noise.clamp_min(_LEAST))])
+    columns = torch.cat([columns, torch.diag(noise.clamp_min(_MIN_NOISE))])
     target = torch.cat([target, target.new_zeros(count)])
     last = columns[:, -1:]
     # The last digits of the default driver differ from call to call.
@@ -133,8 +126,8 @@ def _solve(columns: Tensor, target: Tensor, noise: Tensor) -> list[float]:
 
 
 class _Bins:
-    """Neighbouring samples that are fitted together. Near the end, where windows are short, each sample is a bin; and
-    every profile ends where a bin does.
+    """Neighbouring samples that are fitted together. Near the end, where windows are short, every sample is a bin.
+    No bin contains the end of a profile.
     """
 
     def __init__(self, length: int, lengths: Sequence[int]) -> None:
@@ -157,31 +150,31 @@ class _Bins:
         return sums / self._sizes.sqrt()
 
 
-__all__ = ["Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
-
-Place = tuple[int, str]
-"""The step of a snapshot, and which of its averages."""
+SnapshotKey = tuple[int, str]  # the step and the name of the average
 
 _FILE = re.compile(r"step-(\d{9,})\.pt")
 _KIND = "posthoc"
-_PRECISIONS = (None, torch.float32, torch.float16, torch.bfloat16)
 
-# Writing -------------------------------------------------------------------------------------------------------------
+# Writing snapshots ----------------------------------------------------------------------------------------------------
 
 
 class Snapshots:
-    """Writes the power-function averages of a bank to a folder, whenever so many steps have passed, for `synthesize`.
+    """Writes the power-function averages of a bank to a folder at regular steps, for `synthesize`.
 
     The bank needs two of them with different widths; `PowerEMA(0.05)` and `PowerEMA(0.1)` are a good pair. Build it
-    where training begins, or when the bank has been loaded to go on: the initial weights are kept as well, and
-    snapshots of later steps, which a training has left that is now resumed from before them, are removed. Call
-    `update()` after each `bank.update()`, or less often.
+    when training starts, so that the initial weights are saved as well, or after loading the bank to resume. Snapshots
+    later than the bank's step, left by a run that is now resumed from an earlier checkpoint, are deleted. Call
+    `update()` after each `bank.update()`, or less often. If several processes train one model, each has a `Snapshots`;
+    the first one writes.
 
-    Each snapshot holds the id of its training, so that those of another one are never mixed in: `run`, or by default a
-    random one, which a training that goes on finds in the folder.
-
-    A snapshot of two averages takes 8 bytes a parameter; `dtype=torch.float16` makes it 4. Where several processes
-    train one model, all of them have a `Snapshots`, and the first of them writes.
+    Args:
+        bank: the bank.
+        folder: where to write; a folder for this run alone.
+        every_steps: optimizer steps between snapshots.
+        dtype: the precision of the files; None keeps that of the bank. A snapshot of two averages takes 8 bytes per
+            parameter, with torch.float16 or torch.bfloat16 4 bytes.
+        run: the id of the run, stored in every snapshot, so that those of another run are never mixed in. By default it
+            is random; a resumed run finds it in the folder.
 
     >>> import tempfile
     >>> from torch import nn
@@ -197,7 +190,7 @@ class Snapshots:
 
     def __init__(
         self,
-        bank: "EMABank",
+        bank: EMABank,
         folder: str | os.PathLike[str],
         *,
         every_steps: int,
@@ -205,66 +198,61 @@ class Snapshots:
         run: str | None = None,
     ) -> None:
         if not isinstance(every_steps, int) or isinstance(every_steps, bool) or every_steps < 1:
-            raise ValueError(f"every_steps={every_steps!r}: give the number of steps between two snapshots, 1 or more.")
-        if dtype not in _PRECISIONS:
             raise ValueError(
-                f"dtype={dtype!r}: give torch.float32, torch.float16 or torch.bfloat16, or None for that of the bank."
+                f"every_steps must be a positive integer (optimizer steps between snapshots); got {every_steps!r}."
             )
+        check_choice("dtype", dtype, (None, torch.float32, torch.float16, torch.bfloat16))
         self._names = [name for name in bank.names if isinstance(bank.rule(name), PowerEMA)]
         if len({bank.rule(name) for name in self._names}) < 2:
             raise ValueError(
-                f"Snapshots need two power-function averages of different widths, and the bank has "
-                f"{', '.join(bank.names)}: build it with EMABank(model, [..., PowerEMA(0.05), PowerEMA(0.1)])."
+                "bank must have two power-function averages of different widths, as in EMABank(model, [..., "
+                f"PowerEMA(0.05), PowerEMA(0.1)]); got {', '.join(bank.names)}."
             )
         self._bank, self._folder, self._every_steps, self._dtype = bank, Path(folder), every_steps, dtype
-        self._processes = ProcessGroups.of(bank.model)
+        groups = ProcessGroups.of(bank.model)
+        self._writes = groups is None or groups.is_first
+        self._gathers = groups is not None and ProcessGroups.of_sharded(bank.model) is not None
         self._warned = False
-        self._run = self._tidied(run) if self._writes else ""
-        self._passed = bank.num_steps // every_steps
-        # Its own step as well: a training may have been killed between a checkpoint and the snapshot of that step.
+        self._run = self._prepare_folder(run) if self._writes else ""
+        self._periods = bank.num_steps // every_steps
+        # The bank's own step too: a run may have been killed between a checkpoint and the snapshot of that step.
         if bank.num_steps % every_steps == 0 and (bank.num_updates or not bank.num_steps):
             self.save()
 
     def update(self) -> bool:
-        """Write a snapshot if one is due; True when it did (on the process that writes, when it wrote)."""
-        passed = self._bank.num_steps // self._every_steps
-        if passed == self._passed or not self._bank.num_updates:
+        """Write a snapshot if one is due; True if so."""
+        if self._bank.num_steps // self._every_steps == self._periods or not self._bank.num_updates:
             return False
         self.save()
         return True
 
     def save(self) -> None:
-        """Write a snapshot now, in the place of one of the same step: at the end of a training, say."""
+        """Write a snapshot now, for example at the end of training; it replaces one of the same step."""
         bank = self._bank
         if bank.num_steps and not bank.num_updates:
             raise RuntimeError(
-                f"At step {bank.num_steps} no average has begun (the bank samples every {bank.every} steps), and a "
-                "snapshot would hold live weights: save it after the first sample."
+                f"No average has begun at step {bank.num_steps}, because the bank samples every {bank.every} steps: "
+                "save a snapshot after the first sample."
             )
-        sharded = self._processes is not None and ProcessGroups.of_sharded(bank.model) is not None
-        if self._writes or sharded:  # shards are gathered by all of them together
+        if self._writes or self._gathers:  # all ranks gather shards together
             state = self._state()
             if self._writes:
-                write_state(_path(self._folder, bank.num_steps), state, kind=_KIND)
-        self._passed = bank.num_steps // self._every_steps
-
-    @property
-    def _writes(self) -> bool:
-        return self._processes is None or self._processes.is_first
+                write_state(self._folder / f"step-{bank.num_steps:09d}.pt", state, kind=_KIND)
+        self._periods = bank.num_steps // self._every_steps
 
     def _state(self) -> dict[str, Any]:
         bank = self._bank
-        averaged = bank.averaged_keys()
+        averaged = bank._averaged_keys()  # pyright: ignore[reportPrivateUsage]
         averages: dict[str, Any] = {}
         rest: dict[str, Any] = {}
         keys: list[str] = []
-        digits = {"kept": 0.0, "stored": 0.0}
+        epsilons = {"kept": 0.0, "stored": 0.0}
         for name in self._names:
             weights = bank.weights(name, batchnorm="averaged", full=True)
             kept = {key: value for key, value in weights.items() if key in averaged}
-            stored = {key: self._stored(value) for key, value in kept.items()}
-            digits = {"kept": _precision(kept.values()), "stored": _precision(stored.values())}
-            averages[name] = {**bank.standing(name), "tensors": stored}
+            stored = {key: self._narrowed(value) for key, value in kept.items()}
+            epsilons = {"kept": _epsilon(kept.values()), "stored": _epsilon(stored.values())}
+            averages[name] = {**bank._average_state(name), "tensors": stored}  # pyright: ignore[reportPrivateUsage]
             rest = {key: value for key, value in weights.items() if key not in averaged}
             keys = list(weights)
         state = {
@@ -272,83 +260,87 @@ class Snapshots:
             "step": bank.num_steps,
             "every": bank.every,
             "skipped": bank.num_skipped,
-            "digits": digits,
+            "digits": epsilons,
             "averages": averages,
             "rest": rest,
             "keys": keys,
         }
-        irregular = _unusable_reason(state)
-        if irregular and not self._warned:
+        reason = _unusable_reason(state)
+        if reason and not self._warned:
             self._warned = True
             warnings.warn(
-                f"The snapshot of step {bank.num_steps} and all later ones will not do for synthesize(): {irregular}.",
-                stacklevel=4,
+                f"synthesize() cannot use the snapshot of step {bank.num_steps} and later ones: {reason}.", stacklevel=4
             )
         return state
 
-    def _stored(self, tensor: Tensor) -> Tensor:
+    def _narrowed(self, tensor: Tensor) -> Tensor:
         if self._dtype is None or not tensor.is_floating_point() or tensor.dtype.itemsize <= self._dtype.itemsize:
             return tensor
-        small = tensor.to(self._dtype)
-        return small if bool(small.isfinite().all()) else tensor  # beyond what half precision can hold
+        narrow = tensor.to(self._dtype)
+        return narrow if bool(narrow.isfinite().all()) else tensor  # it overflows half precision
 
-    def _tidied(self, run: str | None) -> str:
-        """Remove what comes after the bank's step, refuse a folder of something else; return the id of the training."""
+    def _prepare_folder(self, run: str | None) -> str:
+        """Delete snapshots later than the bank's step, check that the others are of this run, and return its id."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        there, step = _steps_in(self._folder), self._bank.num_steps
-        later = [each for each in there if each > step]
-        if later and step == 0:
+        paths, bank = _snapshot_paths(self._folder), self._bank
+        later = [step for step in paths if step > bank.num_steps]
+        if later and bank.num_steps == 0:
             raise ValueError(
-                f"{self._folder} has snapshots up to step {max(later)}, and the bank stands at step 0: build Snapshots "
-                "after bank.load_state_dict() to go on with that training, or give another folder for a new one."
+                f"{self._folder} has snapshots up to step {max(later)}, but the bank is at step 0: to resume that run, "
+                "build Snapshots after bank.load_state_dict(); for a new run, use another folder."
             )
-        for each in later:
-            there.pop(each).unlink()
-        if there and step:
-            last = max(there)
-            kept = _read(there[last], last)
-            here = {name: self._bank.standing(name)["rule"] for name in self._names}
-            if kept["every"] != self._bank.every or _rules_of(kept) != here:
-                raise ValueError(
-                    f"{there[last]} holds {', '.join(kept['averages'])} of a bank with every={kept['every']}, which is "
-                    f"not this one ({', '.join(self._names)}, every={self._bank.every}): give another folder."
-                )
-            if run not in (None, kept["run"]):
-                raise ValueError(f"{there[last]} is of the training {kept['run']!r}, not {run!r}: give another folder.")
-            return kept["run"]
-        return secrets.token_hex(8) if run is None else run
+        for step in later:
+            paths.pop(step).unlink()
+        if not paths or bank.num_steps == 0:
+            return secrets.token_hex(8) if run is None else run
+        path = paths[max(paths)]
+        state = _read(path, max(paths))
+        rules = {name: bank._average_state(name)["rule"] for name in self._names}  # pyright: ignore[reportPrivateUsage]
+        if state["every"] != bank.every or _rules(state) != rules:
+            raise ValueError(
+                f"{path} has {', '.join(state['averages'])} of a bank with every={state['every']}, but this bank has "
+                f"{', '.join(self._names)} with every={bank.every}: use another folder."
+            )
+        if run not in (None, state["run"]):
+            raise ValueError(f"run must be {state['run']!r}, that of {path}; got {run!r}: use another folder.")
+        return state["run"]
 
 
-# Putting together ----------------------------------------------------------------------------------------------------
+# Synthesis ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Synthesis:
-    """An average that was put together afterwards, and how good it is.
+    """An average that was synthesized from snapshots, and how good it is.
 
     Attributes:
-        weights: a state dict of the model, as `bank.weights(name)` would have given it.
+        weights: a state dict of the model, like that of `bank.weights(name)`.
         step: the step that it is the average of.
-        error: how far the weights of the samples in it are from those in the true average, over the length of these
-            as a vector. Near 0 it is that average; above 0.5 it is another one.
-        rounding: by which share of their length the weights are off because snapshots are stored with few digits.
-        coefficients: of each snapshot and average; they add up to 1.
+        error: distance of the weights of its samples from those in the true average, relative to their norm. Near 0 it
+            is that average; above 0.5 it is another one.
+        rounding: relative error of the weights that comes from the precision of the snapshots.
+        coefficients: the coefficient of every snapshot and average; their sum is 1.
     """
 
     weights: dict[str, Any]
     step: int
     error: float
     rounding: float
-    coefficients: dict[Place, float]
+    coefficients: dict[SnapshotKey, float]
 
 
 def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: int | None = None) -> Synthesis:
-    """The average that a bank would have had at a step (None: at the last snapshot), put together from snapshots.
+    """Synthesize from snapshots the average that a bank would have had at a step.
 
-    A number is the decay of an `EMA`. Only snapshots up to that step are used. A mean over a window is
-    `Uniform(start=at_step - window)`. What is not averaged (counters, buffers) comes from the last of them; so do
-    batch-norm statistics that the bank copies. Look at `error` before you use it; docs/posthoc.md says how many
-    snapshots make it how large.
+    Only snapshots up to that step are used. What is not averaged (counters, buffers, batch-norm statistics that the
+    bank copies) comes from the last of them. Look at `error` before you use the result; docs/posthoc.md says how many
+    snapshots are enough.
+
+    Args:
+        folder: where `Snapshots` wrote.
+        rule: the rule of the average; a number is the decay of an `EMA`. `Uniform(start=at_step - window)` is the mean
+            over a window.
+        at_step: the step; None means that of the last snapshot.
 
     >>> import tempfile
     >>> from torch import nn
@@ -360,8 +352,8 @@ def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: i
     ...     for _ in range(9):
     ...         _ = nn.init.normal_(model.weight)
     ...         _ = bank.update(), snapshots.update()
-    ...     found = synthesize(folder, EMA(0.8), at_step=9)
-    >>> torch.allclose(found.weights["weight"], bank.weights(0.8)["weight"], atol=1e-4), found.error < 0.01
+    ...     synthesis = synthesize(folder, EMA(0.8), at_step=9)
+    >>> torch.allclose(synthesis.weights["weight"], bank.weights(0.8)["weight"], atol=1e-4), synthesis.error < 0.01
     (True, True)
     """
     return synthesize_many(folder, {"only": rule}, at_step=at_step)["only"]
@@ -370,7 +362,7 @@ def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: i
 def synthesize_many(
     folder: str | os.PathLike[str], rules: Mapping[str, Rule | float], *, at_step: int | None = None
 ) -> dict[str, Synthesis]:
-    """The same for several rules at one step, by name: each snapshot is read once, and one at a time.
+    """Synthesize several averages, by name, at one step. Every snapshot is read once, and one at a time.
 
     >>> from emabank import EMA
     >>> synthesize_many("no/such/folder", {"slow": EMA(half_life=100)})
@@ -378,157 +370,148 @@ def synthesize_many(
     FileNotFoundError: There are no snapshots in no/such/folder; emabank.posthoc.Snapshots writes them.
     """
     wanted = {name: as_rule(rule).resolved(None) for name, rule in rules.items()}
-    there = _steps_in(Path(folder))
-    if not there:
+    paths = _snapshot_paths(Path(folder))
+    if not paths:
         raise FileNotFoundError(f"There are no snapshots in {folder}; emabank.posthoc.Snapshots writes them.")
-    at_step = max(there) if at_step is None else at_step
-    used = {step: path for step, path in sorted(there.items()) if step <= at_step}
-    if not used or at_step > max(there):
+    at_step = max(paths) if at_step is None else at_step
+    if not min(paths) <= at_step <= max(paths):
         raise ValueError(
-            f"at_step={at_step!r}: the snapshots in {folder} are of steps {min(there)} to {max(there)}; give a step "
-            "from the first to the last of them."
+            f"at_step must be from {min(paths)} to {max(paths)}, the steps of the snapshots in {folder}; got {at_step}."
         )
-    last = _read(used[max(used)], max(used))
-    irregular = _unusable_reason(last)
-    if irregular:
-        raise ValueError(f"{used[max(used)]} cannot be used: {irregular}.")
-    plan = _Plan(last, list(used))
-    found = {name: plan.mixed(rule, at_step) for name, rule in wanted.items()}
-    weights = _sums(used, last, plan, found)
+    paths = {step: path for step, path in paths.items() if step <= at_step}
+    last = _read(paths[max(paths)], max(paths))
+    reason = _unusable_reason(last)
+    if reason:
+        raise ValueError(f"{paths[max(paths)]} cannot be used: {reason}.")
+    every: int = last["every"]
+    stored = _StoredProfiles(last, sorted(paths))
+    mixtures = {
+        name: mixture(stored, profile(rule, at_step, every=every), stored.roundings) for name, rule in wanted.items()
+    }
+    coefficients = {name: dict(zip(stored.keys, mixed.coefficients, strict=True)) for name, mixed in mixtures.items()}
+    weights = _mix(paths, last, coefficients)
     return {
-        name: Synthesis(weights[name], at_step, made.error, made.rounding, plan.by_place(made))
-        for name, made in found.items()
+        name: Synthesis(weights[name], at_step, mixed.error, mixed.rounding, coefficients[name])
+        for name, mixed in mixtures.items()
     }
 
 
 def snapshot_steps(folder: str | os.PathLike[str]) -> list[int]:
-    """The steps of which there are snapshots in a folder, the first one first.
+    """The steps of the snapshots in a folder, in order.
 
     >>> snapshot_steps("no/such/folder")
     []
     """
-    return sorted(_steps_in(Path(folder)))
+    return sorted(_snapshot_paths(Path(folder)))
 
 
-class _Plan:
-    """Which averages there are at which steps, what their samples weigh, and how much they are rounded."""
+class _StoredProfiles:
+    """The profiles of all averages of all snapshots, and their roundings.
+
+    Iterating computes them anew: of a long run they may be too large to keep all of them.
+    """
 
     def __init__(self, last: Mapping[str, Any], steps: list[int]) -> None:
-        self.every: int = last["every"]
-        rules = {name: rule_from_dict(rule) for name, rule in _rules_of(last).items()}
-        self._decays = {name: decays(rule, max(steps), every=self.every) for name, rule in rules.items()}
-        # Before the second sample all averages are the same, so one of them will do.
-        several = {step: list(rules) if step >= 2 * self.every else list(rules)[:1] for step in steps}
-        self.places: list[Place] = [(step, name) for step, some in several.items() for name in some]
-        self._roundings = [_rounding(rules[name], step // self.every, **last["digits"]) for step, name in self.places]
-
-    def mixed(self, rule: Rule, at_step: int) -> Mixture:
-        return mixture(self, profile(rule, at_step, every=self.every), self._roundings)
-
-    def by_place(self, made: Mixture) -> dict[Place, float]:
-        return dict(zip(self.places, made.coefficients, strict=True))
+        self._every: int = last["every"]
+        rules = {name: rule_from_dict(rule) for name, rule in _rules(last).items()}
+        self._decays = {name: decays(rule, max(steps), every=self._every) for name, rule in rules.items()}
+        # Before the second sample all averages are equal, so one is enough.
+        self.keys: list[SnapshotKey] = [
+            (step, name) for step in steps for name in (rules if step >= 2 * self._every else list(rules)[:1])
+        ]
+        self.roundings = [_rounding(rules[name], step // self._every, **last["digits"]) for step, name in self.keys]
 
     def __iter__(self) -> Iterator[Tensor]:
-        """What the samples weigh at each of the places."""
-        return (weights_of(self._decays[name][: step // self.every + 1]) for step, name in self.places)
+        return (weights_of(self._decays[name][: step // self._every + 1]) for step, name in self.keys)
 
 
-def _sums(
-    used: Mapping[int, Path], last: Mapping[str, Any], plan: _Plan, found: Mapping[str, Mixture]
+def _mix(
+    paths: Mapping[int, Path], last: Mapping[str, Any], coefficients: Mapping[str, Mapping[SnapshotKey, float]]
 ) -> dict[str, dict[str, Any]]:
-    """The mixed weights by name, summed in float64.
+    """The mixed state dicts by name.
 
-    What is summed are distances from one of the averages, so that what never changed comes out bit for bit.
+    Differences from one of the averages are summed in float64, so that what never changed comes out bit for bit.
     """
-    middle: dict[str, Tensor] = next(iter(last["averages"].values()))["tensors"]
-    shares = {name: plan.by_place(made) for name, made in found.items()}
-    sums = {name: {key: _wide(tensor) for key, tensor in middle.items()} for name in found}
-    for step, path in sorted(used.items(), reverse=True):
+    base: dict[str, Tensor] = next(iter(last["averages"].values()))["tensors"]
+    totals = {name: {key: _wide(tensor) for key, tensor in base.items()} for name in coefficients}
+    for step, path in sorted(paths.items(), reverse=True):
         state = last if step == last["step"] else _read(path, step)
-        if state["every"] != last["every"] or _rules_of(state) != _rules_of(last):
-            raise ValueError(f"{path} comes from a bank with other averages than the later snapshots; remove it.")
-        if state["run"] != last["run"]:
-            raise ValueError(f"{path} comes from another training than the later snapshots; remove it.")
-        for average, each in state["averages"].items():
-            if any((step, average) in places for places in shares.values()):
-                _add(sums, {name: places[step, average] for name, places in shares.items()}, middle, each, path)
-    kinds = {key: torch.promote_types(tensor.dtype, torch.float32) for key, tensor in middle.items()}
-    return {
-        name: {key: last["rest"][key] if key in last["rest"] else totals[key].to(kinds[key]) for key in last["keys"]}
-        for name, totals in sums.items()
-    }
+        _check_same_run(path, state, last)
+        for average, saved in state["averages"].items():
+            for key, tensor in saved["tensors"].items():
+                difference = _wide(tensor) - _wide(base[key])
+                for name, by_snapshot in coefficients.items():
+                    totals[name][key].add_(difference, alpha=by_snapshot.get((step, average), 0.0))
+    state_dicts: dict[str, dict[str, Any]] = {}
+    for name, total in totals.items():
+        averaged = {key: total[key].to(torch.promote_types(base[key].dtype, torch.float32)) for key in base}
+        state_dicts[name] = {key: averaged[key] if key in averaged else last["rest"][key] for key in last["keys"]}
+    return state_dicts
 
 
-def _add(
-    sums: Mapping[str, Mapping[str, Tensor]],
-    shares: Mapping[str, float],
-    middle: Mapping[str, Tensor],
-    average: Mapping[str, Any],
-    path: Path,
-) -> None:
-    tensors: dict[str, Tensor] = average["tensors"]
-    if {key: each.shape for key, each in tensors.items()} != {key: each.shape for key, each in middle.items()}:
-        raise ValueError(f"{path} holds other tensors than the later snapshots: it is of another model; remove it.")
-    for key, tensor in tensors.items():
-        apart = _wide(tensor) - _wide(middle[key])
-        for name, share in shares.items():
-            sums[name][key].add_(apart, alpha=share)
+def _check_same_run(path: Path, state: Mapping[str, Any], last: Mapping[str, Any]) -> None:
+    if state["every"] != last["every"] or _rules(state) != _rules(last):
+        raise ValueError(f"{path} is of a bank with other averages than the later snapshots: remove it.")
+    if state["run"] != last["run"]:
+        raise ValueError(f"{path} is of another run than the later snapshots: remove it.")
+    for name, average in state["averages"].items():
+        if _shapes(average) != _shapes(last["averages"][name]):
+            raise ValueError(f"{path} has other tensors than the later snapshots, those of another model: remove it.")
+
+
+def _shapes(average: Mapping[str, Any]) -> dict[str, torch.Size]:
+    return {key: tensor.shape for key, tensor in average["tensors"].items()}
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float64), copy=True)
 
 
-# What a snapshot says of itself --------------------------------------------------------------------------------------
+# Snapshot files -------------------------------------------------------------------------------------------------------
 
 
 def _unusable_reason(state: Mapping[str, Any]) -> str:
-    """Why the samples of a snapshot do not weigh what its rules say; empty where they do.
+    """Why the samples of a snapshot do not have the weights that its rules say; empty if they do.
 
-    Whatever makes it so stays in the counts for the rest of the training, so the last snapshot speaks for all.
+    The counts that tell stay as they are for the rest of the run, so the last snapshot speaks for all.
     """
     step, every = state["step"], state["every"]
     if state["skipped"]:
         return f"the bank had skipped {state['skipped']} samples for NaN or inf by step {step}"
-    for name, each in state["averages"].items():
-        if each["origin"]:
-            return f"the average {name!r} was reset at step {each['origin']}"
-        if each["samples"] != step // every:
+    for name, average in state["averages"].items():
+        if average["origin"]:
+            return f"the average {name!r} was reset at step {average['origin']}"
+        if average["samples"] != step // every:
             return f"the bank was flushed between samples before step {step}"
     return ""
 
 
 def _rounding(rule: Rule, samples: int, *, kept: float, stored: float) -> float:
-    """By which share of its length an average is off as it is stored.
+    """The relative error of a stored average; `kept` and `stored` are the epsilons of the bank and of the file.
 
-    Each update rounds it, and forgets as much of earlier roundings as of earlier samples: in the end these add up to
-    those of half a window.
+    Every update rounds, and forgets earlier roundings as it forgets earlier samples: the sum is that of half a window.
     """
     window = samples / (rule.gamma + 1.0) if isinstance(rule, PowerEMA) else 1.0
     in_updates = 0.3 * kept * math.sqrt(max(1.0, window / 2.0))  # 12^-½ of an epsilon is the mean error of a rounding
     return math.hypot(in_updates, 0.3 * stored) if stored > kept else in_updates
 
 
-def _precision(tensors: Iterable[Tensor]) -> float:
-    """The epsilon of the kind with the fewest digits."""
-    return max((torch.finfo(each.dtype).eps for each in tensors), default=0.0)
+def _epsilon(tensors: Iterable[Tensor]) -> float:
+    """The largest epsilon of the dtypes."""
+    return max((torch.finfo(tensor.dtype).eps for tensor in tensors), default=0.0)
 
 
-def _rules_of(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: each["rule"] for name, each in state["averages"].items()}
+def _rules(state: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: average["rule"] for name, average in state["averages"].items()}
 
 
 def _read(path: Path, step: int) -> dict[str, Any]:
     state = read_state(path, kind=_KIND)
     if state["step"] != step:
-        raise ValueError(f"{path} is the snapshot of step {state['step']}: name it so, or remove it.")
+        raise ValueError(f"{path} is the snapshot of step {state['step']}: rename or remove it.")
     return state
 
 
-def _steps_in(folder: Path) -> dict[int, Path]:
-    found = ((_FILE.fullmatch(path.name), path) for path in folder.glob("step-*.pt"))
-    return {int(match.group(1)): path for match, path in found if match is not None}
-
-
-def _path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:09d}.pt"
+def _snapshot_paths(folder: Path) -> dict[int, Path]:
+    matches = ((_FILE.fullmatch(path.name), path) for path in folder.glob("step-*.pt"))
+    return {int(match.group(1)): path for match, path in matches if match is not None}

@@ -153,9 +153,9 @@ def test_an_upper_case_suffix(tmp_path: Path):
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 @pytest.mark.parametrize("keep", [0, 3, 8, 60, 0.5, 0.99, -1])
 def test_a_truncated_file_is_named(tmp_path: Path, suffix: str, keep: float):
-    whole = write(tmp_path / f"1{suffix}", state(1)).read_bytes()
+    intact = write(tmp_path / f"1{suffix}", state(1)).read_bytes()
     truncated = tmp_path / f"2{suffix}"
-    truncated.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
+    truncated.write_bytes(intact[: int(keep * len(intact)) if isinstance(keep, float) else keep])
     with pytest.raises(ValueError, match=rf"2\{suffix} is damaged"):
         plan_average([truncated, tmp_path / f"1{suffix}"])
 

@@ -9,7 +9,7 @@ from states import same
 from torch import nn
 from zoo import run
 
-from emabank import EMA, BestTracker, EMABank, PowerEMA, Uniform
+from emabank import EMA, BestTracker, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 
 PLAIN = [-1, 1.5, float("nan"), float("inf"), 10**400, 1j, "text", b"", True, [], {}, set(), object()]
 TENSORS = {
@@ -45,8 +45,7 @@ def built(steps: int) -> tuple[nn.Module, EMABank]:
     model = Waves()
     bank = EMABank(model, [EMA(0.93), EMA(0.99, start=3), Uniform(), PowerEMA(0.15)], every=2)
     run(model, steps, bank.update)
-    for name in ("live", "ema-0.93"):
-        bank.keep_recomputed(name, {"norm.running_mean": torch.ones(4), "norm.running_var": torch.ones(4)})
+    recalibrate_batchnorm(bank, [torch.randn(8, 6)], averages=["live", "ema-0.93"])
     return model, bank
 
 

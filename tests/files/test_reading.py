@@ -78,40 +78,40 @@ def test_subclasses_of_plain_types_load_safely(tmp_path: Path) -> None:
 def test_trap41_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.pt"
     write_state(path, example(), kind="test")
-    whole = path.read_bytes()
-    lengths = sorted({*range(0, len(whole), max(1, len(whole) // 300)), 1, 7, 8, 9, len(whole) - 1})
+    intact = path.read_bytes()
+    lengths = sorted({*range(0, len(intact), max(1, len(intact) // 300)), 1, 7, 8, 9, len(intact) - 1})
     for length in lengths:
-        path.write_bytes(whole[:length])
+        path.write_bytes(intact[:length])
         with pytest.raises(ValueError, match=path.name):
             read_state(path, kind="test")
-    path.write_bytes(whole)
+    path.write_bytes(intact)
     assert same(read_state(path, kind="test"), example())
 
 
 def test_trap41_a_flipped_bit_is_refused_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "f.pt"
     write_state(path, example(), kind="test")
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     refused = 0
-    for place in range(0, len(whole), max(1, len(whole) // 400)):
-        flipped = bytearray(whole)
-        flipped[place] ^= 1 << place % 8
+    for position in range(0, len(intact), max(1, len(intact) // 400)):
+        flipped = bytearray(intact)
+        flipped[position] ^= 1 << position % 8
         path.write_bytes(flipped)
         try:
             loaded = read_state(path, kind="test")
         except ValueError:
             refused += 1
         else:
-            assert same(loaded, example()), place  # a zip file's padding and dates carry nothing
+            assert same(loaded, example()), position  # a zip file's padding and dates carry nothing
     assert refused > 50
 
 
 def test_trap41_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "f.pt"
     write_state(path, {"weight": torch.full((64,), 1.2345)}, kind="test")
-    whole = bytearray(path.read_bytes())
-    whole[whole.index(bytes(torch.full((1,), 1.2345).view(torch.uint8).tolist())) + 80] ^= 1
-    path.write_bytes(whole)
+    intact = bytearray(path.read_bytes())
+    intact[intact.index(bytes(torch.full((1,), 1.2345).view(torch.uint8).tolist())) + 80] ^= 1
+    path.write_bytes(intact)
     with pytest.raises(ValueError, match="checksum"):
         read_state(path, kind="test")
 
@@ -147,7 +147,7 @@ def test_trap44_a_malicious_pickle_is_refused_and_not_executed(tmp_path: Path) -
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x04.", bytes(range(256)) * 20])
 def test_trap41_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"f\.pt is damaged, cut short or not a file of emabank"):
+    with pytest.raises(ValueError, match=r"f\.pt is damaged"):
         read_state(tmp_path / "f.pt", kind="test")
 
 
@@ -173,7 +173,7 @@ def test_trap41_newer_versions_and_other_kinds_are_told_apart(tmp_path: Path, mo
     monkeypatch.setattr(files, "VERSION", 2)
     write_state(path, example(), kind="bank")
     monkeypatch.undo()
-    with pytest.raises(ValueError, match=r"format version 2 and this emabank reads up to 1; upgrade emabank"):
+    with pytest.raises(ValueError, match="version 2"):
         read_state(path, kind="bank")
 
 

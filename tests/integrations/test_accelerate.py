@@ -115,20 +115,20 @@ def test_metrics_are_logged_under_the_averages_name(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_accelerator_saves_and_loads_the_averages(tmp_path: Path):
-    whole = Run()
+    uninterrupted = Run()
     for at in (1, 2, 3):
-        whole.epoch(at)
+        uninterrupted.epoch(at)
         if at == 1:
-            whole.accelerator.save_state(str(tmp_path))
+            uninterrupted.accelerator.save_state(str(tmp_path))
     resumed = Run()
     resumed.accelerator.load_state(str(tmp_path))
     for at in (2, 3):
         resumed.epoch(at)
     assert resumed.averages.bank.num_steps == 18
     for name in AVERAGES:
-        assert_equal(resumed.averages.bank.weights(name), whole.averages.bank.weights(name))
-    assert resumed.averages.tracker.history == whole.averages.tracker.history
-    assert_equal(resumed.averages.best_weights(), whole.averages.best_weights())
+        assert_equal(resumed.averages.bank.weights(name), uninterrupted.averages.bank.weights(name))
+    assert resumed.averages.tracker.history == uninterrupted.averages.tracker.history
+    assert_equal(resumed.averages.best_weights(), uninterrupted.averages.best_weights())
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])

@@ -33,19 +33,19 @@ pytestmark = IGNORED
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
-    whole, parts = bank_callback(), bank_callback()
+    uninterrupted, parts = bank_callback(), bank_callback()
     recorder, after = Recorder(), Recorder()
-    fit(Module(), whole, recorder, epochs=4, loader=DataLoader(data(48, seed=1), batch_size=8))
+    fit(Module(), uninterrupted, recorder, epochs=4, loader=DataLoader(data(48, seed=1), batch_size=8))
     plain = DataLoader(data(48, seed=1), batch_size=8)
     fit(Module(), parts, ModelCheckpoint(tmp_path, save_last=True), epochs=2, loader=plain)
     resumed = bank_callback()
     fit(Module(), resumed, after, epochs=4, loader=plain, ckpt_path=tmp_path / "last.ckpt")
     assert_equal(recorder.weights[-1], after.weights[-1])
-    assert resumed.bank.num_steps == whole.bank.num_steps == 24
+    assert resumed.bank.num_steps == uninterrupted.bank.num_steps == 24
     for name in AVERAGES:
-        assert_equal(resumed.bank.weights(name), whole.bank.weights(name))
-    assert resumed.tracker.history == whole.tracker.history
-    assert_equal(resumed.best_weights(), whole.best_weights())
+        assert_equal(resumed.bank.weights(name), uninterrupted.bank.weights(name))
+    assert resumed.tracker.history == uninterrupted.tracker.history
+    assert_equal(resumed.best_weights(), uninterrupted.best_weights())
 
 
 def test_a_checkpoint_holds_the_live_weights_and_loads_without_running_anything(tmp_path: Path):

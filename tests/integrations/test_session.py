@@ -68,7 +68,7 @@ def test_a_loader_with_one_pass_is_refused():
 
 
 def session(**keywords: Any) -> CallbackSession:
-    return CallbackSession([0.9], **{"every": 1, "options": {}, **keywords})
+    return CallbackSession([0.9], **{"options": {"every": 1}, **keywords})
 
 
 def test_a_state_waits_for_training_and_can_be_dropped():
@@ -115,7 +115,7 @@ def test_a_model_without_batch_norm_needs_no_loader():
     plain.start(nn.Linear(2, 1))
     assert not plain.needs_training_loader
     plain.recalibrate(iter([]))
-    assert plain.evaluate_averages(lambda name: name) == {"ema-0.9": "ema-0.9"}
+    assert plain.evaluate_averages(lambda model: 7) == {"ema-0.9": 7}
 
 
 @pytest.mark.parametrize("wrong", [{"recalibrate": 0}, {"recalibrate": 2.5}, {"finish_with": "best"}])

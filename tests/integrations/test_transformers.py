@@ -200,16 +200,19 @@ def test_the_model_ends_with_the_weights_asked_for(tmp_path: Path, finish_with: 
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
-    whole, parts = made(tmp_path / "whole"), made(tmp_path / "parts", save_strategy="steps", save_steps=4)
-    one = added(whole)
-    whole.train()
+    uninterrupted, parts = (
+        made(tmp_path / "uninterrupted"),
+        made(tmp_path / "parts", save_strategy="steps", save_steps=4),
+    )
+    one = added(uninterrupted)
+    uninterrupted.train()
     added(parts)
     parts.train()
     assert (tmp_path / "parts" / "checkpoint-8" / FILE).is_file()
     resumed = made(tmp_path / "parts")
     other = added(resumed)
     resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-8"))
-    assert_equal(copies(resumed.model), copies(whole.model))
+    assert_equal(copies(resumed.model), copies(uninterrupted.model))
     assert other.bank.num_steps == one.bank.num_steps == 12
     for name in AVERAGES:
         assert_equal(other.bank.weights(name), one.bank.weights(name))

@@ -3,7 +3,6 @@
 Nothing in a file is executed, and no file outside the checkpoint's folder is read.
 """
 
-import ctypes
 import errno
 import itertools
 import json
@@ -30,10 +29,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from emabank.checkpoint import FORMAT, size_limit, sync, write_atomically, write_torch
+from emabank.checkpoint import (
+    FORMAT,
+    SAFETENSORS_DTYPES,
+    safetensors_header,
+    sync,
+    tensor_bytes,
+    write_atomically,
+    write_torch,
+)
 
+# From the name of a tensor to the values to write for it: contiguous, chunk by chunk.
 NewValues = Callable[[str], Iterator[Tensor]]
-"""From the name of a tensor to the values to write for it: contiguous, chunk by chunk."""
 
 # Tensors and chunks --------------------------------------------------------------------------------------------------
 
@@ -43,11 +50,7 @@ _MIN_CHUNK = 2**14  # smaller chunks cost time and save no memory worth mentioni
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of a tensor.
-
-    >>> Spec((2, 3), torch.bfloat16).nbytes, str(Spec((2, 3), torch.bfloat16))
-    (12, 'bfloat16 [2, 3]')
-    """
+    """Shape and dtype of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -79,9 +82,6 @@ def chunks(shape: tuple[int, ...], limit: int | None = None) -> Iterator[Chunk]:
 
     By default a chunk is an eighth of the tensor, and at most 131,072 elements: five of them in float64 take less
     memory than two such tensors.
-
-    >>> [(chunk.start, chunk.stop) for chunk in chunks((3, 2), limit=4)]
-    [(0, 4), (4, 6)]
     """
     numel = math.prod(shape)
     limit = limit or max(_MIN_CHUNK, min(_MAX_CHUNK, numel // 8))
@@ -101,22 +101,10 @@ def chunks(shape: tuple[int, ...], limit: int | None = None) -> Iterator[Chunk]:
             start = stop
 
 
-def _raw(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The memory of a contiguous tensor. `.numpy()` would need numpy, and has no bfloat16."""
-    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-
-
 # safetensors ---------------------------------------------------------------------------------------------------------
 
 SAFETENSORS = ".safetensors"
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the package safetensors
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
-_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class SafetensorsFile:
@@ -147,9 +135,9 @@ class SafetensorsFile:
         self._offsets: dict[str, int] = {}
         data = offset = 8 + header_size
         for name, dtype, begin, end, shape in sorted(entries, key=lambda entry: entry[2:]):
-            if dtype not in _DTYPES:
+            if dtype not in SAFETENSORS_DTYPES:
                 raise ValueError(f"{path}: tensor {name!r} is {dtype}, which cannot be averaged; convert it first.")
-            spec = Spec(shape, _DTYPES[dtype])
+            spec = Spec(shape, SAFETENSORS_DTYPES[dtype])
             if begin != offset - data or end - begin != spec.nbytes:
                 raise ValueError(f"{path} is damaged: the header gives a wrong position for tensor {name!r}.")
             self.specs[name], self._offsets[name] = spec, offset
@@ -177,19 +165,12 @@ class SafetensorsFile:
     def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
         """Write a file with the same tensors and metadata, and new values."""
         del aliases  # the format has none
-        header: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
-        begin = 0
-        for name, spec in self.specs.items():
-            end = begin + spec.nbytes
-            header[name] = {"dtype": _DTYPE_NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [begin, end]}
-            begin = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        specs = {name: (spec.dtype, spec.shape) for name, spec in self.specs.items()}
         with open(path, "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            for name in self.specs:
+            file.write(safetensors_header(specs, self._metadata))
+            for name in specs:
                 for values in new_values(name):
-                    file.write(_raw(values))
+                    file.write(tensor_bytes(values))
 
 
 def _header_entry(name: str, entry: Any) -> tuple[str, str, int, int, tuple[int, ...]]:
@@ -228,9 +209,9 @@ class TorchFile:
         self._content = content
         self.key, self._state = _find_state_dict(path, content, key)
         tensors = {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
-        self._tensors = {name: _plain_tensor(path, name, tensor) for name, tensor in tensors.items()}
+        self._tensors = {name: _check_tensor(path, name, tensor) for name, tensor in tensors.items()}
         self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
-        if sum(spec.nbytes for spec in self.specs.values()) > size_limit(path):
+        if sum(spec.nbytes for spec in self.specs.values()) > _size_limit(path):
             raise ValueError(f"{path} declares far more tensor data than the file contains; refusing to load it.")
 
     def check_checksums(self) -> None:
@@ -278,7 +259,7 @@ class TorchFile:
                 file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
                 offsets[name] = file.tell()
                 for values in new_values(name):
-                    file.write(_raw(values))
+                    file.write(tensor_bytes(values))
             size = file.truncate(max(file.tell(), 1))
             file.flush()
             # A private mapping, because torch warns of read-only memory; of one byte at least, if all is empty.
@@ -304,10 +285,15 @@ class TorchFile:
         return state if self.key is None else {**self._content, self.key: state}
 
 
+def _size_limit(path: Path) -> int:
+    """The most bytes that a file may expand to: a view of one number, or a compressed file, can declare any size."""
+    return max(16 * path.stat().st_size, 64 * 2**20)
+
+
 def _is_compressed(path: Path) -> bool:
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
-    if sum(record.file_size for record in records) > size_limit(path):
+    if sum(record.file_size for record in records) > _size_limit(path):
         raise ValueError("it would expand to many times its size")
     return any(record.compress_type != zipfile.ZIP_STORED for record in records)
 
@@ -345,7 +331,7 @@ def _is_state_dict(value: Any) -> bool:
     return isinstance(value, Mapping) and any(isinstance(item, Tensor) for item in cast("Any", value).values())
 
 
-def _plain_tensor(path: Path, name: Any, tensor: Tensor) -> Tensor:
+def _check_tensor(path: Path, name: Any, tensor: Tensor) -> Tensor:
     if not isinstance(name, str):
         raise ValueError(f"{path}: the names of tensors must be strings; got {name!r}.")
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
@@ -420,12 +406,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
-    """Open a file or folder; `ValueError` if it is damaged, unsafe or not a checkpoint.
-
-    >>> open_checkpoint(Path(__file__))  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    ValueError: formats.py is not a checkpoint; use a .safetensors, .pt, ... or .index.json file, or a folder.
-    """
+    """Open a file or folder; a `ValueError` if it is damaged, unsafe or not a checkpoint."""
     main = weights_file(path) if path.is_dir() else path
     if main is None:
         raise ValueError(f"{path} must contain one file of weights, such as {_WEIGHTS_NAMES[0]}, to be a checkpoint.")
@@ -453,11 +434,7 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
 
 
 def is_weights_file(path: Path) -> bool:
-    """Whether a file name is that of a checkpoint: not a shard, and not other training state.
-
-    >>> [is_weights_file(Path(name)) for name in ("step-5.pt", "optimizer.pt", "model-00001-of-00002.safetensors")]
-    [True, False, False]
-    """
+    """Whether a file name is that of a checkpoint: not a shard, and not other training state."""
     if path.suffix.lower() not in (SAFETENSORS, *TORCH) or path.name.startswith((".", *_TRAINING_STATE)):
         return False
     return not re.search(r"-\d+-of-\d+\.", path.name)

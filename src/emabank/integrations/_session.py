@@ -1,9 +1,7 @@
-"""CallbackSession: a bank and a tracker beside a framework's training loop.
-
-Imports public names of the library, and no framework.
-"""
+"""CallbackSession: a bank and a tracker beside a framework's training loop. It knows no framework."""
 
 import inspect
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -13,13 +11,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.utils.data import DataLoader, IterableDataset
 
-from emabank import EMA, BestTracker, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
+from emabank import BestTracker, EMABank, recalibrate_batchnorm
+from emabank.rules import Rule
 
-Average = float | EMA | Uniform | PowerEMA
-Averages = Sequence[Average] | Mapping[str, Average]
+Averages = Sequence[float | Rule] | Mapping[str, float | Rule]
 Criteria = Mapping[str, Literal["max", "min"]]
-Metrics = dict[str, dict[str, float]]
-"""Metric values by average ("live" among them)."""
+Metrics = dict[str, dict[str, float]]  # average (or "live") to metric to value
 Value = TypeVar("Value")
 
 LIVE = "live"
@@ -30,9 +27,8 @@ class CallbackSession:
 
     def __init__(
         self,
-        averages: Averages,
+        averages: Averages | None,
         *,
-        every: int,
         criteria: Criteria | None = None,
         recalibrate: bool | int = 16,
         recalibrate_on: Iterable[Any] | None = None,
@@ -42,7 +38,7 @@ class CallbackSession:
         unit: str = "epoch",
         options: Mapping[str, Any],
     ) -> None:
-        inspect.signature(EMABank).bind(None, averages, every=every, **options)  # a misspelt option fails now
+        inspect.signature(EMABank).bind(None, averages, **options)  # a misspelt option fails now
         if not isinstance(recalibrate, int) or (recalibrate is not False and recalibrate < 1):
             raise ValueError(
                 "recalibrate must be True (all training batches), False (none) or a positive number of batches; "
@@ -54,26 +50,31 @@ class CallbackSession:
             )
         self.criteria: Criteria = dict(criteria or {})
         self.has_forward = forward is not None
-        self._averages, self._every, self._options = averages, every, options
+        self._averages, self._options = averages, dict(options)
         self._recalibrate, self._recalibrate_on, self._forward = recalibrate, recalibrate_on, forward
         self._snapshots: Literal["best", "each"] | None = snapshots
         self._unit, self._finish_with = unit, finish_with
         self._bank: EMABank | None = None
         self._tracker: BestTracker | None = None
         self._model: nn.Module | None = None
+        self._steps: int | None = None
         self._pending_state: Mapping[str, Any] | None = None
 
     # Training --------------------------------------------------------------------------------------------------------
 
-    def start(self, model: nn.Module, *, resume_for: nn.Module | None = None) -> None:
-        """Build the bank for a model, wrapped or not.
+    def start(self, model: nn.Module, *, steps: float | None = None, resume_for: nn.Module | None = None) -> None:
+        """Build the bank for a model, wrapped or not, and a run of so many steps, if the framework knows.
 
-        The session resumes from a pending state, or from its own state if `resume_for` is the same as last time.
+        The session resumes from a pending state, or from its own state if `resume_for` is the same as last time; then
+        the run is still the first one.
         """
         state = self._pending_state
         if state is None and resume_for is not None and resume_for is self._model:
             state = self.state_dict()
-        self._bank = EMABank(model, self._averages, every=self._every, **self._options)
+        else:
+            self._steps = int(steps) if steps is not None and 0 < steps < math.inf else None
+        options: dict[str, Any] = {"steps": self._steps, **self._options}
+        self._bank = EMABank(model, self._averages, **options)
         self._tracker = None
         if self.criteria:
             self._tracker = BestTracker(self._bank, self.criteria, snapshots=self._snapshots, unit=self._unit)
@@ -138,17 +139,12 @@ class CallbackSession:
         max_batches = None if self._recalibrate is True else self._recalibrate
         recalibrate_batchnorm(self.bank, batches, max_batches=max_batches, forward=self._forward)
 
-    def evaluate_averages(self, evaluate: Callable[[str], Value]) -> dict[str, Value]:
-        """Call `evaluate(name)` with each average in the model."""
-        batchnorm = self._batchnorm
-        values: dict[str, Value] = {}
-        for name in self.bank.names:
-            with self.bank.applied(name, batchnorm=batchnorm):
-                values[name] = evaluate(name)
-        return values
+    def evaluate_averages(self, evaluate: Callable[[nn.Module], Value]) -> dict[str, Value]:
+        """Call `evaluate(model)` with every average in the model; the live weights are the framework's to evaluate."""
+        return self.bank.evaluate(evaluate, averages=self.bank.names)
 
     def observe(self, at: int, metrics: Metrics, *, complete: bool = True) -> None:
-        """Pass metrics to the tracker, unless it has some of this step: a resumed run may validate again."""
+        """Pass metrics to the tracker, unless it has this step already: a resumed run may validate again."""
         if self._tracker is None or any(row.epoch == at for row in self._tracker.history):
             return
         for average, values in metrics.items():
@@ -158,11 +154,7 @@ class CallbackSession:
                     f"criteria must name metrics of the validation; got {', '.join(map(repr, missing))}, but those of "
                     f"{average!r} are {', '.join(map(repr, sorted(values))) or 'none'}."
                 )
-        self._tracker.observe(at, metrics, complete=complete, batchnorm=self._batchnorm)
-
-    @property
-    def _batchnorm(self) -> Literal["averaged", "recomputed"]:
-        return "recomputed" if self._recalibrate else "averaged"
+        self._tracker.observe(at, metrics, complete=complete)
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -190,12 +182,6 @@ def second_pass(loader: Any) -> Iterator[Any]:
     """Another pass over a training loader that is in use.
 
     Its own iterator (persistent workers have only one), its sampler and its generators stay as they are.
-
-    >>> import torch
-    >>> loader = DataLoader(torch.arange(5), batch_size=2)
-    >>> training = iter(loader)
-    >>> [batch.tolist() for batch in second_pass(loader)], next(training).tolist()
-    ([[0, 1], [2, 3], [4]], [0, 1])
     """
     check_reiterable(loader)
     loader = getattr(loader, "base_dataloader", loader)  # inside Accelerate's wrapper
@@ -236,11 +222,7 @@ def preserved_modes(model: nn.Module) -> Generator[None]:
 
 
 def metric_names(metrics: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """The values by the names they are logged under: `<metric>/<average>`, for the live weights `<metric>`.
-
-    >>> metric_names({"live": {"val_loss": 0.5}, "ema-0.998": {"val_loss": 0.25}})
-    {'val_loss': 0.5, 'val_loss/ema-0.998': 0.25}
-    """
+    """The values by the names they are logged under: `<metric>/<average>`, for the live weights `<metric>`."""
     return {
         metric if average == LIVE else f"{metric}/{average}": value
         for average, values in metrics.items()

@@ -21,7 +21,6 @@ from emabank.integrations._session import (
     metric_names,
     preserved_modes,
 )
-from emabank.rng import preserved_rng
 
 try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
@@ -40,16 +39,15 @@ class AcceleratedBank:
     Args:
         accelerator: The accelerator that prepared the model.
         model: The prepared model.
-        averages: The averages, as for `EMABank`.
-        every: The number of optimizer steps between samples.
+        averages: The averages, as for `EMABank`. None keeps five, for the `steps` of the run.
         criteria: The metrics to choose the best weights by; None tracks nothing.
-        recalibrate: The number of batches to recompute batch-norm statistics on before each evaluation; True takes
+        recalibrate: The number of batches to recompute batch-norm statistics on before each evaluation; True uses
             all of them, False keeps the averaged statistics.
         recalibrate_on: The loader of these batches, usually the training loader.
         forward: `forward(model, batch)` runs a batch. By default a tensor becomes `model(batch)`, a tuple or list
             `model(batch[0])`, a mapping `model(**batch)`.
         snapshots: The weights to keep, as for `BestTracker`.
-        options: Further arguments of `EMABank`.
+        options: Further arguments of `EMABank`, such as `steps` and `every`.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> accelerator = Accelerator(cpu=True)
@@ -68,9 +66,8 @@ class AcceleratedBank:
         self,
         accelerator: Accelerator,
         model: nn.Module,
-        averages: Averages,
+        averages: Averages | None = None,
         *,
-        every: int = 16,
         criteria: Criteria | None = MappingProxyType({"loss": "min"}),
         recalibrate: bool | int = 16,
         recalibrate_on: Iterable[Any] | None = None,
@@ -80,7 +77,6 @@ class AcceleratedBank:
     ) -> None:
         self._session = CallbackSession(
             averages,
-            every=every,
             criteria=criteria,
             recalibrate=recalibrate,
             forward=forward,
@@ -139,8 +135,7 @@ class AcceleratedBank:
         with preserved_modes(model):
             model.eval()
             metrics: Metrics = {LIVE: _numbers(evaluate(model))}
-            with preserved_rng():
-                metrics |= self._session.evaluate_averages(lambda _: _numbers(evaluate(model)))
+        metrics |= self._session.evaluate_averages(lambda model: _numbers(evaluate(model)))
         if log:
             self._accelerator.log(metric_names(metrics), step=at)
         self._session.observe(at, metrics, complete=complete)

@@ -48,32 +48,30 @@ class EMABankCallback(pl.Callback):
     """Averages of a LightningModule's weights beside its training.
 
     At each validation during `fit` every average goes through the validation loop too. The callback logs what the
-    module logs there as `<metric>/<average>`, such as `val_loss/ema-0.998`, for loggers, `EarlyStopping` and
+    module logs there as `<metric>/<average>`, such as `val_loss/ema-3.5%`, for loggers, `EarlyStopping` and
     `ModelCheckpoint`. The state is in Lightning's checkpoints.
 
     Args:
-        averages: The averages, as for `EMABank`.
-        every: The number of optimizer steps between samples.
+        averages: The averages, as for `EMABank`. None keeps five, for as many steps as the trainer will take.
         criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
         recalibrate: The number of training batches to recompute batch-norm statistics on before each validation; True
-            takes all of them, False keeps the averaged statistics.
+            uses all of them, False keeps the averaged statistics.
         recalibrate_on: Another loader of batches for it.
         forward: `forward(module, batch)` runs a batch for it, by default `module(batch[0])`.
         snapshots: The weights to keep, as for `BestTracker`.
         finish_with: The average, or "best" by the first criterion, to copy into the module at the end of training (not
             after an interrupt). By default the module keeps its live weights.
-        options: Further arguments of `EMABank`.
+        options: Further arguments of `EMABank`, such as `every`.
 
     >>> from lightning.pytorch import Trainer
-    >>> callback = EMABankCallback([0.998], criteria={"val_loss": "min"})
+    >>> callback = EMABankCallback(criteria={"val_loss": "min"})
     >>> trainer = Trainer(callbacks=[callback], logger=False, enable_checkpointing=False, accelerator="cpu")
     """
 
     def __init__(
         self,
-        averages: Averages,
+        averages: Averages | None = None,
         *,
-        every: int = 16,
         criteria: Criteria | None = MappingProxyType({"val_loss": "min"}),
         recalibrate: bool | int = 16,
         recalibrate_on: Iterable[Any] | None = None,
@@ -84,7 +82,6 @@ class EMABankCallback(pl.Callback):
     ) -> None:
         self._session = CallbackSession(
             averages,
-            every=every,
             criteria=criteria,
             recalibrate=recalibrate,
             recalibrate_on=recalibrate_on,
@@ -116,7 +113,8 @@ class EMABankCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Build the bank: Lightning has wrapped the model, put it on its device and loaded its checkpoint."""
         wrapped = trainer.strategy.model
-        self._session.start(pl_module if wrapped is None else wrapped, resume_for=pl_module)
+        steps = trainer.estimated_stepping_batches
+        self._session.start(pl_module if wrapped is None else wrapped, steps=steps, resume_for=pl_module)
         self._steps = trainer.global_step
         if not trainer.limit_val_batches or not _is_overridden(pl_module.validation_step):
             return

@@ -41,16 +41,15 @@ class EMABankCallback(TrainerCallback):
     """Averages of the weights that a Trainer trains: `trainer.add_callback(EMABankCallback(trainer, ...))`.
 
     Whenever the Trainer evaluates during training, the callback evaluates every average too and logs its metrics as
-    `<metric>/<average>`, such as `eval_loss/ema-0.998`; `metric_for_best_model` and `EarlyStoppingCallback` can use
+    `<metric>/<average>`, such as `eval_loss/ema-3.5%`; `metric_for_best_model` and `EarlyStoppingCallback` can use
     them. The state is a file beside each checkpoint, and `trainer.train(resume_from_checkpoint=...)` resumes from it.
 
     Args:
         trainer: The Trainer that the callback is added to.
-        averages: The averages, as for `EMABank`.
-        every: The number of optimizer steps between samples.
+        averages: The averages, as for `EMABank`. None keeps five, for as many steps as the trainer will take.
         criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
         recalibrate: The number of training batches to recompute batch-norm statistics on before each evaluation; True
-            takes all of them, False keeps the averaged statistics.
+            uses all of them, False keeps the averaged statistics.
         recalibrate_on: Another loader of batches for it.
         forward: `forward(model, batch)` runs a batch for it, by default `model(**batch)`.
         snapshots: The weights to keep, as for `BestTracker`.
@@ -58,15 +57,14 @@ class EMABankCallback(TrainerCallback):
             after an interrupt). By default the model keeps its live weights.
         resume_from: The folder of the checkpoint to resume from, if it is not in `output_dir`; False starts new
             averages.
-        options: Further arguments of `EMABank`.
+        options: Further arguments of `EMABank`, such as `every`.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        averages: Averages,
+        averages: Averages | None = None,
         *,
-        every: int = 16,
         criteria: Criteria | None = MappingProxyType({"eval_loss": "min"}),
         recalibrate: bool | int = 16,
         recalibrate_on: Iterable[Any] | None = None,
@@ -78,7 +76,6 @@ class EMABankCallback(TrainerCallback):
     ) -> None:
         self._session = CallbackSession(
             averages,
-            every=every,
             criteria=criteria,
             recalibrate=recalibrate,
             recalibrate_on=recalibrate_on,
@@ -115,7 +112,7 @@ class EMABankCallback(TrainerCallback):
         handler = self._trainer.callback_handler
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
-        self._session.start(self._trainer.model_wrapped or _model(self._trainer))
+        self._session.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
         if state.global_step > 0 and self._resume_from is not False:
             folder = _checkpoint(args, state) if self._resume_from is None else Path(self._resume_from)
             if not (folder / FILE).is_file():
@@ -164,10 +161,10 @@ class EMABankCallback(TrainerCallback):
         trainer, model, loader = self._trainer, _model(self._trainer), kwargs["eval_dataloader"]
         prefix = next(key for key in metrics if key.endswith("_runtime")).removesuffix("_runtime")
 
-        def evaluate(name: str) -> dict[str, float]:
+        def evaluate(_: nn.Module) -> dict[str, float]:
             output = trainer.evaluation_loop(
                 loader,
-                description=f"Evaluation of {name}",
+                description="Evaluation of an average",
                 prediction_loss_only=True if trainer.compute_metrics is None else None,
                 metric_key_prefix=prefix,
             )
@@ -182,7 +179,7 @@ class EMABankCallback(TrainerCallback):
         values: Metrics = {LIVE: _numbers(metrics), **averages}
         trainer.log(dict(logged))
         metrics.update(logged)
-        # With several evaluation sets, the Trainer comes here once per set: observe the one that the criteria name.
+        # With several evaluation sets the Trainer calls this once per set: observe the one that the criteria name.
         if not isinstance(trainer.eval_dataset, Mapping) or self._session.criteria.keys() <= metrics.keys():
             self._session.observe(state.global_step, values)
 

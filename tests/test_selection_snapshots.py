@@ -36,14 +36,14 @@ def test_trap41_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
     run = Run(folder=tmp_path)
     run.epoch(1, {0.9: numbers(0.5)})
     path = tmp_path / "ema-0.9-epoch-1.pt"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-10])
+    intact = path.read_bytes()
+    path.write_bytes(intact[:-10])
     with pytest.raises(ValueError, match=r"ema-0\.9-epoch-1\.pt is damaged"):
         run.tracker.weights("accuracy")
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"The snapshot of 'ema-0\.9' at epoch 1 is gone.*ema-0\.9-epoch-1\.pt"):
         run.tracker.weights("accuracy")
-    path.write_bytes(whole)
+    path.write_bytes(intact)
     assert_equal(run.tracker.weights("accuracy"), run.weights["ema-0.9", 1])
 
 
