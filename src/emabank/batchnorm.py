@@ -4,8 +4,8 @@ Statistics are pooled over all samples, so they are exact. One pass over the dat
 live model, its modes and the random streams are as before, whatever happened.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -277,7 +277,7 @@ def _measure(
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
     count = 0
-    with holding(root, [], {}, swap), evaluating(root), preserved_rng(loader):
+    with holding(root, [], {}, swap), evaluating(root), preserved_rng(loader), _without_new_buffers(root):
         for batch in islice(loader, max_batches):
             count += 1
             batch = _to_device(batch, device)
@@ -287,6 +287,30 @@ def _measure(
                     forward(root, batch)
             recorder.flush()
     return count
+
+
+@contextmanager
+def _without_new_buffers(root: nn.Module) -> Generator[None]:
+    """Delete the buffers that forward passes have added, and empty those that they have filled."""
+    buffers: list[dict[str, Tensor | None]] = [vars(module)["_buffers"] for module in root.modules()]
+    before = [dict(by_key.items()) for by_key in buffers]
+
+    def restore() -> None:
+        for by_key, saved in zip(buffers, before, strict=True):
+            for key in list(by_key.keys()):
+                if key not in saved:
+                    del by_key[key]
+                elif saved[key] is None:
+                    by_key[key] = None
+
+    # The second `finally` is for an interrupt during the first.
+    try:
+        try:
+            yield
+        finally:
+            restore()
+    finally:
+        restore()
 
 
 def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractContextManager[Any]]:
