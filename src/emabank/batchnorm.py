@@ -4,7 +4,7 @@ Statistics are pooled over all samples, so they are exact. One pass over the dat
 live model, its modes and the random streams are as before, whatever happened.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
 from emabank._model import Swap, evaluating, functional_params, holding, places, swapped, unwrap, walk
@@ -427,17 +427,18 @@ def _default_forward(model: nn.Module, batch: Any) -> Any:
 
 def _to_device(batch: Any, device: torch.device) -> Any:
     """A batch of the same type on the device; the loader's own batch stays as it is."""
-
-    def moves_itself(value: Any) -> bool:
-        return callable(getattr(value, "to", None))
-
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.to(device, non_blocking=True)
-        if moves_itself(leaf):
-            return copy(leaf).to(device)  # some move themselves in place
-        if isinstance(leaf, Mapping):
-            return cast(Any, type(leaf))({key: _to_device(value, device) for key, value in leaf.items()})
-        return leaf
-
-    return tree_map(move, batch, is_leaf=moves_itself)
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        return copy(batch).to(device)  # some move themselves in place
+    if isinstance(batch, tuple):
+        values = [_to_device(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, list | MutableMapping):
+        moved: Any = copy(batch)
+        for key, value in batch.items() if isinstance(batch, MutableMapping) else enumerate(batch):
+            moved[key] = _to_device(value, device)
+        return moved
+    if isinstance(batch, Mapping):
+        return cast(Any, type(batch))({key: _to_device(value, device) for key, value in batch.items()})
+    return batch
