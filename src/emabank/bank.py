@@ -406,31 +406,22 @@ class EMABank:
         """
         return self._schedule.rules[self._schedule.average(name)]
 
-    def standing(self, name: str | float) -> dict[str, Any]:
-        """An average's rule and its counts as plain values, as `state_dict()` has them.
+    # For the library's own modules
 
-        >>> EMABank(nn.Linear(2, 1), [0.9]).standing(0.9)["samples"]
-        0
-        """
-        return self._schedule.state(self._schedule.average(name))
+    def _average_state(self, name: str) -> dict[str, Any]:
+        """An average's rule and counts as plain values, as in `state_dict()`."""
+        return self._schedule.state(name)
 
-    def averaged_keys(self) -> frozenset[str]:
-        """The keys of `weights(name)` that hold averages; what the others hold is the live model's.
-
-        >>> sorted(EMABank(nn.BatchNorm1d(2), [0.9]).averaged_keys())
-        ['bias', 'running_mean', 'running_var', 'weight']
-        """
+    def _averaged_keys(self) -> frozenset[str]:
+        """The keys of `weights(name)` that hold averages; the others hold live values."""
         self._refresh()
         marks: dict[str, Any] = {name: object() for name in self._tensors.names}
         known = {id(mark) for mark in marks.values()}
         return frozenset(key for key, value in state_dict_with(self._model, marks).items() if id(value) in known)
 
-    def keep_recomputed(self, name: str, statistics: Mapping[str, Tensor]) -> None:
-        """Keep recomputed batch-norm statistics (by plain buffer name) for an average until its next update.
-
-        >>> EMABank(nn.BatchNorm1d(1), [0.9]).keep_recomputed("ema-0.9", {"running_mean": torch.ones(1)})
-        """
-        self._recomputed[self.resolve(name)] = (self._steps, dict(statistics))
+    def _store_recomputed(self, name: str, statistics: Mapping[str, Tensor]) -> None:
+        """Keep recomputed batch-norm statistics (by buffer name) for an average until its next update."""
+        self._recomputed[name] = (self._steps, dict(statistics))
         self._cached_averages.clear()
 
     # State ------------------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def recalibrate_batchnorm(
     if isinstance(target, EMABank):
         kept = {key: tensor.to(_wide(tensor), copy=True) for key, tensor in _buffers(frozen).items()}
         for name in names:
-            target.keep_recomputed(name, {**kept, **statistics[name]})
+            target._store_recomputed(name, {**kept, **statistics[name]})  # pyright: ignore[reportPrivateUsage]
     elif statistics[""]:  # in one call, which an interrupt cannot split
         buffers = _buffers(layers)
         _copy_all([buffers[key] for key in statistics[""]], list(statistics[""].values()))

@@ -241,7 +241,7 @@ class Snapshots:
 
     def _state(self) -> dict[str, Any]:
         bank = self._bank
-        averaged = bank.averaged_keys()
+        averaged = bank._averaged_keys()  # pyright: ignore[reportPrivateUsage]
         averages: dict[str, Any] = {}
         rest: dict[str, Any] = {}
         keys: list[str] = []
@@ -251,7 +251,7 @@ class Snapshots:
             kept = {key: value for key, value in weights.items() if key in averaged}
             stored = {key: self._narrowed(value) for key, value in kept.items()}
             epsilons = {"kept": _epsilon(kept.values()), "stored": _epsilon(stored.values())}
-            averages[name] = {**bank.standing(name), "tensors": stored}
+            averages[name] = {**bank._average_state(name), "tensors": stored}  # pyright: ignore[reportPrivateUsage]
             rest = {key: value for key, value in weights.items() if key not in averaged}
             keys = list(weights)
         state = {
@@ -294,7 +294,8 @@ class Snapshots:
             return secrets.token_hex(8) if run is None else run
         path = paths[max(paths)]
         state = _read(path, max(paths))
-        if state["every"] != bank.every or _rules(state) != {name: bank.standing(name)["rule"] for name in self._names}:
+        rules = {name: bank._average_state(name)["rule"] for name in self._names}  # pyright: ignore[reportPrivateUsage]
+        if state["every"] != bank.every or _rules(state) != rules:
             raise ValueError(
                 f"{path} has {', '.join(state['averages'])} of a bank with every={state['every']}, but this bank has "
                 f"{', '.join(self._names)} with every={bank.every}: use another folder."

@@ -328,6 +328,7 @@ class BestTracker:
             if row.complete and row.metric == criterion:
                 curves.setdefault(row.average, {})[row.epoch] = row.value
         error, critical = self._test_gain(criterion, curves, samples) or (None, None)
+        averaged = self._bank._averaged_keys()  # pyright: ignore[reportPrivateUsage]
         return advise(
             curves,
             criterion=criterion,
@@ -336,7 +337,7 @@ class BestTracker:
             error=error,
             critical=critical,
             recomputed=self._recomputed,
-            has_batchnorm=any(key.endswith("running_mean") for key in self._bank.averaged_keys()),
+            has_batchnorm=any(key.endswith("running_mean") for key in averaged),
             unit=self._unit,
         )
 
