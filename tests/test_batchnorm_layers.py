@@ -170,6 +170,25 @@ def test_a_layer_that_is_met_twice_pools_both() -> None:
     torch.testing.assert_close(model.norm.running_var.double(), both.var(1), rtol=1e-4, atol=1e-5)
 
 
+def test_buffers_that_a_forward_pass_adds_or_fills_are_gone_afterwards() -> None:
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+            self.register_buffer("cache", None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache = self.norm.weight * 2
+            self.norm.register_buffer("mask", torch.ones(2))
+            return self.norm(x)
+
+    for target in (Caching(), EMABank(Caching(), [0.9])):
+        model = target.model if isinstance(target, EMABank) else target
+        recalibrate_batchnorm(target, [torch.randn(8, 2)])
+        assert model.cache is None
+        assert not hasattr(model.norm, "mask")
+
+
 def test_tied_tensors_are_averaged_everywhere_and_replaced_buffers_stay_with_their_average() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

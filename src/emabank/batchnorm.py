@@ -4,8 +4,8 @@ Statistics are pooled over all samples, so they are exact. One pass over the dat
 live model, its modes and the random streams are as before, whatever happened.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
-from torch.utils._pytree import tree_map, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
 from emabank._model import Swap, evaluating, functional_params, holding, places, swapped, unwrap, walk
@@ -277,7 +277,7 @@ def _measure(
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
     count = 0
-    with holding(root, [], {}, swap), evaluating(root), preserved_rng(loader):
+    with holding(root, [], {}, swap), evaluating(root), preserved_rng(loader), _without_new_buffers(root):
         for batch in islice(loader, max_batches):
             count += 1
             batch = _to_device(batch, device)
@@ -287,6 +287,30 @@ def _measure(
                     forward(root, batch)
             recorder.flush()
     return count
+
+
+@contextmanager
+def _without_new_buffers(root: nn.Module) -> Generator[None]:
+    """Delete the buffers that forward passes have added, and empty those that they have filled."""
+    buffers: list[dict[str, Tensor | None]] = [vars(module)["_buffers"] for module in root.modules()]
+    before = [dict(by_key.items()) for by_key in buffers]
+
+    def restore() -> None:
+        for by_key, saved in zip(buffers, before, strict=True):
+            for key in list(by_key.keys()):
+                if key not in saved:
+                    del by_key[key]
+                elif saved[key] is None:
+                    by_key[key] = None
+
+    # The second `finally` is for an interrupt during the first.
+    try:
+        try:
+            yield
+        finally:
+            restore()
+    finally:
+        restore()
 
 
 def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -403,17 +427,18 @@ def _default_forward(model: nn.Module, batch: Any) -> Any:
 
 def _to_device(batch: Any, device: torch.device) -> Any:
     """A batch of the same type on the device; the loader's own batch stays as it is."""
-
-    def moves_itself(value: Any) -> bool:
-        return callable(getattr(value, "to", None))
-
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return leaf.to(device, non_blocking=True)
-        if moves_itself(leaf):
-            return copy(leaf).to(device)  # some move themselves in place
-        if isinstance(leaf, Mapping):
-            return cast(Any, type(leaf))({key: _to_device(value, device) for key, value in leaf.items()})
-        return leaf
-
-    return tree_map(move, batch, is_leaf=moves_itself)
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if callable(getattr(batch, "to", None)):
+        return copy(batch).to(device)  # some move themselves in place
+    if isinstance(batch, tuple):
+        values = [_to_device(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, list | MutableMapping):
+        moved: Any = copy(batch)
+        for key, value in batch.items() if isinstance(batch, MutableMapping) else enumerate(batch):
+            moved[key] = _to_device(value, device)
+        return moved
+    if isinstance(batch, Mapping):
+        return cast(Any, type(batch))({key: _to_device(value, device) for key, value in batch.items()})
+    return batch

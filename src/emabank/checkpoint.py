@@ -221,8 +221,8 @@ def _split_tensors(state: Mapping[str, Any], *, is_read: bool = False) -> tuple[
 
     def plain(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
-            if is_read and value.untyped_storage().nbytes() < value.nbytes:
-                raise ValueError(f"{path} declares more than it holds, and a plain copy of it could take any memory")
+            if is_read and value.untyped_storage().nbytes() != value.nbytes:
+                raise ValueError(f"{path} is a view, of which plain copies could take any memory; none is written")
             tensors.append(plain_tensor(value, path))
             return {_TENSOR: len(tensors) - 1}
         if isinstance(value, Mapping):

@@ -116,6 +116,16 @@ def test_trap41_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
         read_state(path, kind="test")
 
 
+@pytest.mark.parametrize("view", [torch.zeros(1).expand(3), torch.zeros(9)[:3]], ids=["expanded", "window"])
+def test_views_whose_copies_could_take_any_memory_are_refused(tmp_path: Path, view: torch.Tensor) -> None:
+    path = tmp_path / "f.pt"
+    write_state(path, {"weight": torch.zeros(3)}, kind="test")
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "state": {"weight": view}}, path)  # the same values and checksum
+    with pytest.raises(ValueError, match=r"f\.pt is damaged"):
+        read_state(path, kind="test")
+
+
 class Hostile:
     def __init__(self, marker: Path) -> None:
         self.marker = marker
