@@ -62,3 +62,34 @@ def test_a_misfit_says_everything_at_once() -> None:
     says = r"It does not fit: missing: 'a'; new: 'c'; another shape: 'b' is \(2,\), not \(1,\)\."
     with pytest.raises(ValueError, match=says):
         check_shapes("It does not fit", {"a": (1,), "b": (1,)}, {"b": (2,), "c": (1,)})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float64])
+def test_the_initial_share_is_that_of_all_tensors_whatever_their_size_and_layout(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    shapes = [(), (0, 3), (3,), (40, 40), (7, 1024), (300, 700), (30, 40, 3, 3)]
+    model = nn.ParameterList([torch.randn(shape, dtype=dtype) for shape in shapes])
+    model[-1].data = model[-1].data.to(memory_format=torch.channels_last)
+    before = [parameter.detach().clone() for parameter in model]
+    each = tracked(model)
+    with torch.no_grad():
+        for parameter in model:
+            parameter.mul_(0.3).add_(torch.randn_like(parameter))
+
+    def real(tensor: torch.Tensor) -> torch.Tensor:
+        return (torch.view_as_real(tensor) if dtype.is_complex else tensor).double()
+
+    pairs = [(real(now.detach()), real(old) - real(old).mean()) for now, old in zip(model, before, strict=True)]
+    pairs = [(now, old) for now, old in pairs if old.numel()]
+    shared = sum(float((now * old).sum()) for now, old in pairs)
+    own = sum(float(old.square().sum()) for _, old in pairs)
+    assert each.initial_share_left() == pytest.approx(shared / own, rel=1e-3)
+
+
+def test_constants_say_nothing_about_the_initial_share() -> None:
+    model = nn.ParameterList([torch.full((3, 1500), 0.1), torch.ones(7), torch.zeros(40_000)])
+    each = tracked(model)
+    with torch.no_grad():
+        for parameter in model:
+            parameter.normal_()
+    assert each.initial_share_left() == 1.0

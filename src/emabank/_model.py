@@ -32,7 +32,7 @@ from emabank._distributed import (
     reshard,
     to_local,
 )
-from emabank._storage import AverageStorage
+from emabank._storage import AverageStorage, is_finite
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class AveragedTensors:
         self._parameter_shapes = _shapes(ref for ref in refs if ref.is_parameter)
         self._averaged_shapes, self._kinds = _shapes(averaged), [_kind(ref.tensor) for ref in averaged]
         self._follow(averaged)
-        bad = self.nonfinite()
+        bad = nonfinite(dict(zip(self.names, self._sources(), strict=True)))
         if bad:
             raise ValueError(
                 f"{_listed(bad)} hold NaN or inf when the bank is built: initialise them, freeze them if they are "
@@ -353,16 +353,30 @@ class AveragedTensors:
 
     def nonfinite(self) -> list[str]:
         """The names of live tensors that hold NaN or inf."""
-        return nonfinite(dict(zip(self.names, self._sources(), strict=True)))
+        return [self.names[index] for index in self.storage.nonfinite()]
 
     def initial_share_left(self) -> float:
         """How much of average 0 the live tensors still hold; 1 where chance alone could make it less than half.
 
-        ⟨live, average⟩ / ⟨average, average⟩, each part of the average minus its mean. One step, even a long one, hardly
-        changes it; unrelated weights give about 0, within a standard deviation that falls with their number.
+        ⟨live, average⟩ / ⟨average, average⟩, each tensor of the average minus its mean, so that constants (the initial
+        ones of a norm) add nothing. One step, even a long one, hardly changes it; unrelated weights give about 0,
+        within a standard deviation that falls with their number.
         """
-        shared, own, variance = self.storage.overlap(0)
+        shared = own = variance = 0.0
+        for average, live in zip(self.storage.read(0), self._sources(), strict=True):
+            if average.numel():
+                centred = _flat(average) - _flat(average)[0]  # so that a constant is exactly 0
+                centred -= centred.mean()
+                values = _flat(live.to(average))
+                products = torch.stack([centred.dot(values), centred.dot(centred), values.dot(values)])
+                with_live, with_itself, of_live = products.tolist()
+                shared, own = shared + with_live, own + with_itself
+                variance += with_itself * of_live / values.numel()
         return shared / own if own > 0.0 and variance**0.5 < 0.1 * own else 1.0
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
 
 
 def _is_averaged(ref: TensorRef, parameters: Choice) -> bool:
@@ -424,15 +438,10 @@ def check_materialized(model: nn.Module) -> None:
 def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors that hold NaN or inf.
 
-    Sums find suspects at a tenth of the cost of `isfinite`; a sum may also overflow, so suspects are looked at.
-
     >>> nonfinite({"fine": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])})
     ['bad']
     """
-    shards = {name: to_local(tensor) for name, tensor in tensors.items()}
-    wide = {name: t.float() if t.is_floating_point() and t.dtype.itemsize == 1 else t for name, t in shards.items()}
-    suspects = [name for name, tensor in wide.items() if not bool(torch.isfinite(tensor.sum()))]
-    return [name for name in suspects if not bool(torch.isfinite(wide[name]).all())]
+    return [name for name, tensor in tensors.items() if not is_finite(to_local(tensor))]
 
 
 def _check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
