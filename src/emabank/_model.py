@@ -6,7 +6,7 @@ that happens to be called `module` keeps its name. Knows nothing of rules and co
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -166,12 +166,11 @@ Choice = Literal["all", "trainable"] | Callable[[str, nn.Parameter], bool]
 
 
 class ModuleWatch:
-    """Detects cheaply whether modules or parameters were added, removed, renamed or replaced.
-
-    It does not see a parameter that got other memory, or a replaced buffer.
+    """Detects cheaply whether modules or parameters were added, removed, renamed or replaced; and whether tensors of
+    `refs` were replaced or have other memory, shape or strides.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, refs: Sequence[TensorRef] = ()) -> None:
         kinds = ("_parameters", "_modules")
         dicts: list[dict[str, Any]] = [vars(module)[kind] for _, _, module in walk(model) for kind in kinds]
         self._empty = [holder for holder in dicts if not holder]
@@ -179,15 +178,28 @@ class ModuleWatch:
         self._before = [dict(holder) for holder in self._filled]
         self._values_now = [holder.values() for holder in self._filled]
         self._values = list(chain.from_iterable(self._values_now))
+        buffers = [ref for ref in refs if not ref.is_parameter]
+        self._holders, self._keys = [ref.holder for ref in buffers], [ref.key for ref in buffers]
+        self._buffers = [ref.tensor for ref in buffers]
+        self._tensors = [ref.tensor for ref in refs]
+        self._is_sharded = any(map(is_sharded, self._tensors))
+        self._views = list(map(to_local, self._tensors))
 
     def unchanged(self) -> bool:
         """Whether everything is as it was. All loops run in C, unlike a walk over the modules."""
-        return (
-            not any(self._empty)
+        if (
+            any(self._empty)
             # By identity first, because a module may define `==`; after that `==` only compares keys.
-            and all(map(is_, chain.from_iterable(self._values_now), self._values))
-            and self._filled == self._before
-        )
+            or not all(map(is_, chain.from_iterable(self._values_now), self._values))
+            or self._filled != self._before
+            or not all(map(is_, map(dict.get, self._holders, self._keys), self._buffers))
+        ):
+            return False
+        tensors = map(to_local, self._tensors) if self._is_sharded else self._tensors
+        try:
+            return all(map(Tensor.is_set_to, tensors, self._views))
+        except RuntimeError:  # on another device
+            return False
 
 
 class AveragedTensors:
@@ -196,6 +208,8 @@ class AveragedTensors:
     The model may be moved, cast, given another memory format or have its tensors replaced; `refresh` follows it, and
     raises if it no longer fits.
     """
+
+    _watch: ModuleWatch | None = None
 
     @outside_inference_mode
     def __init__(
@@ -219,8 +233,8 @@ class AveragedTensors:
         if statistics:
             averaged += [ref for ref in refs if _is_statistic(ref)]
         self.names = tuple(ref.name for ref in averaged)
-        self._parameter_shapes = _shapes(ref for ref in refs if ref.is_parameter)
-        self._averaged_shapes, self._kinds = _shapes(averaged), [_kind(ref.tensor) for ref in averaged]
+        self._shapes = self._watched_shapes(refs)
+        self._kinds = [_kind(ref.tensor) for ref in averaged]
         self._follow(averaged)
         bad = nonfinite(dict(zip(self.names, self._sources(), strict=True)))
         if bad:
@@ -231,15 +245,17 @@ class AveragedTensors:
         self.storage = AverageStorage(self._sources(), count, dtype=dtype, device=device)
 
     def __getstate__(self) -> dict[str, Any]:
-        tied = dict.fromkeys(("_refs", "_lives", "_buffers", "_views", "_fsdp"), ())
-        return {**self.__dict__, "_watch": None, "_statistics": None, "_places": ([], []), **tied}
+        # What `_follow` sets belongs to this model in this process; a copy follows its own model.
+        tied = ("_refs", "_watch", "_fsdp", "_groups", "_synced")
+        return {key: value for key, value in self.__dict__.items() if key not in tied}
 
     def refresh(self) -> bool:
         """Follow the live tensors if the model has changed; True if it had not."""
-        if self._fsdp:
-            reshard(self._fsdp)
-        if self._watch is not None and self._watch.unchanged() and self._are_in_place():
-            return True
+        if self._watch is not None:
+            if self._fsdp:
+                reshard(self._fsdp)
+            if self._watch.unchanged():
+                return True
         self._find_tensors()
         return False
 
@@ -248,61 +264,41 @@ class AveragedTensors:
         reshard(fsdp_modules(self._model))
         check_materialized(self._model)
         refs = tensor_refs(self._model)
-        shapes = _shapes(ref for ref in refs if ref.is_parameter)
-        check_shapes("The model's parameters have changed since the bank was built", self._parameter_shapes, shapes)
+        what = "The model has changed since the bank was built (build a new one for it)"
+        check_shapes(what, self._shapes, self._watched_shapes(refs))
         by_name = {ref.name: ref for ref in refs}
-        gone = [name for name in self.names if name not in by_name]
-        if gone:
-            raise ValueError(f"{_listed(gone)} are no longer in the model: build a new bank for the changed model.")
         averaged = [by_name[name] for name in self.names]
-        check_shapes(
-            "The model's buffers have changed since the bank was built", self._averaged_shapes, _shapes(averaged)
-        )
         for ref, kind in zip(averaged, self._kinds, strict=True):
             if _kind(ref.tensor) != kind:
-                raise ValueError(
-                    f"{ref.name!r} must be {kind}, as it was when the bank was built; got {ref.tensor.dtype}: build a "
-                    "new bank for the changed model."
-                )
+                raise ValueError(f"{what}: {ref.name!r} must be {kind}; got {ref.tensor.dtype}.")
         self._follow(averaged)
         self.storage = self.storage.bound_to(self._sources())
 
+    def _watched_shapes(self, refs: Iterable[TensorRef]) -> dict[str, tuple[int, ...]]:
+        return tensor_shapes({ref.name: ref.tensor for ref in refs if ref.is_parameter or ref.name in self.names})
+
     def _follow(self, refs: list[TensorRef]) -> None:
         self._refs = refs
-        self._lives = [ref.tensor for ref in refs]
-        buffers = [ref for ref in refs if not ref.is_parameter]
-        self._places = [ref.holder for ref in buffers], [ref.key for ref in buffers]
-        self._buffers = [ref.tensor for ref in buffers]
-        self._watch: ModuleWatch | None = ModuleWatch(self._model)
+        self._watch = ModuleWatch(self._model, refs)
         self._fsdp = fsdp_modules(self._model)
-        self._is_sharded = any(map(is_sharded, self._lives))
-        self._statistics: SyncedStatistics | None = SyncedStatistics(self._model, self._lives)
-        self._views = list(map(to_local, self._lives))
+        self._groups = ProcessGroups.of_sharded(self._model)
+        self._synced = SyncedStatistics.of(self._model, self._lives())
 
-    def _are_in_place(self) -> bool:
-        """Whether no averaged buffer was replaced, and all tensors have the same memory, shape and strides."""
-        if not all(map(is_, map(dict.get, *self._places), self._buffers)):
-            return False
-        lives = map(to_local, self._lives) if self._is_sharded else self._lives
-        try:
-            return all(map(Tensor.is_set_to, lives, self._views))
-        except RuntimeError:  # on another device
-            return False
+    def _lives(self) -> list[Tensor]:
+        return [ref.tensor for ref in self._refs]
 
     def _sources(self) -> list[Tensor]:
         """What an update reads: the local shards of the live tensors, with synchronised statistics."""
-        assert self._statistics is not None, "refresh comes first"
-        return [to_local(tensor) for tensor in self._statistics.tensors]
+        return list(map(to_local, self._lives() if self._synced is None else self._synced.tensors))
 
     def sync_statistics(self) -> None:
         """Under DistributedDataParallel, average the batch-norm statistics over the ranks; a collective."""
-        assert self._statistics is not None, "refresh comes first"
-        self._statistics.sync()
+        if self._synced is not None:
+            self._synced.sync()
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank of a sharded model; a collective there."""
-        groups = ProcessGroups.of_sharded(self._model) if self._is_sharded else None
-        return flag if groups is None else groups.any_rank(flag)
+        return flag if self._groups is None else self._groups.any_rank(flag)
 
     def has_unaveraged_trainable(self) -> bool:
         """Whether training moves a parameter that is read from the live model."""
@@ -323,18 +319,18 @@ class AveragedTensors:
 
     def live(self) -> dict[str, Tensor]:
         """Copies of the live tensors by name, in the averages' dtype."""
-        return self._named(self.storage.as_kept([to_local(live) for live in self._lives]))
+        return self._named(self.storage.as_kept(list(map(to_local, self._lives()))))
 
     def write(self, average: int, values: Mapping[str, Tensor] | None = None) -> None:
         """Set one average's tensors, by default to the live ones."""
         if values is None:
             self.storage.write(average, self._sources())
         else:
-            named = zip(self.names, self._lives, strict=True)
+            named = zip(self.names, self._lives(), strict=True)
             self.storage.write(average, [local_shard(values[name], live) for name, live in named])
 
     def _named(self, shards: list[Tensor]) -> dict[str, Tensor]:
-        named = zip(self.names, self._lives, shards, strict=True)
+        named = zip(self.names, self._lives(), shards, strict=True)
         return {name: as_dtensor_like(live, shard) for name, live, shard in named}
 
     # Checks
@@ -350,10 +346,6 @@ class AveragedTensors:
         names: Iterable[Any] = values.keys() if isinstance(values, Mapping) else ()
         refs = [ref for ref in tensor_refs(self._model) if _is_floating_buffer(ref) and ref.name in names]
         _check_finite(what, check_values(what, {ref.name: ref.tensor for ref in refs}, values))
-
-    def nonfinite(self) -> list[str]:
-        """The names of live tensors that hold NaN or inf."""
-        return [self.names[index] for index in self.storage.nonfinite()]
 
     def initial_share_left(self) -> float:
         """How much of average 0 the live tensors still hold; 1 where chance alone could make it less than half.
@@ -497,10 +489,6 @@ def check_values(what: str, lives: Mapping[str, object], values: object) -> Mapp
 
 def _kind(tensor: Tensor) -> str:
     return "complex" if tensor.is_complex() else "floating" if tensor.is_floating_point() else "integer"
-
-
-def _shapes(refs: Iterable[TensorRef]) -> dict[str, tuple[int, ...]]:
-    return tensor_shapes({ref.name: ref.tensor for ref in refs})
 
 
 def tensor_shapes(values: Mapping[str, object]) -> dict[str, tuple[int, ...]]:

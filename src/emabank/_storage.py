@@ -245,7 +245,8 @@ class _Segment:
 
     def bind(self, flats: Sequence[Tensor], buffer: Tensor) -> None:
         """Copy from these tensors into this buffer from now on."""
-        self.live, flat = buffer[: len(self.averages)], buffer.view(-1)
+        flat = buffer.view(-1)
+        self.live, self.copied = buffer[: len(self.averages)], flat[: self.pieces[-1].end]
         self._sources = _parts(self.pieces, flats)
         self._targets = [flat[piece.offset : piece.end] for piece in self.pieces]
         kinds = {(source.device, source.dtype) for source in self._sources}
@@ -265,7 +266,7 @@ class _Segment:
         if not self._runs:
             # From the CPU a copy blocks: no stream would keep the next optimizer step from writing there meanwhile.
             _copy_all(self._targets, self._sources, non_blocking=bool(self._accelerators))
-        return _record_events(self._accelerators)
+        return _record_events(self._accelerators) if self._accelerators else []
 
 
 class _FusedGroup:
@@ -323,7 +324,7 @@ class _FusedGroup:
         for page in self._pages:
             self._page_in_buffer = None
             page.start_copy()
-            if not is_finite(page.live.view(-1)[: page.pieces[-1].end]):
+            if not is_finite(page.copied):
                 return False
             self._page_in_buffer = page
         return all(is_finite(flats[index]) for index in self._large)
@@ -382,7 +383,7 @@ def _plan(sizes: Mapping[int, int], foreign: set[int], capacity: int) -> tuple[l
 
 def _record_events(devices: set[torch.device]) -> list[torch.Event]:
     """Events after all work that these accelerators have so far; none for a device without streams."""
-    accelerator = torch.accelerator.current_accelerator() if devices else None
+    accelerator = torch.accelerator.current_accelerator()
     kind = None if accelerator is None else accelerator.type
     return [torch.accelerator.current_stream(device).record_event() for device in devices if device.type == kind]
 

@@ -200,7 +200,8 @@ class EMABank:
         return step % self._every == 0 and self._sample()
 
     def _sample(self) -> bool:
-        self._finish_check()
+        if self._pending_check is not None:
+            self._finish_check()
         self._tensors.refresh()
         self._tensors.sync_statistics()
         finite = None
@@ -528,13 +529,13 @@ class EMABank:
         """Whether to take this sample; raises if that is what the user asked for."""
         if self._on_nonfinite == "ignore":
             return True
-        bad = self._tensors.nonfinite()
+        bad = self._tensors.storage.nonfinite()
         if self._on_nonfinite == "skip":
             skipped = self._tensors.any_rank(bool(bad))
             self._skipped += skipped
             return not skipped
         if bad:
-            raise _nonfinite_error(bad, self._steps)
+            raise self._nonfinite_error(bad, self._steps)
         return True
 
     def _start_check(self) -> Tensor:
@@ -556,7 +557,15 @@ class EMABank:
         if bad:
             self._schedule.progress.update(progress)
             self._updates -= 1
-            raise _nonfinite_error([self._tensors.names[index] for index in bad], step)
+            raise self._nonfinite_error(bad, step)
+
+    def _nonfinite_error(self, indices: list[int], step: int) -> FloatingPointError:
+        names = ", ".join(repr(self._tensors.names[index]) for index in indices[:5])
+        return FloatingPointError(
+            f"The live weights hold NaN or inf at step {step}, in {names}: this step was not averaged. "
+            "bank.copy_to(model, name) goes back to an average; "
+            'EMABank(..., on_nonfinite="skip") passes over such steps.'
+        )
 
     def _warn_if_reloaded(self) -> None:
         self._refresh()
@@ -653,14 +662,6 @@ class EMABank:
                 f"{what} inside applied({swap.name!r}){other}: the model holds that average now, not its live weights; "
                 "do it after the with block."
             )
-
-
-def _nonfinite_error(names: list[str], step: int) -> FloatingPointError:
-    return FloatingPointError(
-        f"The live weights hold NaN or inf at step {step}, in {', '.join(map(repr, names[:5]))}: this step was not "
-        "averaged. bank.copy_to(model, name) goes back to an average; "
-        'EMABank(..., on_nonfinite="skip") passes over such steps.'
-    )
 
 
 def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
