@@ -17,28 +17,30 @@ from torch.utils.hooks import RemovableHandle
 
 from emabank._distributed import fsdp_modules, full_tensor, is_sharded, local_shard, reshard, to_local
 from emabank._model import (
-    SWAPPED,
     AveragedTensors,
     Choice,
-    Swap,
     check_materialized,
     check_shapes,
-    copy_module,
     evaluating,
-    functional_params,
-    holding,
     nonfinite,
     outside_inference_mode,
-    places,
     rank_means,
-    state_dict_with,
-    swap_in,
-    swapped,
     tensor_refs,
     tensor_shapes,
     unwrap,
 )
 from emabank._schedule import FORMAT, LIVE, AverageSchedule, Progress, Rule
+from emabank._swap import (
+    SWAPPED,
+    Swap,
+    copy_module,
+    functional_params,
+    holding,
+    places,
+    state_dict_with,
+    swap_in,
+    swapped,
+)
 from emabank.rng import preserved_rng
 
 Statistics = Literal["averaged", "recomputed"]

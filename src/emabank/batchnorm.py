@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules, reshard
-from emabank._model import Swap, claim, functional_params, holding, places, release, swapped, unwrap, walk
+from emabank._model import unwrap, walk
+from emabank._swap import Swap, claim, functional_params, holding, places, release, swapped
 from emabank.bank import EMABank
 from emabank.rng import rng_restorer
 
