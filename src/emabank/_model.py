@@ -335,25 +335,19 @@ class AveragedTensors:
     def initial_share_left(self) -> float:
         """How much of average 0 the live tensors still hold; 1 where chance alone could make it less than half.
 
-        ⟨live, average⟩ / ⟨average, average⟩, each tensor of the average minus its mean, so that constants (the initial
-        ones of a norm) add nothing. One step, even a long one, hardly changes it; unrelated weights give about 0,
-        within a standard deviation that falls with their number.
+        ⟨live, average⟩ / ⟨average, average⟩ over samples of all tensors, each minus its mean, so that constants (the
+        initial ones of a norm) add nothing. One step, even a long one, hardly changes it; unrelated weights give about
+        0, within a standard deviation that falls with their number.
         """
         shared = own = variance = 0.0
-        for average, live in zip(self.storage.read(0), self._sources(), strict=True):
-            if average.numel():
-                centred = _flat(average) - _flat(average)[0]  # so that a constant is exactly 0
-                centred -= centred.mean()
-                values = _flat(live.to(average))
-                products = torch.stack([centred.dot(values), centred.dot(centred), values.dot(values)])
-                with_live, with_itself, of_live = products.tolist()
-                shared, own = shared + with_live, own + with_itself
-                variance += with_itself * of_live / values.numel()
+        for average, live in self.storage.samples(0):
+            centred = average - average[0]  # so that a constant is exactly 0
+            centred -= centred.mean()
+            products = torch.stack([centred.dot(live), centred.dot(centred), live.dot(live)])
+            with_live, with_itself, of_live = products.tolist()
+            shared, own = shared + with_live, own + with_itself
+            variance += with_itself * of_live / live.numel()
         return shared / own if own > 0.0 and variance**0.5 < 0.1 * own else 1.0
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).reshape(-1)
 
 
 def _is_averaged(ref: TensorRef, parameters: Choice) -> bool:

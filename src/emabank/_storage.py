@@ -197,6 +197,16 @@ class AverageStorage:
         for group in self._groups:
             group.write(average, flats)
 
+    def samples(self, average: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parts of one average and of the live tensors, flattened: at most 0.9 MiB of each segment."""
+        self._copy_noncontiguous()
+        for segment in (segment for group in self._groups for segment in group.segments):
+            values = segment.averages[: SCRATCH // BLOCK, average].reshape(-1)
+            for piece, live in zip(segment.pieces, _parts(segment.pieces, self._flats), strict=True):
+                part = values[piece.offset : piece.end]
+                if len(part):
+                    yield part, live[: len(part)].to(part)
+
     def as_kept(self, lives: Sequence[Tensor]) -> list[Tensor]:
         """Copies of these tensors in the dtype and on the device of their averages."""
         return [
@@ -247,17 +257,18 @@ class _Segment:
         """Copy from these tensors into this buffer from now on."""
         flat = buffer.view(-1)
         self.live, self.copied = buffer[: len(self.averages)], flat[: self.pieces[-1].end]
-        self._sources = _parts(self.pieces, flats)
-        self._targets = [flat[piece.offset : piece.end] for piece in self.pieces]
-        kinds = {(source.device, source.dtype) for source in self._sources}
+        self._runs: list[tuple[Tensor, list[Tensor]]] = []
+        self._copies: tuple[list[Tensor], list[Tensor]] = [], []
+        kinds = {(flats[piece.index].device, flats[piece.index].dtype) for piece in self.pieces}
         on_cpu = buffer.device.type == "cpu"
         self._accelerators = {device for device, _ in kinds if on_cpu and device.type != "cpu"}
-        # A `cat` of fewer elements than torch shares among threads is one loop in C, at half the price of copies.
-        self._runs: list[tuple[Tensor, list[Tensor]]] = []
         if on_cpu and kinds == {(buffer.device, buffer.dtype)}:
+            # A `cat` of fewer elements than torch shares among threads is one loop in C, at half the price of copies.
             for _, group in groupby(self.pieces, lambda piece: piece.end // (LARGE // 2)):
                 run = list(group)
                 self._runs.append((flat[run[0].offset : run[-1].end], _parts(run, flats)))
+        else:
+            self._copies = [flat[piece.offset : piece.end] for piece in self.pieces], _parts(self.pieces, flats)
 
     def start_copy(self) -> list[torch.Event]:
         """Fill the buffer; copies from accelerators have arrived once the events have happened."""
@@ -265,7 +276,7 @@ class _Segment:
             torch.cat(sources, out=target)
         if not self._runs:
             # From the CPU a copy blocks: no stream would keep the next optimizer step from writing there meanwhile.
-            _copy_all(self._targets, self._sources, non_blocking=bool(self._accelerators))
+            _copy_all(*self._copies, non_blocking=bool(self._accelerators))
         return _record_events(self._accelerators) if self._accelerators else []
 
 
@@ -285,8 +296,8 @@ class _FusedGroup:
         blocks = [math.ceil(pieces[-1].end / BLOCK) for pieces in (*pages, *large)]
         averages = torch.empty(sum(blocks), count, BLOCK, dtype=dtype, device=device)
         _advise_huge_pages(averages)  # before the first write, which settles the size of a memory page
-        segments = list(map(_Segment, (*pages, *large), averages.zero_().split(blocks)))
-        self._pages, self._blocks = segments[: len(pages)], segments[len(pages) :]
+        self.segments = list(map(_Segment, (*pages, *large), averages.zero_().split(blocks)))
+        self._pages, self._blocks = self.segments[: len(pages)], self.segments[len(pages) :]
         self._large = list({segment.pieces[0].index: None for segment in self._blocks})
         self._direct = [segment for segment in self._blocks if segment.pieces[0].index not in foreign]
         self._gathered = [*(s for s in self._blocks if s.pieces[0].index in foreign), *self._pages]
