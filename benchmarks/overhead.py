@@ -27,7 +27,7 @@ from harness import (
     write_result,
 )
 from models import GPT, NAMES, build
-from peers import Packages, Peer, make_bank, versions
+from peers import EXACT, Packages, Peer, make_bank, versions
 from torch import nn
 from update import add_peer_arguments, build_peers, chosen_peers, plan_groups
 
@@ -77,7 +77,8 @@ def measure(
     runs: list[Run] = []
     title = f"{name}, {count_of(averages, 'average')}, step on {words}"
     for group in groups or [[]]:
-        contestants = [make_bank(BANK, model, averages), *build_peers(group, packages, model, averages, missing)]
+        bank = replace(make_bank(EXACT, model, averages), name=BANK)  # as a user builds it
+        contestants = [bank, *build_peers(group, packages, model, averages, missing)]
         contestants = [
             Contestant(STEP, step, list(model.parameters())),
             *(replace(c, before=step) for c in contestants),

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from emabank._model import copy_module, functional_params, state_dict_with, swapped
+from emabank._swap import copy_module, functional_params, state_dict_with, swapped
 
 
 def net() -> nn.Sequential:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from emabank._model import ModuleWatch, check_materialized, evaluating, plain_keys, tensor_refs, unwrap
+from emabank._model import ModuleWatch, check_materialized, evaluating, tensor_refs, unwrap
+from emabank._swap import plain_keys
 
 
 def names(model: nn.Module) -> list[str]:

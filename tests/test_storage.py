@@ -1,6 +1,8 @@
 """The fused pass against one lerp per tensor and average, in every layout memory can have."""
 
 import copy
+import gc
+import io
 import pickle
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from emabank._storage import BLOCK, SCRATCH, AverageStorage, TensorLayout
+from emabank._storage import SCRATCH, AverageStorage, TensorLayout
 
 WEIGHTS = [0.032, 0.016, 0.5, 1.0, 0.0]
 
@@ -16,7 +18,7 @@ WEIGHTS = [0.032, 0.016, 0.5, 1.0, 0.0]
 def tensors() -> list[Tensor]:
     """Around every border: empty, one, a block, a page, large with and without an end, other orders and dtypes."""
     torch.manual_seed(0)
-    plain = [torch.randn(n) for n in (0, 1, 5, 1023, 1024, 1025, 4095, 4096, 4097, 10_240, 70_000)]
+    plain = [torch.randn(n) for n in (0, 1, 5, 1023, 1024, 1025, 10_240, 32_767, 32_768, 32_769, 70_000, 300_000)]
     return [
         *plain,
         torch.randn(()),
@@ -26,6 +28,7 @@ def tensors() -> list[Tensor]:
         torch.randn(7, 1).expand(7, 3),
         torch.randn(60, 80, dtype=torch.complex64),
         torch.randn(60, 80, dtype=torch.complex64)[:, ::2],
+        torch.randn(300, 300)[:, ::2],
         torch.randn(5, dtype=torch.complex128),
         torch.randn(9000).bfloat16(),
         torch.randn(300_000).half(),
@@ -54,7 +57,7 @@ def test_the_fused_pass_equals_one_lerp_per_tensor(dtype: torch.dtype, count: in
     expected = [[wide(live, dtype) for live in lives] for _ in range(count)]
     for _ in range(4):
         moved(lives)
-        storage.looks_finite()
+        assert storage.nonfinite() == []
         storage.lerp_(WEIGHTS[:count])
         for k in range(count):
             expected[k] = [
@@ -139,15 +142,39 @@ def test_trap57_other_memory_and_another_form_of_the_live_tensors() -> None:
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("size", [3, 5000, 3_000_000])
+@pytest.mark.parametrize("size", [3, 5000, 1_000_000])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_trap49_a_whole_look_finds_any_bad_value(size: int, value: float) -> None:
-    for dtype in (torch.float32, torch.bfloat16):
-        live = torch.ones(size, dtype=dtype)
-        storage = AverageStorage([live, torch.ones(4)], 1, dtype=torch.float32, device=None)
-        assert storage.looks_finite()
+def test_trap49_the_check_names_every_bad_tensor(size: int, value: float) -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e5m2, torch.complex64):
+        live = torch.ones(size).to(dtype)
+        storage = AverageStorage([torch.ones(4), torch.ones(0), live], 1, dtype=torch.float32, device=None)
+        assert storage.nonfinite() == storage.start_check()[1]() == []
+        assert storage.start_check()[0]
         live[size // 3] = value
-        assert not storage.looks_finite()
+        assert storage.nonfinite() == storage.start_check()[1]() == [2]
+        assert not storage.start_check()[0]
+
+
+def test_a_large_finite_weight_is_not_taken_for_bad() -> None:
+    live = torch.full((40_000,), torch.finfo(torch.float32).max)
+    storage = AverageStorage([live, live[:7]], 1, dtype=torch.float32, device=None)
+    assert storage.nonfinite() == storage.start_check()[1]() == []
+
+
+def test_an_update_with_a_false_flag_moves_nothing() -> None:
+    """On an accelerator nobody has seen the flag yet when the averages are updated."""
+    lives = tensors()
+    storage = AverageStorage(lives, 5, dtype=torch.float32, device=None)
+    moved(lives)
+    storage.lerp_(WEIGHTS, torch.tensor(True))
+    before = [storage.read(k) for k in range(5)]
+    for live in lives:
+        live.fill_(float("nan"))
+    finite, bad = storage.start_check()
+    storage.lerp_(WEIGHTS, finite)
+    assert bad() == [index for index, live in enumerate(lives) if live.numel()]
+    for k in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(storage.read(k), before[k], strict=True))
 
 
 class _Calls(TorchDispatchMode):
@@ -168,38 +195,41 @@ def test_trap64_many_small_tensors_make_few_parallel_regions() -> None:
     with _Calls() as calls:
         storage.lerp_([0.1] * 5)
     assert sum("lerp" in name for name in calls.names) <= pages
-    assert len(calls.names) < 8 * pages
+    assert len(calls.names) < 20 * pages
+
+
+def storages() -> dict[int, int]:
+    """The bytes of every storage that is alive, by address."""
+    alive = [
+        thing.untyped_storage() for thing in gc.get_objects() if type(thing) is Tensor and thing.layout is torch.strided
+    ]
+    return {storage.data_ptr(): storage.nbytes() for storage in alive}
 
 
 def test_memory_beside_the_averages_is_bounded() -> None:
     """At most 2% or 1 MiB, whatever the mix of sizes and dtypes."""
-    for lives in ([torch.randn(1000) for _ in range(1000)], [torch.randn(3_000_000).bfloat16()], tensors()):
+    dense = [live for live in tensors() if TensorLayout.of(live).is_dense]
+    for lives in ([torch.randn(1000) for _ in range(1000)], [torch.randn(3_000_000).bfloat16()], dense):
+        before = storages()
         storage = AverageStorage(lives, 5, dtype=torch.float32, device=None)
-        seen: dict[int, int] = {}
-        for group in storage._groups:
-            held = [group.sources.scratch, *group.blocks.values(), *(page for page, _ in group.pages)]
-            held += [source for source, _ in group.sources.noncontiguous]
-            for tensor in held:
-                seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        added = sum(size for pointer, size in storages().items() if pointer not in before)
         wanted = 5 * sum(wide(live).numel() * wide(live).element_size() for live in lives)
-        assert sum(seen.values()) - wanted <= max(0.02 * wanted, 2**20)
+        assert wanted <= added <= wanted + max(0.02 * wanted, 2**20)
+        storage.lerp_(WEIGHTS)
 
 
-def test_another_device_is_read_through_two_halves_of_the_scratch_page() -> None:
-    """There is no accelerator here, so the CPU plays one: what would be converted is fetched instead."""
-    lives = [torch.randn(500_000).bfloat16(), torch.randn(7000).bfloat16(), torch.randn(10).bfloat16()]
-    plain, fetched = (AverageStorage(lives, 3, dtype=torch.float32, device=None) for _ in range(2))
-    for group in fetched._groups:
-        half = group.sources.scratch.numel() // BLOCK // 2
-        for blocks, live in group.sources.converted:
-            pairs = zip(blocks.split(half), live.split(half * BLOCK), strict=True)
-            group.sources.offloaded.extend(pairs)
-        group.sources.converted.clear()
-        assert len(group.sources.offloaded) > 4
-    moved(lives)
-    for storage in (plain, fetched):
-        storage.lerp_([0.1, 0.5, 0.9])
-    for k in range(3):
+@pytest.mark.parametrize("count", [1, 5])
+def test_another_device_is_read_through_two_buffers(count: int) -> None:
+    """There is no accelerator here; "cpu:0" is another device than "cpu" to the storage, though not to torch."""
+    lives = [torch.randn(2_000_000).bfloat16(), *tensors()]
+    plain = AverageStorage(lives, count, dtype=torch.float32, device=None)
+    fetched = AverageStorage(lives, count, dtype=torch.float32, device=torch.device("cpu:0"))
+    for _ in range(3):
+        moved(lives)
+        for storage in (plain, fetched):
+            assert storage.nonfinite() == []
+            storage.lerp_(WEIGHTS[:count])
+    for k in range(count):
         assert all(torch.equal(a, b) for a, b in zip(plain.read(k), fetched.read(k), strict=True))
 
 
@@ -208,38 +238,14 @@ def test_trap33_a_copy_stands_on_its_own(again) -> None:
     lives = tensors()
     storage = AverageStorage(lives, 2, dtype=torch.float32, device=None)
     other = again(storage)
-    assert all(group.sources is None for group in other._groups), "it holds no view of the first one's weights"
     other = other.bound_to([live.clone() for live in lives])
     moved(lives)
     storage.lerp_([0.5, 0.5])
     assert all(not torch.equal(a, b) for a, b in zip(storage.read(0)[1:5], other.read(0)[1:5], strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.float64])
-def test_the_overlap_is_that_of_all_tensors_whatever_their_size_and_form(dtype: torch.dtype):
-    shapes = [(), (0, 3), (3,), (40, 40), (7, 1024), (300, 700), (30, 40, 3, 3)]
-    before = [torch.randn(shape, dtype=dtype) for shape in shapes]
-    lives = [tensor.clone() for tensor in before]
-    lives[-1] = lives[-1].to(memory_format=torch.channels_last)
-    storage = AverageStorage(lives, 2, dtype=torch.float32, device=None)
-    storage.lerp_([0.5, 0.5])
-    for live in lives:
-        live.add_(torch.randn_like(live))
-
-    def real(tensor: Tensor) -> Tensor:
-        return (torch.view_as_real(tensor) if dtype.is_complex else tensor).double()
-
-    # A large tensor is taken in parts, each minus its own mean: the same to within what the means of noise are apart.
-    pairs = [(real(live), real(old) - real(old).mean()) for live, old in zip(lives, before, strict=True) if old.numel()]
-    shared = sum(float((live * old).sum()) for live, old in pairs)
-    own = sum(float(old.square().sum()) for _, old in pairs)
-    variance = sum(float(old.square().sum() * live.square().mean()) for live, old in pairs)
-    assert storage.overlap(1) == pytest.approx((shared, own, variance), rel=1e-3)
-
-
-def test_constants_overlap_with_nothing():
-    lives = [torch.full((3, 1500), 0.1), torch.ones(7), torch.zeros(40_000)]
-    storage = AverageStorage(lives, 1, dtype=torch.float32, device=None)
-    for live in lives:
-        live.normal_()
-    assert storage.overlap(0) == (0.0, 0.0, 0.0)
+def test_trap33_a_copy_holds_no_live_weights() -> None:
+    lives = [torch.randn(500_000), *(torch.randn(1000) for _ in range(100))]
+    saved = io.BytesIO()
+    torch.save(AverageStorage(lives, 1, dtype=torch.float32, device=None), saved)
+    assert len(saved.getvalue()) < 1.1 * 4 * sum(live.numel() for live in lives)

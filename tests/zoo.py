@@ -48,13 +48,13 @@ def mlp() -> nn.Module:
 
 
 def wide() -> nn.Module:
-    """Tensors above the size that is moved in blocks, none a multiple of a block."""
-    return nn.Sequential(nn.Linear(6, 1500), nn.BatchNorm1d(1500), nn.ReLU(), nn.Linear(1500, 5))
+    """Tensors above the size that is averaged where it is, in blocks; none is a multiple of a block."""
+    return nn.Sequential(nn.Linear(6, 6000), nn.BatchNorm1d(6000), nn.ReLU(), nn.Linear(6000, 6))
 
 
 def half_precision() -> nn.Module:
     """bfloat16 with float32 norms, large and small tensors."""
-    model = nn.Sequential(nn.Linear(6, 1500), nn.LayerNorm(1500), nn.ReLU(), nn.Linear(1500, 5)).bfloat16()
+    model = nn.Sequential(nn.Linear(6, 6000), nn.LayerNorm(6000), nn.ReLU(), nn.Linear(6000, 6)).bfloat16()
     model[1].float()
     return Cast(model)
 

@@ -170,15 +170,21 @@ class SyncedStatistics:
     `SyncBatchNorm` has measured all batches already.
 
     Attributes:
-        tensors: the tensors given, with buffers of our own in place of such statistics; `sync` fills them.
+        tensors: the tensors of the model, with buffers of our own in place of such statistics; `sync` fills them.
     """
 
-    def __init__(self, model: nn.Module, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, model: nn.Module, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
         self._buckets: list[tuple[ProcessGroups, Tensor, list[Tensor]]] = []
         for wrapper in model.modules():
             if isinstance(wrapper, DistributedDataParallel):
                 self._add_buckets(wrapper)
+
+    @classmethod
+    def of(cls, model: nn.Module, tensors: Sequence[Tensor]) -> "SyncedStatistics | None":
+        """Those of a model; None if it has none."""
+        synced = cls(model, tensors)
+        return synced if synced._buckets else None
 
     def _add_buckets(self, wrapper: DistributedDataParallel) -> None:
         statistics = {

@@ -1,20 +1,16 @@
-"""What a model holds under which name, which of it is averaged, and how other values get into it.
+"""What a model holds under which name, which of it is averaged, and how that is followed while the model changes.
 
 Wrappers (DistributedDataParallel, DataParallel, torch.compile) are removed by type at any depth, so that a submodule
 that happens to be called `module` keeps its name. Knows nothing of rules and counts.
 """
 
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
-from importlib import import_module
 from itertools import chain
 from operator import is_
-from threading import get_ident
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 import torch
@@ -28,11 +24,10 @@ from emabank._distributed import (
     fsdp_modules,
     is_sharded,
     local_shard,
-    reset_fsdp,
     reshard,
     to_local,
 )
-from emabank._storage import AverageStorage
+from emabank._storage import AverageStorage, is_finite
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
@@ -105,16 +100,6 @@ def tensor_refs(model: nn.Module) -> list[TensorRef]:
     return refs
 
 
-def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
-    """Each key of the unwrapped model's state dict, mapped to the key without the prefixes of inner wrappers."""
-    prefixes = {path: prefix for prefix, path, _ in walk(model) if path != prefix}
-    plain: dict[str, str] = {}
-    for key in keys:
-        path = max((path for path in prefixes if key.startswith(path)), key=len, default="")
-        plain[key] = prefixes.get(path, "") + key[len(path) :]
-    return plain
-
-
 # Modes ----------------------------------------------------------------------------------------------------------------
 
 
@@ -166,12 +151,11 @@ Choice = Literal["all", "trainable"] | Callable[[str, nn.Parameter], bool]
 
 
 class ModuleWatch:
-    """Detects cheaply whether modules or parameters were added, removed, renamed or replaced.
-
-    It does not see a parameter that got other memory, or a replaced buffer.
+    """Detects cheaply whether modules or parameters were added, removed, renamed or replaced; and whether tensors of
+    `refs` were replaced or have other memory, shape or strides.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, refs: Sequence[TensorRef] = ()) -> None:
         kinds = ("_parameters", "_modules")
         dicts: list[dict[str, Any]] = [vars(module)[kind] for _, _, module in walk(model) for kind in kinds]
         self._empty = [holder for holder in dicts if not holder]
@@ -179,15 +163,28 @@ class ModuleWatch:
         self._before = [dict(holder) for holder in self._filled]
         self._values_now = [holder.values() for holder in self._filled]
         self._values = list(chain.from_iterable(self._values_now))
+        buffers = [ref for ref in refs if not ref.is_parameter]
+        self._holders, self._keys = [ref.holder for ref in buffers], [ref.key for ref in buffers]
+        self._buffers = [ref.tensor for ref in buffers]
+        self._tensors = [ref.tensor for ref in refs]
+        self._is_sharded = any(map(is_sharded, self._tensors))
+        self._views = list(map(to_local, self._tensors))
 
     def unchanged(self) -> bool:
         """Whether everything is as it was. All loops run in C, unlike a walk over the modules."""
-        return (
-            not any(self._empty)
+        if (
+            any(self._empty)
             # By identity first, because a module may define `==`; after that `==` only compares keys.
-            and all(map(is_, chain.from_iterable(self._values_now), self._values))
-            and self._filled == self._before
-        )
+            or not all(map(is_, chain.from_iterable(self._values_now), self._values))
+            or self._filled != self._before
+            or not all(map(is_, map(dict.get, self._holders, self._keys), self._buffers))
+        ):
+            return False
+        tensors = map(to_local, self._tensors) if self._is_sharded else self._tensors
+        try:
+            return all(map(Tensor.is_set_to, tensors, self._views))
+        except RuntimeError:  # on another device
+            return False
 
 
 class AveragedTensors:
@@ -196,6 +193,8 @@ class AveragedTensors:
     The model may be moved, cast, given another memory format or have its tensors replaced; `refresh` follows it, and
     raises if it no longer fits.
     """
+
+    _watch: ModuleWatch | None = None
 
     @outside_inference_mode
     def __init__(
@@ -219,10 +218,10 @@ class AveragedTensors:
         if statistics:
             averaged += [ref for ref in refs if _is_statistic(ref)]
         self.names = tuple(ref.name for ref in averaged)
-        self._parameter_shapes = _shapes(ref for ref in refs if ref.is_parameter)
-        self._averaged_shapes, self._kinds = _shapes(averaged), [_kind(ref.tensor) for ref in averaged]
+        self._shapes = self._watched_shapes(refs)
+        self._kinds = [_kind(ref.tensor) for ref in averaged]
         self._follow(averaged)
-        bad = self.nonfinite()
+        bad = nonfinite(dict(zip(self.names, self._sources(), strict=True)))
         if bad:
             raise ValueError(
                 f"{_listed(bad)} hold NaN or inf when the bank is built: initialise them, freeze them if they are "
@@ -231,15 +230,17 @@ class AveragedTensors:
         self.storage = AverageStorage(self._sources(), count, dtype=dtype, device=device)
 
     def __getstate__(self) -> dict[str, Any]:
-        tied = dict.fromkeys(("_refs", "_lives", "_buffers", "_views", "_fsdp"), ())
-        return {**self.__dict__, "_watch": None, "_statistics": None, "_places": ([], []), **tied}
+        # What `_follow` sets belongs to this model in this process; a copy follows its own model.
+        tied = ("_refs", "_watch", "_fsdp", "_groups", "_synced")
+        return {key: value for key, value in self.__dict__.items() if key not in tied}
 
     def refresh(self) -> bool:
         """Follow the live tensors if the model has changed; True if it had not."""
-        if self._fsdp:
-            reshard(self._fsdp)
-        if self._watch is not None and self._watch.unchanged() and self._are_in_place():
-            return True
+        if self._watch is not None:
+            if self._fsdp:
+                reshard(self._fsdp)
+            if self._watch.unchanged():
+                return True
         self._find_tensors()
         return False
 
@@ -248,61 +249,41 @@ class AveragedTensors:
         reshard(fsdp_modules(self._model))
         check_materialized(self._model)
         refs = tensor_refs(self._model)
-        shapes = _shapes(ref for ref in refs if ref.is_parameter)
-        check_shapes("The model's parameters have changed since the bank was built", self._parameter_shapes, shapes)
+        what = "The model has changed since the bank was built (build a new one for it)"
+        check_shapes(what, self._shapes, self._watched_shapes(refs))
         by_name = {ref.name: ref for ref in refs}
-        gone = [name for name in self.names if name not in by_name]
-        if gone:
-            raise ValueError(f"{_listed(gone)} are no longer in the model: build a new bank for the changed model.")
         averaged = [by_name[name] for name in self.names]
-        check_shapes(
-            "The model's buffers have changed since the bank was built", self._averaged_shapes, _shapes(averaged)
-        )
         for ref, kind in zip(averaged, self._kinds, strict=True):
             if _kind(ref.tensor) != kind:
-                raise ValueError(
-                    f"{ref.name!r} must be {kind}, as it was when the bank was built; got {ref.tensor.dtype}: build a "
-                    "new bank for the changed model."
-                )
+                raise ValueError(f"{what}: {ref.name!r} must be {kind}; got {ref.tensor.dtype}.")
         self._follow(averaged)
         self.storage = self.storage.bound_to(self._sources())
 
+    def _watched_shapes(self, refs: Iterable[TensorRef]) -> dict[str, tuple[int, ...]]:
+        return tensor_shapes({ref.name: ref.tensor for ref in refs if ref.is_parameter or ref.name in self.names})
+
     def _follow(self, refs: list[TensorRef]) -> None:
         self._refs = refs
-        self._lives = [ref.tensor for ref in refs]
-        buffers = [ref for ref in refs if not ref.is_parameter]
-        self._places = [ref.holder for ref in buffers], [ref.key for ref in buffers]
-        self._buffers = [ref.tensor for ref in buffers]
-        self._watch: ModuleWatch | None = ModuleWatch(self._model)
+        self._watch = ModuleWatch(self._model, refs)
         self._fsdp = fsdp_modules(self._model)
-        self._is_sharded = any(map(is_sharded, self._lives))
-        self._statistics: SyncedStatistics | None = SyncedStatistics(self._model, self._lives)
-        self._views = list(map(to_local, self._lives))
+        self._groups = ProcessGroups.of_sharded(self._model)
+        self._synced = SyncedStatistics.of(self._model, self._lives())
 
-    def _are_in_place(self) -> bool:
-        """Whether no averaged buffer was replaced, and all tensors have the same memory, shape and strides."""
-        if not all(map(is_, map(dict.get, *self._places), self._buffers)):
-            return False
-        lives = map(to_local, self._lives) if self._is_sharded else self._lives
-        try:
-            return all(map(Tensor.is_set_to, lives, self._views))
-        except RuntimeError:  # on another device
-            return False
+    def _lives(self) -> list[Tensor]:
+        return [ref.tensor for ref in self._refs]
 
     def _sources(self) -> list[Tensor]:
         """What an update reads: the local shards of the live tensors, with synchronised statistics."""
-        assert self._statistics is not None, "refresh comes first"
-        return [to_local(tensor) for tensor in self._statistics.tensors]
+        return list(map(to_local, self._lives() if self._synced is None else self._synced.tensors))
 
     def sync_statistics(self) -> None:
         """Under DistributedDataParallel, average the batch-norm statistics over the ranks; a collective."""
-        assert self._statistics is not None, "refresh comes first"
-        self._statistics.sync()
+        if self._synced is not None:
+            self._synced.sync()
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank of a sharded model; a collective there."""
-        groups = ProcessGroups.of_sharded(self._model) if self._is_sharded else None
-        return flag if groups is None else groups.any_rank(flag)
+        return flag if self._groups is None else self._groups.any_rank(flag)
 
     def has_unaveraged_trainable(self) -> bool:
         """Whether training moves a parameter that is read from the live model."""
@@ -323,18 +304,18 @@ class AveragedTensors:
 
     def live(self) -> dict[str, Tensor]:
         """Copies of the live tensors by name, in the averages' dtype."""
-        return self._named(self.storage.as_kept([to_local(live) for live in self._lives]))
+        return self._named(self.storage.as_kept(list(map(to_local, self._lives()))))
 
     def write(self, average: int, values: Mapping[str, Tensor] | None = None) -> None:
         """Set one average's tensors, by default to the live ones."""
         if values is None:
             self.storage.write(average, self._sources())
         else:
-            named = zip(self.names, self._lives, strict=True)
+            named = zip(self.names, self._lives(), strict=True)
             self.storage.write(average, [local_shard(values[name], live) for name, live in named])
 
     def _named(self, shards: list[Tensor]) -> dict[str, Tensor]:
-        named = zip(self.names, self._lives, shards, strict=True)
+        named = zip(self.names, self._lives(), shards, strict=True)
         return {name: as_dtensor_like(live, shard) for name, live, shard in named}
 
     # Checks
@@ -351,17 +332,21 @@ class AveragedTensors:
         refs = [ref for ref in tensor_refs(self._model) if _is_floating_buffer(ref) and ref.name in names]
         _check_finite(what, check_values(what, {ref.name: ref.tensor for ref in refs}, values))
 
-    def nonfinite(self) -> list[str]:
-        """The names of live tensors that hold NaN or inf."""
-        return nonfinite(dict(zip(self.names, self._sources(), strict=True)))
-
     def initial_share_left(self) -> float:
         """How much of average 0 the live tensors still hold; 1 where chance alone could make it less than half.
 
-        ⟨live, average⟩ / ⟨average, average⟩, each part of the average minus its mean. One step, even a long one, hardly
-        changes it; unrelated weights give about 0, within a standard deviation that falls with their number.
+        ⟨live, average⟩ / ⟨average, average⟩ over samples of all tensors, each minus its mean, so that constants (the
+        initial ones of a norm) add nothing. One step, even a long one, hardly changes it; unrelated weights give about
+        0, within a standard deviation that falls with their number.
         """
-        shared, own, variance = self.storage.overlap(0)
+        shared = own = variance = 0.0
+        for average, live in self.storage.samples(0):
+            centred = average - average[0]  # so that a constant is exactly 0
+            centred -= centred.mean()
+            products = torch.stack([centred.dot(live), centred.dot(centred), live.dot(live)])
+            with_live, with_itself, of_live = products.tolist()
+            shared, own = shared + with_live, own + with_itself
+            variance += with_itself * of_live / live.numel()
         return shared / own if own > 0.0 and variance**0.5 < 0.1 * own else 1.0
 
 
@@ -424,15 +409,10 @@ def check_materialized(model: nn.Module) -> None:
 def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
     """The names of the tensors that hold NaN or inf.
 
-    Sums find suspects at a tenth of the cost of `isfinite`; a sum may also overflow, so suspects are looked at.
-
     >>> nonfinite({"fine": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])})
     ['bad']
     """
-    shards = {name: to_local(tensor) for name, tensor in tensors.items()}
-    wide = {name: t.float() if t.is_floating_point() and t.dtype.itemsize == 1 else t for name, t in shards.items()}
-    suspects = [name for name, tensor in wide.items() if not bool(torch.isfinite(tensor.sum()))]
-    return [name for name in suspects if not bool(torch.isfinite(wide[name]).all())]
+    return [name for name, tensor in tensors.items() if not is_finite(to_local(tensor))]
 
 
 def _check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
@@ -490,10 +470,6 @@ def _kind(tensor: Tensor) -> str:
     return "complex" if tensor.is_complex() else "floating" if tensor.is_floating_point() else "integer"
 
 
-def _shapes(refs: Iterable[TensorRef]) -> dict[str, tuple[int, ...]]:
-    return tensor_shapes({ref.name: ref.tensor for ref in refs})
-
-
 def tensor_shapes(values: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     """The shapes of named values; () for what is not a tensor."""
     return {name: tuple(value.shape) if isinstance(value, Tensor) else () for name, value in values.items()}
@@ -502,231 +478,3 @@ def tensor_shapes(values: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(repr(name) for name in names[:5]) + more
-
-
-# Values in the model for a while --------------------------------------------------------------------------------------
-# `values` maps names to the tensors that replace the live ones; a name that is missing keeps its live value.
-
-
-@dataclass(frozen=True)
-class Swap:
-    """Which average of which bank is in a model, put there by which thread."""
-
-    bank: object
-    name: str
-    batchnorm: str
-    thread: int = field(default_factory=get_ident)
-
-
-# Every module that holds an average right now, and its tensors, by id (and themselves, so that no id is reused). All
-# banks and threads share it: a bank that finds a part of its model here must not read values as live ones.
-SWAPPED: dict[int, tuple[Swap, nn.Module | Tensor]] = {}
-
-
-def swap_in(model: nn.Module) -> Swap | None:
-    """The swap that any module or tensor of a model is part of right now."""
-    if not SWAPPED:
-        return None
-    entries = (SWAPPED.get(id(part)) for part in (*model.modules(), *model.parameters(), *model.buffers()))
-    return next((entry[0] for entry in entries if entry is not None), None)
-
-
-def claim(swap: Swap | None, parts: Iterable[nn.Module | Tensor]) -> None:
-    """Record that these parts hold an average from now on; raise a RuntimeError if they hold another one."""
-    if swap is None:
-        return
-    for part in parts:
-        # One atomic step, so that of two threads one is refused; a lock would stay locked after an interrupt.
-        holder, _ = SWAPPED.setdefault(id(part), (swap, part))
-        if holder is not swap:
-            raise RuntimeError(
-                f"The model holds the average {holder.name!r} now, inside applied({holder.name!r}) or call(): use one "
-                "at a time."
-            )
-
-
-def release(swap: Swap | None) -> None:
-    """Undo `claim`."""
-    for key in [key for key, (holder, _) in list(SWAPPED.items()) if holder is swap]:
-        del SWAPPED[key]
-
-
-@contextmanager
-def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> Generator[None]:
-    """The values in the model's own tensors; afterwards, whatever happens, the live ones again.
-
-    Batch-norm statistics and counters are restored too, and buffers that a forward pass has replaced. Buffers that
-    neither the values nor a batch norm write are not copied. `values` is empty afterwards: each is released once it is
-    in place, so that at most one extra copy exists at any time. Without a `swap` the model's values still count as
-    live.
-    """
-    saved: list[tuple[TensorRef, Tensor, Tensor | None]] = []
-    fsdp = fsdp_modules(model)
-    reshard(fsdp)
-    refs = tensor_refs(model)
-
-    def undo() -> None:
-        reshard(fsdp)  # or a forward pass would use the values that it has gathered
-        _restore(saved)
-        release(swap)
-
-    # The second `finally` is for an interrupt during the first; undoing twice changes nothing.
-    try:
-        try:
-            claim(swap, [module for _, _, module in walk(model)])
-            claim(swap, [ref.tensor for ref in refs])
-            # Through .data: autograd's version counters stay as they are, because a graph that is alive across the swap
-            # finds the same values again. Nothing is rebound: optimizers and captured graphs keep their pointers.
-            for ref in refs:
-                is_written = ref.name in values or "running_mean" in ref.holder
-                before = to_local(ref.tensor).clone() if is_written else None
-                saved.append((ref, ref.tensor, before))
-                if ref.name in values:
-                    to_local(ref.tensor).copy_(to_local(values.pop(ref.name)))
-            yield
-        except BaseException:
-            reset_fsdp(fsdp)
-            raise
-        finally:
-            undo()
-    finally:
-        undo()
-
-
-def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
-    """Restore in reverse order, so that tensors that share memory end with the live values.
-
-    A tensor that cannot be restored does not keep the others from it.
-    """
-    failure: Exception | None = None
-    for ref, tensor, before in reversed(saved):
-        try:
-            ref.holder[ref.key] = tensor  # a forward pass may have replaced a buffer
-            if before is not None:
-                to_local(tensor).copy_(before)
-        except Exception as error:
-            failure = failure or error
-    saved.clear()
-    if failure is not None:
-        raise failure
-
-
-Places = list[tuple[dict[str, Tensor | None], str, str]]
-"""Where a model's tensors are, tied ones everywhere: the module's dict, the key in it, the tensor's first path."""
-
-
-def places(model: nn.Module) -> Places:
-    """All places of a model, with paths in the unwrapped one."""
-    every: Places = []
-    paths: dict[int, str] = {}
-    for kind in ("_parameters", "_buffers"):
-        for _, path, module in walk(model):
-            holder: dict[str, Tensor | None] = vars(module)[kind]
-            for key, tensor in holder.items():
-                if tensor is not None:
-                    every.append((holder, key, paths.setdefault(id(tensor), path + key)))
-    return every
-
-
-@contextmanager
-def holding(model: nn.Module, where: Places, tensors: dict[str, Tensor], swap: Swap | None) -> Generator[None]:
-    """The model with other tensors in it; afterwards its own, and in `tensors` those that a forward pass replaced.
-
-    Like `torch.func.functional_call`, which an interrupt can leave with the other tensors in the model.
-    """
-    live: list[Tensor] = []
-
-    def undo() -> None:
-        for (holder, key, _), tensor in zip(where, live, strict=False):
-            holder[key] = tensor
-        release(swap)
-
-    try:
-        try:
-            claim(swap, model.modules())
-            live = [cast(Tensor, holder[key]) for holder, key, _ in where]
-            for holder, key, path in where:
-                holder[key] = tensors[path]
-            yield
-            for holder, key, path in where:
-                tensors[path] = cast(Tensor, holder[key])
-        finally:
-            undo()
-    finally:
-        undo()
-
-
-def functional_params(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors by their paths in the unwrapped model, in the live dtypes, for `torch.func.functional_call`.
-
-    Buffers are copies, so that a forward pass does not write into the live ones.
-    """
-    tensors: dict[str, Tensor] = {}
-    for ref in tensor_refs(model):
-        live = ref.tensor.detach()
-        if ref.name in values:
-            tensors[ref.path] = values[ref.name].to(live.device, live.dtype)
-        else:
-            tensors[ref.path] = live if ref.is_parameter else live.clone()
-    return tensors
-
-
-# Copies ---------------------------------------------------------------------------------------------------------------
-
-# These reparametrise a weight by a hook; without it a copy would not compute the same function. (`nn.utils` has
-# functions that shadow the modules of the same name, hence the import by path.)
-_STRUCTURAL_HOOKS: tuple[type, ...] = (
-    import_module("torch.nn.utils.weight_norm").WeightNorm,
-    import_module("torch.nn.utils.spectral_norm").SpectralNorm,
-    import_module("torch.nn.utils.prune").BasePruningMethod,
-)
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks_with_kwargs",
-)
-
-
-def state_dict_with(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """A state dict with the unwrapped model's own keys: these values, and copies of everything else.
-
-    A tied tensor is one tensor under two keys.
-    """
-    live = unwrap(model).state_dict(keep_vars=True)
-    names = {id(ref.tensor): ref.name for ref in tensor_refs(model)}
-    plain = plain_keys(model, list(live))
-    copies: dict[int, Any] = {}
-    for key, value in live.items():
-        if id(value) not in copies:
-            # A state dict hook may rename keys, so tensors are matched by identity.
-            name = names.get(id(value), plain[key])
-            if name in values:
-                copies[id(value)] = values[name]
-            else:
-                copies[id(value)] = value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
-    return {plain[key]: copies[id(value)] for key, value in live.items()}
-
-
-def copy_module(model: nn.Module, values: Mapping[str, Tensor], *, exclude: object = None) -> nn.Module:
-    """A deep copy of the unwrapped model with the values in it: eval mode, no grad, none of the user's hooks.
-
-    `exclude`, an object that the model may reference, becomes None in the copy.
-    """
-    root = unwrap(model)
-    memo: dict[int, Any] = {id(exclude): None}
-    for ref in tensor_refs(root):
-        tensor = ref.tensor
-        copy = torch.empty_like(tensor).copy_(values.get(ref.name, tensor.detach()))
-        memo[id(tensor)] = nn.Parameter(copy, requires_grad=False) if ref.is_parameter else copy
-    for module in root.modules():
-        for hooks in (getattr(module, key) for key in _HOOKS):
-            structural = [(key, hook) for key, hook in hooks.items() if isinstance(hook, _STRUCTURAL_HOOKS)]
-            memo[id(hooks)] = OrderedDict(structural)
-        for value in vars(module).values():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()  # deepcopy refuses tensors that are part of a graph
-    return deepcopy(root, memo).eval().requires_grad_(False)

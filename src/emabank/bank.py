@@ -7,6 +7,7 @@ one pass, and hands averages out. It never changes the training it watches.
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -16,28 +17,30 @@ from torch.utils.hooks import RemovableHandle
 
 from emabank._distributed import fsdp_modules, full_tensor, is_sharded, local_shard, reshard, to_local
 from emabank._model import (
-    SWAPPED,
     AveragedTensors,
     Choice,
-    Swap,
     check_materialized,
     check_shapes,
-    copy_module,
     evaluating,
-    functional_params,
-    holding,
     nonfinite,
     outside_inference_mode,
-    places,
     rank_means,
-    state_dict_with,
-    swap_in,
-    swapped,
     tensor_refs,
     tensor_shapes,
     unwrap,
 )
-from emabank._schedule import FORMAT, LIVE, AverageSchedule
+from emabank._schedule import FORMAT, LIVE, AverageSchedule, Progress
+from emabank._swap import (
+    SWAPPED,
+    Swap,
+    copy_module,
+    functional_params,
+    holding,
+    places,
+    state_dict_with,
+    swap_in,
+    swapped,
+)
 from emabank.rng import preserved_rng
 from emabank.rules import Rule
 
@@ -66,8 +69,9 @@ class EMABank:
     current, else averaged ones; "averaged" and "recomputed" insist.
 
     `on_nonfinite` says what happens when the weights hold NaN or inf: "raise" before any average moves, "skip" that
-    update, or "ignore". The first two read every weight once before every update. A non-finite average is never handed
-    out or saved, whatever the setting.
+    update, or "ignore". The first two read every weight once before every update. On an accelerator "raise" does not
+    make the host wait: the error comes with the next update or read and names the step, which has moved no average;
+    "skip" waits. A non-finite average is never handed out or saved, whatever the setting.
 
     Under DistributedDataParallel and FSDP2 every process has a bank and updates it. Averages of a sharded model are
     sharded like its parameters. Updates need no communication, except with "skip", where ranks all-reduce one flag so
@@ -87,6 +91,10 @@ class EMABank:
     >>> bank.names, bank.num_updates
     (('ema-0.99', 'uniform'), 3)
     """
+
+    # The check of the last sample, if an accelerator may still be busy with it: the step, a function that waits for the
+    # indices of bad tensors, and the progress of the averages before it.
+    _pending_check: tuple[int, Callable[[], list[int]], dict[str, Progress]] | None = None
 
     def __init__(
         self,
@@ -203,11 +211,16 @@ class EMABank:
         return step % self._every == 0 and self._sample()
 
     def _sample(self) -> bool:
+        if self._pending_check is not None:
+            self._finish_check()
         self._tensors.refresh()
         self._tensors.sync_statistics()
-        if not self._check_finite():
+        finite = None
+        if self._on_nonfinite == "raise" and self._tensors.storage.is_on_accelerator:
+            finite = self._start_check()
+        elif not self._check_finite():
             return False
-        self._tensors.storage.lerp_(self._schedule.sample_weights(self._steps))
+        self._tensors.storage.lerp_(self._schedule.sample_weights(self._steps), finite)
         self._updates += 1
         self._invalidate_cache()
         return True
@@ -475,7 +488,7 @@ class EMABank:
         >>> bank.load_state_dict(bank.state_dict())
         """
         self._check_not_applied("load_state_dict()")
-        self._refresh()
+        self._tensors.refresh()
         # Everything is checked before anything changes.
         self._schedule.check_state(state)
         for name, saved in state["averages"].items():
@@ -487,6 +500,7 @@ class EMABank:
             self._tensors.write(index, state["averages"][name]["tensors"])
             self._schedule.load(name, state["averages"][name])
         self._steps, self._updates, self._skipped = state["num_steps"], state["num_updates"], state["num_skipped"]
+        self._pending_check = None
         self._invalidate_cache()
         for name, saved in state["recomputed"].items():
             self._recomputed[name] = (saved["step"], {key: value.clone() for key, value in saved["tensors"].items()})
@@ -525,6 +539,7 @@ class EMABank:
     def __getstate__(self) -> dict[str, Any]:
         # A copy (deepcopy, pickle) has its own model and averages; the optimizer's hook stays with the original.
         self._check_not_applied("A copy of the bank")
+        self._finish_check()
         return {**self.__dict__, "_handle": None, "_cached_averages": {}}
 
     # Guards -----------------------------------------------------------------------------------------------------------
@@ -533,16 +548,41 @@ class EMABank:
         """Whether to take this sample; raises if that is what the user asked for."""
         if self._on_nonfinite == "ignore":
             return True
-        bad = [] if self._tensors.storage.looks_finite() else self._tensors.nonfinite()
+        bad = self._tensors.storage.nonfinite()
         if self._on_nonfinite == "skip":
             skipped = self._tensors.any_rank(bool(bad))
             self._skipped += skipped
             return not skipped
-        if not bad:
-            return True
-        raise FloatingPointError(
-            f"The live weights hold NaN or inf at step {self._steps}, in {', '.join(map(repr, bad[:5]))}: this step "
-            "was not averaged. bank.copy_to(model, name) goes back to an average; "
+        if bad:
+            raise self._nonfinite_error(bad, self._steps)
+        return True
+
+    def _start_check(self) -> Tensor:
+        """Check this sample on its accelerator, without waiting for the result; `lerp_` moves nothing if it is bad.
+
+        The next update, or whoever reads an average first, asks for the result. By then it has long arrived.
+        """
+        finite, wait = self._tensors.storage.start_check()
+        progress = {name: replace(progress) for name, progress in self._schedule.progress.items()}
+        self._pending_check = self._steps, wait, progress
+        return finite
+
+    def _finish_check(self) -> None:
+        """Raise if the last sample, checked on an accelerator, held NaN or inf: it was not averaged, nor counted."""
+        if self._pending_check is None:
+            return
+        (step, wait, progress), self._pending_check = self._pending_check, None
+        bad = wait()
+        if bad:
+            self._schedule.progress.update(progress)
+            self._updates -= 1
+            raise self._nonfinite_error(bad, step)
+
+    def _nonfinite_error(self, indices: list[int], step: int) -> FloatingPointError:
+        names = ", ".join(repr(self._tensors.names[index]) for index in indices[:5])
+        return FloatingPointError(
+            f"The live weights hold NaN or inf at step {step}, in {names}: this step was not averaged. "
+            "bank.copy_to(model, name) goes back to an average; "
             'EMABank(..., on_nonfinite="skip") passes over such steps.'
         )
 
@@ -624,6 +664,7 @@ class EMABank:
         return None if step < 0 or (follows_live and step != self._steps) else statistics
 
     def _refresh(self) -> None:
+        self._finish_check()
         if not self._tensors.refresh():
             self._cached_averages.clear()
 

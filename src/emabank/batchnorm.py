@@ -19,7 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
-from emabank._model import Swap, evaluating, functional_params, holding, places, swapped, unwrap, walk
+from emabank._model import evaluating, unwrap, walk
+from emabank._swap import Swap, functional_params, holding, places, swapped
 from emabank.bank import EMABank
 from emabank.rng import preserved_rng
 

@@ -1,0 +1,257 @@
+"""Other values in a model: in its own tensors for a while, in their place during a call, in a state dict, in a copy.
+
+`values` maps names to the tensors that replace the live ones; a name that is missing keeps its live value.
+"""
+
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from importlib import import_module
+from threading import get_ident
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from emabank._distributed import fsdp_modules, reset_fsdp, reshard, to_local
+from emabank._model import TensorRef, tensor_refs, unwrap, walk
+
+# In its own tensors ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Which average of which bank is in a model, put there by which thread."""
+
+    bank: object
+    name: str
+    batchnorm: str
+    thread: int = field(default_factory=get_ident)
+
+
+# Every module that holds an average right now, and its tensors, by id (and themselves, so that no id is reused). All
+# banks and threads share it: a bank that finds a part of its model here must not read values as live ones.
+SWAPPED: dict[int, tuple[Swap, nn.Module | Tensor]] = {}
+
+
+def swap_in(model: nn.Module) -> Swap | None:
+    """The swap that any module or tensor of a model is part of right now."""
+    if not SWAPPED:
+        return None
+    entries = (SWAPPED.get(id(part)) for part in (*model.modules(), *model.parameters(), *model.buffers()))
+    return next((entry[0] for entry in entries if entry is not None), None)
+
+
+def claim(swap: Swap | None, parts: Iterable[nn.Module | Tensor]) -> None:
+    """Record that these parts hold an average from now on; raise a RuntimeError if they hold another one."""
+    if swap is None:
+        return
+    for part in parts:
+        # One atomic step, so that of two threads one is refused; a lock would stay locked after an interrupt.
+        holder, _ = SWAPPED.setdefault(id(part), (swap, part))
+        if holder is not swap:
+            raise RuntimeError(
+                f"The model holds the average {holder.name!r} now, inside applied({holder.name!r}) or call(): use one "
+                "at a time."
+            )
+
+
+def release(swap: Swap | None) -> None:
+    """Undo `claim`."""
+    for key in [key for key, (holder, _) in list(SWAPPED.items()) if holder is swap]:
+        del SWAPPED[key]
+
+
+@contextmanager
+def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> Generator[None]:
+    """The values in the model's own tensors; afterwards, whatever happens, the live ones again.
+
+    Batch-norm statistics and counters are restored too, and buffers that a forward pass has replaced. Buffers that
+    neither the values nor a batch norm write are not copied. `values` is empty afterwards: each is released once it is
+    in place, so that at most one extra copy exists at any time. Without a `swap` the model's values still count as
+    live.
+    """
+    saved: list[tuple[TensorRef, Tensor, Tensor | None]] = []
+    fsdp = fsdp_modules(model)
+    reshard(fsdp)
+    refs = tensor_refs(model)
+
+    def undo() -> None:
+        reshard(fsdp)  # or a forward pass would use the values that it has gathered
+        _restore(saved)
+        release(swap)
+
+    # The second `finally` is for an interrupt during the first; undoing twice changes nothing.
+    try:
+        try:
+            claim(swap, [module for _, _, module in walk(model)])
+            claim(swap, [ref.tensor for ref in refs])
+            # Through .data: autograd's version counters stay as they are, because a graph that is alive across the swap
+            # finds the same values again. Nothing is rebound: optimizers and captured graphs keep their pointers.
+            for ref in refs:
+                is_written = ref.name in values or "running_mean" in ref.holder
+                before = to_local(ref.tensor).clone() if is_written else None
+                saved.append((ref, ref.tensor, before))
+                if ref.name in values:
+                    to_local(ref.tensor).copy_(to_local(values.pop(ref.name)))
+            yield
+        except BaseException:
+            reset_fsdp(fsdp)
+            raise
+        finally:
+            undo()
+    finally:
+        undo()
+
+
+def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
+    """Restore in reverse order, so that tensors that share memory end with the live values.
+
+    A tensor that cannot be restored does not keep the others from it.
+    """
+    failure: Exception | None = None
+    for ref, tensor, before in reversed(saved):
+        try:
+            ref.holder[ref.key] = tensor  # a forward pass may have replaced a buffer
+            if before is not None:
+                to_local(tensor).copy_(before)
+        except Exception as error:
+            failure = failure or error
+    saved.clear()
+    if failure is not None:
+        raise failure
+
+
+# In their place -------------------------------------------------------------------------------------------------------
+
+Places = list[tuple[dict[str, Tensor | None], str, str]]
+"""Where a model's tensors are, tied ones everywhere: the module's dict, the key in it, the tensor's first path."""
+
+
+def places(model: nn.Module) -> Places:
+    """All places of a model, with paths in the unwrapped one."""
+    every: Places = []
+    paths: dict[int, str] = {}
+    for kind in ("_parameters", "_buffers"):
+        for _, path, module in walk(model):
+            holder: dict[str, Tensor | None] = vars(module)[kind]
+            for key, tensor in holder.items():
+                if tensor is not None:
+                    every.append((holder, key, paths.setdefault(id(tensor), path + key)))
+    return every
+
+
+@contextmanager
+def holding(model: nn.Module, where: Places, tensors: dict[str, Tensor], swap: Swap | None) -> Generator[None]:
+    """The model with other tensors in it; afterwards its own, and in `tensors` those that a forward pass replaced.
+
+    Like `torch.func.functional_call`, which an interrupt can leave with the other tensors in the model.
+    """
+    live: list[Tensor] = []
+
+    def undo() -> None:
+        for (holder, key, _), tensor in zip(where, live, strict=False):
+            holder[key] = tensor
+        release(swap)
+
+    try:
+        try:
+            claim(swap, model.modules())
+            live = [cast(Tensor, holder[key]) for holder, key, _ in where]
+            for holder, key, path in where:
+                holder[key] = tensors[path]
+            yield
+            for holder, key, path in where:
+                tensors[path] = cast(Tensor, holder[key])
+        finally:
+            undo()
+    finally:
+        undo()
+
+
+def functional_params(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """All tensors by their paths in the unwrapped model, in the live dtypes, for `torch.func.functional_call`.
+
+    Buffers are copies, so that a forward pass does not write into the live ones.
+    """
+    tensors: dict[str, Tensor] = {}
+    for ref in tensor_refs(model):
+        live = ref.tensor.detach()
+        if ref.name in values:
+            tensors[ref.path] = values[ref.name].to(live.device, live.dtype)
+        else:
+            tensors[ref.path] = live if ref.is_parameter else live.clone()
+    return tensors
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+# These reparametrise a weight by a hook; without it a copy would not compute the same function. (`nn.utils` has
+# functions that shadow the modules of the same name, hence the import by path.)
+_STRUCTURAL_HOOKS: tuple[type, ...] = (
+    import_module("torch.nn.utils.weight_norm").WeightNorm,
+    import_module("torch.nn.utils.spectral_norm").SpectralNorm,
+    import_module("torch.nn.utils.prune").BasePruningMethod,
+)
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+
+def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
+    """Each key of the unwrapped model's state dict, mapped to the key without the prefixes of inner wrappers."""
+    prefixes = {path: prefix for prefix, path, _ in walk(model) if path != prefix}
+    plain: dict[str, str] = {}
+    for key in keys:
+        path = max((path for path in prefixes if key.startswith(path)), key=len, default="")
+        plain[key] = prefixes.get(path, "") + key[len(path) :]
+    return plain
+
+
+def state_dict_with(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Any]:
+    """A state dict with the unwrapped model's own keys: these values, and copies of everything else.
+
+    A tied tensor is one tensor under two keys.
+    """
+    live = unwrap(model).state_dict(keep_vars=True)
+    names = {id(ref.tensor): ref.name for ref in tensor_refs(model)}
+    plain = plain_keys(model, list(live))
+    copies: dict[int, Any] = {}
+    for key, value in live.items():
+        if id(value) not in copies:
+            # A state dict hook may rename keys, so tensors are matched by identity.
+            name = names.get(id(value), plain[key])
+            if name in values:
+                copies[id(value)] = values[name]
+            else:
+                copies[id(value)] = value.detach().clone() if isinstance(value, Tensor) else deepcopy(value)
+    return {plain[key]: copies[id(value)] for key, value in live.items()}
+
+
+def copy_module(model: nn.Module, values: Mapping[str, Tensor], *, exclude: object = None) -> nn.Module:
+    """A deep copy of the unwrapped model with the values in it: eval mode, no grad, none of the user's hooks.
+
+    `exclude`, an object that the model may reference, becomes None in the copy.
+    """
+    root = unwrap(model)
+    memo: dict[int, Any] = {id(exclude): None}
+    for ref in tensor_refs(root):
+        tensor = ref.tensor
+        copy = torch.empty_like(tensor).copy_(values.get(ref.name, tensor.detach()))
+        memo[id(tensor)] = nn.Parameter(copy, requires_grad=False) if ref.is_parameter else copy
+    for module in root.modules():
+        for hooks in (getattr(module, key) for key in _HOOKS):
+            structural = [(key, hook) for key, hook in hooks.items() if isinstance(hook, _STRUCTURAL_HOOKS)]
+            memo[id(hooks)] = OrderedDict(structural)
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()  # deepcopy refuses tensors that are part of a graph
+    return deepcopy(root, memo).eval().requires_grad_(False)
