@@ -19,7 +19,7 @@ from emabank.study.report.claims import (
     finding_of,
     no_gain,
     within,
-)  # fmt: skip
+)
 from emabank.study.report.pairs import CLEAN, CONSTANT, NOISY
 from emabank.study.report.results import LIVE, OF_PAIRS, TRANSFER, Overhead, Results, Run, Setting
 from emabank.study.report.series import (
@@ -36,7 +36,7 @@ from emabank.study.report.series import (
     mean,
     peak,
     points,
-)  # fmt: skip
+)
 
 SGD, SGD_BEST, ACC, LOSS, SWA = "SGD", "SGD (best)", "slowest (acc.)", "slowest (loss)", "SWA"
 ALL = (*CLEAN, *NOISY)
@@ -228,7 +228,7 @@ def _gain_at_choice(setting: Setting, run: Run) -> float | None:
 def _slope(setting: Setting, run: Run, value: Callable[[series.Peak], float]) -> float | None:
     """By how much the peaks of the averages, recomputed, rise from one to the next slower, by least squares."""
     peaks = [peak(average(run, name, "test", batchnorm="recomputed")) for name in setting.averages]
-    known = [value(each) for each in peaks if each is not None]
+    known = [value(point) for point in peaks if point is not None]
     if len(known) < len(peaks) or len(known) < 2:
         return None
     places = np.arange(len(known)) - (len(known) - 1) / 2
@@ -322,7 +322,7 @@ def _periods(value: OfRuns) -> Samples:
         period = 16 if 16 in periods else list(periods)[2]
         notes = () if period == 16 else (f"T = {period} stands for 16 in this shorter run",)
         samples = paired(periods[period], periods[1], value)(setting)
-        return [each._replace(notes=(*each.notes, *notes)) for each in samples]
+        return [sample._replace(notes=(*sample.notes, *notes)) for sample in samples]
 
     return sample
 

@@ -91,17 +91,17 @@ def interval(values: Sequence[float], *, independent: int | None = None) -> Inte
     return Interval(mean, mean - half, mean + half, n)
 
 
-def judge(found: Interval, rule: Rule) -> Verdict:
+def judge(estimate: Interval, rule: Rule) -> Verdict:
     """What an interval says under a rule.
 
     >>> judge(interval([-1.0, 0.0, 1.5]), above()), judge(interval([1.0]), above())
     ('inconclusive', 'too few runs')
     """
-    if found.low is None or found.high is None:
+    if estimate.low is None or estimate.high is None:
         return "too few runs"
-    if found.high < rule.refuted_below or found.low > rule.refuted_above:
+    if estimate.high < rule.refuted_below or estimate.low > rule.refuted_above:
         return "not reproduced"
-    return "reproduced" if rule.low < found.low and found.high < rule.high else "inconclusive"
+    return "reproduced" if rule.low < estimate.low and estimate.high < rule.high else "inconclusive"
 
 
 def t_quantile(probability: float, freedom: int) -> float:
@@ -255,15 +255,15 @@ def finding_of(
 ) -> Finding:
     """One statistic in one setting, judged."""
     values = tuple(round(float(value), _DIGITS) + 0.0 for value in sample.values)  # + 0.0: no negative zero
-    found = interval(values, independent=sample.independent)
+    estimate = interval(values, independent=sample.independent)
     if not sample.complete:
-        found = found._replace(mean=None, low=None, high=None)
-    no_width = found.low is not None and found.low == found.high
+        estimate = estimate._replace(mean=None, low=None, high=None)
+    no_width = estimate.low is not None and estimate.low == estimate.high
     equal = "all values are equal, so the interval has no width" if no_width else ""
     return Finding(
         key=statistic.key, statistic=statistic.words + (f", on {sample.target}" if sample.target else ""),
-        setting=setting, scale=scale, rule=statistic.rule, verdict=judge(found, statistic.rule), values=values,
-        **found._asdict(), paper=paper, notes=tuple(note for note in (*sample.notes, equal, *notes) if note),
+        setting=setting, scale=scale, rule=statistic.rule, verdict=judge(estimate, statistic.rule), values=values,
+        **estimate._asdict(), paper=paper, notes=tuple(note for note in (*sample.notes, equal, *notes) if note),
     )  # fmt: skip
 
 

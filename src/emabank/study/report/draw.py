@@ -74,7 +74,7 @@ def look_of(line: Line) -> Look:
 
 def tint(colour: str, share: float = 0.3) -> tuple[float, float, float]:
     """A colour mixed with white, for areas: unlike transparency, it looks the same above other things."""
-    red, green, blue = (1 - share * (1 - each) for each in to_rgb(colour))
+    red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
     return red, green, blue
 
 
@@ -178,7 +178,7 @@ def _some(count: int) -> list[int]:
 
 
 def _limit(axes: Axes, panel: Panel) -> None:
-    xs = [float(each) for line in panel.lines for each in (line.x.min(), line.x.max())]
+    xs = [float(end) for line in panel.lines for end in (line.x.min(), line.x.max())]
     if panel.x_limits is not None:
         axes.set_xlim(*panel.x_limits)
     elif xs:
@@ -321,8 +321,8 @@ def _place(cells: Sequence[Axes], panel: Panel, figure: Figure, plan: _Plan, *, 
 def _heat_limits(figure: Figure) -> tuple[float, float]:
     """The same colours for the same values in all panels."""
     values = np.concatenate([panel.grid.ravel() for panel in figure.panels if panel.grid is not None])
-    there = values[np.isfinite(values)]
-    return (float(there.min()), float(there.max())) if len(there) else (0.0, 1.0)
+    known = values[np.isfinite(values)]
+    return (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
 
 
 # Legends, always outside of the data ----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from emabank.study.report.figures import (
     rate_line,
     seeds_note,
     statistics_note,
-)  # fmt: skip
+)
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY, PAIRS, Scale
 from emabank.study.report.results import LIVE, Results, Setting, kept_name
 from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, OnTrain, average, best, live
@@ -160,9 +160,9 @@ def constant_rate(results: Results, scale: Scale) -> list[Figure]:
         if not cosine or not constant:
             return []
         lines = [
-            replace(each, label=f"{rate}: {each.label}")
+            replace(curve, label=f"{rate}: {curve.label}")
             for rate, two in (("cosine", cosine), ("constant", constant))
-            for each in two
+            for curve in two
         ]
         rate, marks = rate_line(setting.variants["constant"], "constant rate"), _fork(setting, cosine[1])
         return [Panel(title=setting.title, lines=lines, rate=rate, marks=marks, y_limits=focus(lines))]
@@ -250,8 +250,8 @@ def decays(results: Results, scale: Scale) -> list[Figure]:
             for kind in STATISTICS
         }  # fmt: skip
         # The same limits for both panels, and all of it: that slow averages fail early is what is to be seen.
-        curves = [each.y if each.seeds is None else each.seeds for own in lines.values() for each in own]
-        low, high = min(float(np.nanmin(each)) for each in curves), max(float(np.nanmax(each)) for each in curves)
+        curves = [drawn.y if drawn.seeds is None else drawn.seeds for panel in lines.values() for drawn in panel]
+        low, high = min(float(np.nanmin(curve)) for curve in curves), max(float(np.nanmax(curve)) for curve in curves)
         limits = low - 0.05 * (high - low), high + 0.05 * (high - low)
         rate = rate_line(setting.variants["refit"])
         return [
@@ -301,11 +301,11 @@ def _rate_panels(setting: Setting, tried: Sequence[float]) -> list[Panel]:
             drawable(setting, variant, lambda run: best(run, setting.averages, "val")),
         ]
         for own, curves in zip(lines.values(), both, strict=True):
-            if curves is not None and all(each is not None for each in both):
+            if curves is not None and not any(other is None for other in both):
                 own.append(line(curves, f"{words}rate {rate:g}", kind="average", order=order.index(rate)))
     if len(lines["live weights"]) < 2:  # one rate is no search
         return []
-    limits = focus([each for own in lines.values() for each in own])
+    limits = focus([drawn for panel in lines.values() for drawn in panel])
     return [
         Panel(title=f"{setting.title}: {weights}", y_label="validation accuracy, %", lines=own, y_limits=limits)
         for weights, own in lines.items()

@@ -155,11 +155,11 @@ def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, flo
     """
     low = min((y for _, y, _ in marks), default=math.inf)
     high = max((y for _, y, _ in marks), default=-math.inf)
-    for each in lines:
-        curves = each.y[None] if each.seeds is None else each.seeds
-        known = np.flatnonzero(np.isfinite(each.y))
+    for drawn in lines:
+        curves = drawn.y[None] if drawn.seeds is None else drawn.seeds
+        known = np.flatnonzero(np.isfinite(drawn.y))
         if len(known):
-            late = known[known >= len(each.y) // 10]
+            late = known[known >= len(drawn.y) // 10]
             low = min(low, float(curves[:, late if len(late) else known].min()))
             high = max(high, float(curves[:, known].max()))
     margin = max(0.05 * (high - low), 0.1)

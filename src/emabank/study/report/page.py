@@ -1,6 +1,6 @@
 """The one HTML page of the report. Pure: the same input, the same bytes.
 
-What the page looks like is in assets/: template.html.jinja, page.css, plot.js and page.js; here is what they are given.
+What the page looks like is in assets/: template.html.jinja, page.css, plot.js and page.js; here is what fills them.
 """
 
 import base64
@@ -108,27 +108,29 @@ def _policy(style: str, script: str) -> str:
 
 def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """One for each study that was asked for or has something to show, in the report's order; unknown ones last."""
-    names = dict.fromkeys([*_SECTIONS, *(each.name for each in studies), *(each.study for each in (*tables, *figures))])
+    names = dict.fromkeys(
+        [*_SECTIONS, *(study.name for study in studies), *(item.study for item in (*tables, *figures))]
+    )
     ids = _ids([*(f"table-{table.name}" for table in tables), *(f"figure-{figure.name}" for figure in figures)])
     shown = [*zip(ids, (*tables, *figures), strict=True)]
     sections: list[dict[str, Any]] = []
     for name in names:
         title, question = _SECTIONS.get(name, (name or "More", ""))
-        own = [(key, each) for key, each in shown if each.study == name]
+        own = [(key, item) for key, item in shown if item.study == name]
         asked = [study for study in studies if study.name == name]
         if own or asked:
             sections.append({
                 "id": f"study-{_slug(name)}", "title": title, "question": question, "studies": asked,
-                "tables": [(key, each) for key, each in own if isinstance(each, Table)],
-                "figures": [(key, each, Markup(figure_json(each)), [entry["label"] for entry in _legend(each)])
-                            for key, each in own if isinstance(each, Figure)],
+                "tables": [(key, item) for key, item in own if isinstance(item, Table)],
+                "figures": [(key, item, Markup(figure_json(item)), [entry["label"] for entry in _legend(item)])
+                            for key, item in own if isinstance(item, Figure)],
             })  # fmt: skip
     return sections
 
 
 def _scales(results: Results, tables: Sequence[Table], figures: Sequence[Figure]) -> list[str]:
     """The scales of anything on the page, the largest first."""
-    scales = {*results.scales, *(each.scale for each in (*results.studies, *tables, *figures))}
+    scales = {*results.scales, *(item.scale for item in (*results.studies, *tables, *figures))}
     return [scale for scale in _SCALES if scale in scales]
 
 
@@ -383,9 +385,9 @@ def _conditions(results: Results) -> list[dict[str, Any]]:
 def _plain(value: Any) -> str:
     """A value of a configuration in a line of text."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(each)}" for key, each in value.items())
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(_plain(each) for each in value)
+        return ", ".join(_plain(part) for part in value)
     return str(value)
 
 

@@ -52,12 +52,12 @@ def number(cell: Cell) -> Number | None:
 
 def numbers(table: Table) -> list[Number]:
     """All numbers of a table."""
-    return [found for row in table.rows for cell in row.cells if (found := number(cell))]
+    return [shown for row in table.rows for cell in row.cells if (shown := number(cell))]
 
 
 def common_n(table: Table) -> int | None:
     """Of how many values each number of a table is the mean, if they all have the same; else None."""
-    counts = {found.n for found in numbers(table)}
+    counts = {shown.n for shown in numbers(table)}
     return counts.pop() if len(counts) == 1 else None
 
 
@@ -67,20 +67,20 @@ def format_cell(cell: Cell, *, with_n: bool) -> str:
     >>> format_cell(Cell.of([1.0, 2.0]), with_n=True), format_cell(Cell.of([1.0]), with_n=False)
     ('1.50 ± 0.71 (n=2)', '1.00 ± –')
     """
-    found = number(cell)
-    if found is None:
+    shown = number(cell)
+    if shown is None:
         return cell.text
-    return f"{found.mean} ± {found.spread or DASH}" + (f" (n={found.n})" if with_n else "")
+    return f"{shown.mean} ± {shown.spread or DASH}" + (f" (n={shown.n})" if with_n else "")
 
 
 def caption_of(table: Table) -> str:
     """The caption with its n, where that is the same for all numbers; otherwise a sentence says where it is."""
-    found = numbers(table)
-    if not found:
+    shown = numbers(table)
+    if not shown:
         return table.caption
     n = common_n(table)
     text = "n beside each number." if n is None else f"n = {n}."
-    if any(each.spread is None for each in found):
+    if any(one.spread is None for one in shown):
         text = f"{text[:-1]}: one value has no spread." if n == 1 else f"{text} ± {DASH}: one value, no spread."
     return f"{table.caption} {text}".strip()
 
@@ -105,8 +105,8 @@ def lines_of(table: Table) -> list[Line]:
     """The rows of a table; a group of several rows is named once, as a heading."""
     lines: list[Line] = []
     ruled = {at for at in table.breaks if at > 0}
-    for _, numbered in groupby(enumerate(table.rows), key=lambda each: each[1].group or each[0]):
-        rows = list(numbered)
+    for _, neighbours in groupby(enumerate(table.rows), key=lambda numbered: numbered[1].group or numbered[0]):
+        rows = list(neighbours)
         first, group = rows[0][0], rows[0][1].group
         shared = bool(group) and len(rows) > 1
         if shared:
@@ -196,8 +196,8 @@ def _csv_values(cell: Cell) -> list[object]:
 
 def _printed_numbers(text: str) -> tuple[str, str]:
     """The mean and the spread in a printed text; empty where there is none."""
-    found = _PRINTED.fullmatch(text.strip())
-    return (found[1].replace("−", "-"), found[2] or "") if found else ("", "")
+    match = _PRINTED.fullmatch(text.strip())
+    return (match[1].replace("−", "-"), match[2] or "") if match else ("", "")
 
 
 def _csv(fields: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
@@ -322,13 +322,13 @@ def _tex_line(texts: Sequence[str]) -> str:
 
 
 def _tex_cell(cell: Cell, *, with_n: bool) -> str:
-    found = number(cell)
-    if found is None:
+    shown = number(cell)
+    if shown is None:
         text = escape_latex(cell.text)
         return rf"\textbf{{{text}}}" if cell.best and text else text
-    mean = rf"\mathbf{{{found.mean}}}" if cell.best else found.mean
-    value = rf"${mean} \pm$ --" if found.spread is None else rf"${mean} \pm {found.spread}$"
-    return value + (f" ($n={found.n}$)" if with_n else "")
+    mean = rf"\mathbf{{{shown.mean}}}" if cell.best else shown.mean
+    value = rf"${mean} \pm$ --" if shown.spread is None else rf"${mean} \pm {shown.spread}$"
+    return value + (f" ($n={shown.n}$)" if with_n else "")
 
 
 # On a terminal --------------------------------------------------------------------------------------------------------

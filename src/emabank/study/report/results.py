@@ -28,7 +28,7 @@ from emabank.study.runs.folder import (
     TEST_CURVES,
     RunFolder,
     file_checksum,
-)  # fmt: skip
+)
 from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
 from emabank.study.runs.results import ROWS_CHECKSUM, SUMMARY
 from emabank.study.runs.sealed import read_sealed
@@ -575,15 +575,15 @@ def make_column(
     for metric in (*_METRICS, *sorted({key[3] for key in rows if key[3].startswith(TRANSFER)})):
         on = "train" if metric in ON_TRAIN else split
         if metric in OF_PAIRS:
-            found = [
+            by_seed = [
                 # The row of a pair belongs to one of the two runs.
                 rows.get((one, name, on, metric, other)) or rows.get((other, other_name, on, metric, one))
                 for (one, name), (other, other_name) in combinations(kept, 2)
             ]
         else:
-            found = [rows.get((run, name, on, metric, None)) for run, name in kept]
-        if any(row is not None and row.value is not None for row in found):
-            values[metric] = [None if row is None else row.value for row in found]
+            by_seed = [rows.get((run, name, on, metric, None)) for run, name in kept]
+        if any(row is not None and row.value is not None for row in by_seed):
+            values[metric] = [None if row is None else row.value for row in by_seed]
     return Column(
         title=title,
         trained_on=trained_on,

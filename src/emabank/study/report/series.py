@@ -42,14 +42,14 @@ def column(setting: Setting, title: str, stage: Stage) -> Column | None:
 
 def values(setting: Setting, title: str, metric: str, stage: Stage) -> Sequence[float | None] | None:
     """One value a seed (a pair of seeds, for churn and js); None where there is no such column or metric."""
-    found = column(setting, title, stage)
-    return None if found is None else found.values.get(metric)
+    own = column(setting, title, stage)
+    return None if own is None else own.values.get(metric)
 
 
 def transfers(setting: Setting, title: str | None = None) -> list[str]:
     """The metrics of transfer that the refits have, or one of their columns."""
-    columns = [each for each in columns_of(setting, REFIT) if title in (None, each.title)]
-    return list(dict.fromkeys(name for each in columns for name in each.values if name.startswith(TRANSFER)))
+    columns = [column for column in columns_of(setting, REFIT) if title in (None, column.title)]
+    return list(dict.fromkeys(name for column in columns for name in column.values if name.startswith(TRANSFER)))
 
 
 def combined(

@@ -23,7 +23,7 @@ from emabank.study.report.series import (
     chosen_epoch,
     minus,
     peak,
-)  # fmt: skip
+)
 from emabank.study.report.tables import (
     DASH,
     METRICS,
@@ -33,7 +33,7 @@ from emabank.study.report.tables import (
     Lines,
     Row,
     Table,
-    column_cells,
+    column_table,
     difference_cell,
     epoch_cell,
     has_values,
@@ -44,11 +44,10 @@ from emabank.study.report.tables import (
     selection_note,
     setting_table,
     settings_for,
-    spans,
     value_cell,
     with_best,
     with_best_by_column,
-)  # fmt: skip
+)
 
 OVER_SEEDS = "Mean ± standard deviation over seeds."
 OVER_PAIRS = "Mean ± standard deviation over seeds, over pairs of seeds for churn and JS."
@@ -104,27 +103,16 @@ def headline(results: Results, scale: Scale) -> list[Table]:
         *reference_note(settings),
     )
 
-    def values(setting: Setting) -> Lines:
-        return {"": column_cells(setting, specs, REFIT, source="Table 1")}
-
-    def differences(setting: Setting) -> Lines:
-        return {
-            f"minus {title}": column_cells(setting, gains, REFIT, source="Table 1", baseline=baseline)
-            for baseline, title in BASELINES.items()
-        }
-
     return [
-        *setting_table(
-            "generalization/headline", "Test accuracy and loss of SGD, its averages, and SWA", settings, values,
-            scale=scale, item="Table 1", columns=["", *(spec.title for spec in specs)], groups=spans(specs),
+        *column_table(
+            "generalization/headline", "Test accuracy and loss of SGD, its averages, and SWA", settings, specs, REFIT,
+            source="Table 1", item="Table 1", scale=scale, notes=notes,
             caption=f"Trained on all training images. {OVER_SEEDS} Bold: the best accuracy and loss of a row.",
-            notes=notes, titled=False,
         ),
-        *setting_table(
-            "generalization/differences", "Test accuracy and loss: paired difference to SGD", settings, differences,
-            scale=scale, columns=["", *(spec.title for spec in gains)], groups=spans(gains),
+        *column_table(
+            "generalization/differences", "Test accuracy and loss: paired difference to SGD", settings, gains, REFIT,
+            source="Table 1", baselines={f"minus {title}": column for column, title in BASELINES.items()}, scale=scale,
             caption=f"Above 0 is better in accuracy, below 0 in loss. {PAIRED}", notes=(paper.OF_MEANS, *notes),
-            titled=False,
         ),
     ]  # fmt: skip
 
@@ -139,12 +127,9 @@ def summary(results: Results, scale: Scale) -> list[Table]:
         for metric in titles
     ]
 
-    def lines(setting: Setting) -> Lines:
-        return {"": column_cells(setting, specs, TUNED, source="Table 6")}
-
-    return setting_table(
-        "generalization/summary-80", "Trained on 80%: accuracy, loss, and the epoch that was chosen", settings, lines,
-        scale=scale, item="Table 6", columns=["", *(spec.title for spec in specs)], groups=spans(specs), titled=False,
+    return column_table(
+        "generalization/summary-80", "Trained on 80%: accuracy, loss, and the epoch that was chosen", settings, specs,
+        TUNED, source="Table 6", item="Table 6", scale=scale,
         caption=f"Measured on the validation images that epochs were chosen on. {OVER_SEEDS} "
         "Bold: the best accuracy and the lowest loss of a row.",
         notes=(
@@ -294,13 +279,10 @@ def agreement(results: Results, scale: Scale) -> list[Table]:
     ]
     notes = (f"{_EMA_LOSS} the last epoch.", JS_SCALE)
 
-    def lines(specs: Sequence[ColumnSpec]) -> Callable[[Setting], Lines]:
-        return lambda setting: {"": column_cells(setting, specs, REFIT, source="Table 3")}
-
     return [
-        *setting_table(
-            "consistency/agreement", "Agreement between the refits of all pairs of seeds", settings, lines(specs),
-            scale=scale, item="Table 3", columns=["", *(spec.title for spec in specs)], groups=spans(specs),
+        *column_table(
+            "consistency/agreement", "Agreement between the refits of all pairs of seeds", settings, specs, REFIT,
+            source="Table 3", item="Table 3", scale=scale, quoted=_co_distillation(),
             caption=f"Trained on all training images, measured on test. {OVER_PAIRS} Churn and JS: the lower the "
             "better. Bold: the better of two.",
             notes=(
@@ -309,14 +291,12 @@ def agreement(results: Results, scale: Scale) -> list[Table]:
                 "given.",
                 *reference_note(settings),
             ),
-            titled=False, quoted=_co_distillation(),
         ),
-        *setting_table(
-            "consistency/differences", "Agreement between refits: EMA (loss) against SGD, paired", settings,
-            lines(pairs), scale=scale, columns=["", *(spec.title for spec in pairs)],
+        *column_table(
+            "consistency/differences", "Agreement between refits: EMA (loss) against SGD, paired", settings, pairs,
+            REFIT, source="Table 3", scale=scale, notes=(paper.OF_MEANS, *notes, *reference_note(settings)),
             caption="Below 0 and below 1: EMA agrees more. All are paired: of each pair of seeds, then mean ± standard "
             "deviation. Pairs that share a seed do so with their chance, so they are not independent.",
-            notes=(paper.OF_MEANS, *notes, *reference_note(settings)), titled=False,
         ),
     ]  # fmt: skip
 
@@ -344,15 +324,10 @@ def calibration(results: Results, scale: Scale) -> list[Table]:
         ColumnSpec("EMA − SGD, points", LOSS, op="minus"),
     ]
 
-    def lines(setting: Setting) -> Lines:
-        return {
-            METRICS[metric].title: column_cells(setting, specs, TUNED_ON_TEST, source="Table 5", metric=metric)
-            for metric in ("accuracy", "ece", "ece_if_calibrated", "ece_ts")
-        }
-
-    return setting_table(
-        "calibration/ece", "Expected calibration error (ECE), and after temperature scaling (TS)", settings, lines,
-        scale=scale, item="Table 5", columns=["", *(spec.title for spec in specs)],
+    return column_table(
+        "calibration/ece", "Expected calibration error (ECE), and after temperature scaling (TS)", settings, specs,
+        TUNED_ON_TEST, source="Table 5", item="Table 5", scale=scale,
+        metrics={METRICS[metric].title: metric for metric in ("accuracy", "ece", "ece_if_calibrated", "ece_ts")},
         caption=f"Trained on 80%, the temperature fitted on the other 20%, measured on test. {OVER_SEEDS} {PAIRED} "
         "ECE: the lower the better. Bold: the better of two.",
         notes=(
@@ -400,34 +375,34 @@ def transfer(results: Results, scale: Scale) -> list[Table]:
         for setting, source in zip(settings, labels_of(settings), strict=True)
         for metric in series.transfers(setting)
     ]
-    order = [*_TARGETS, *dict.fromkeys(each.target for each in transfers if each.target not in _TARGETS)]
+    order = [*_TARGETS, *dict.fromkeys(way.target for way in transfers if way.target not in _TARGETS)]
     # The paper has Tiny-ImageNet, with the most images, first.
-    transfers.sort(key=lambda each: (order.index(each.target), not each.setting.pair.startswith("tiny")))
+    transfers.sort(key=lambda way: (order.index(way.target), not way.setting.pair.startswith("tiny")))
     titles = {"SGD": "Baseline", **AVERAGES}
     values = [
-        [value_cell(each.setting, column, each.metric, REFIT, paper=each.printed(column)) for each in transfers]
+        [value_cell(way.setting, column, way.metric, REFIT, paper=way.printed(column)) for way in transfers]
         for column in titles
     ]
     if not any(map(has_values, values)):
         return []
     rows = [Row(title, cells) for title, cells in
             zip(titles.values(), with_best_by_column(values, range(len(transfers))), strict=True)]  # fmt: skip
-    supervised = [Row("Supervised", [_supervised(each, settings) for each in transfers])]
+    supervised = [Row("Supervised", [_supervised(way, settings) for way in transfers])]
     supervised = [row for row in supervised if has_values(row.cells)]
     differences = [
         Row(f"{title} − Baseline, points", [
-            difference_cell(each.setting, column, each.metric, REFIT,
-                            paper=paper.difference(each.printed(column), each.printed("SGD")))
-            for each in transfers
+            difference_cell(way.setting, column, way.metric, REFIT,
+                            paper=paper.difference(way.printed(column), way.printed("SGD")))
+            for way in transfers
         ])
         for column, title in AVERAGES.items()
     ]  # fmt: skip
-    targets = [each.target for each in transfers]
-    sources = [each.setting for each in transfers]
+    targets = [way.target for way in transfers]
+    sources = [way.setting for way in transfers]
     return [
         Table(
             name="transfer/linear", title="Linear evaluation of frozen features on another data set: accuracy, %",
-            columns=["trained on", *(each.source for each in transfers)],
+            columns=["trained on", *(way.source for way in transfers)],
             groups=[("evaluated on", 1), *((target, targets.count(target)) for target in dict.fromkeys(targets))],
             rows=[*rows, *supervised, *differences], breaks=sorted({len(rows), len(rows) + len(supervised)}),
             study="transfer", scale=scale, item="Table 4",
@@ -490,7 +465,7 @@ def _among_published(settings: Sequence[Setting]) -> list[Table]:
     # By the last column, as in the paper, unless ours are in the other alone; of equals the published first.
     by = -1 if any(row.cells[-1].mean is not None for row in ours) else 0
     ranked = [*ranked[len(ours) :], *ranked[: len(ours)]]
-    ranked.sort(key=lambda each: -each[1][by])
+    ranked.sort(key=lambda ranking: -ranking[1][by])
     return [
         Table(
             name="label-noise/leaderboard", title=_NOISE_TITLE,
@@ -565,7 +540,7 @@ def memorisation(results: Results, scale: Scale) -> list[Table]:
 def _on_train(setting: Setting) -> list[OnTrain]:
     """The curves of the live weights and of the slowest average on right and on wrong labels; none unless both are."""
     curves = [series.on_train(setting, weights) for weights in (LIVE, setting.slowest) if weights]
-    known = [each for each in curves if each is not None]
+    known = [curve for curve in curves if curve is not None]
     return known if len(known) == 2 else []
 
 
@@ -1030,7 +1005,7 @@ def _text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         values: Sequence[Any] = value  # pyright: ignore[reportUnknownVariableType]
-        return ", ".join(_text(each) for each in values)
+        return ", ".join(_text(part) for part in values)
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 

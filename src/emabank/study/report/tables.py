@@ -324,7 +324,38 @@ def column_cells(
     return cells
 
 
-def spans(specs: Sequence[ColumnSpec]) -> list[tuple[str, int]]:
-    """The groups of such a table, the column of labels first."""
-    titles = [spec.group for spec in specs]
-    return [("", 1), *((title, titles.count(title)) for title in dict.fromkeys(titles))]
+def column_table(
+    name: str,
+    title: str,
+    settings: Sequence[Setting],
+    specs: Sequence[ColumnSpec],
+    stage: Stage,
+    *,
+    source: str,
+    scale: Scale,
+    caption: str,
+    metrics: Mapping[str, str] | None = None,
+    baselines: Mapping[str, str] | None = None,
+    item: str = "",
+    notes: Sequence[str] = (),
+    quoted: Sequence[Row] = (),
+) -> list[Table]:
+    """The table whose cells come from the columns of one stage, beside an item of the paper, its `source`.
+
+    It has a row per setting, or one per metric or baseline of each: those are given by their label.
+    """
+    groups = [spec.group for spec in specs]
+    rows = {label: {"metric": metric} for label, metric in (metrics or {}).items()}
+    rows |= {label: {"baseline": baseline} for label, baseline in (baselines or {}).items()}
+
+    def lines(setting: Setting) -> Lines:
+        return {
+            label: column_cells(setting, specs, stage, source=source, **row)
+            for label, row in (rows or {"": {}}).items()
+        }
+
+    return setting_table(
+        name, title, settings, lines, scale=scale, columns=["", *(spec.title for spec in specs)], caption=caption,
+        groups=[("", 1), *((group, groups.count(group)) for group in dict.fromkeys(groups))] if any(groups) else (),
+        item=item, notes=notes, titled=bool(metrics), quoted=quoted,
+    )  # fmt: skip
