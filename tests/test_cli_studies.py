@@ -238,7 +238,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (29_000, 29_000))
 sys.exit(main(["report", {str(runs)!r}]))
 """)
     assert done.returncode == 1, done.stderr
-    assert re.fullmatch(r"emabank: \S+\.png: Could not be written \(File too large\)\n", done.stderr), done.stderr
+    assert re.fullmatch(r"emabank: \S+\.svg: Could not be written \(File too large\)\n", done.stderr), done.stderr
     assert not list((runs / "report").rglob(".*"))
 
 

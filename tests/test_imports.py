@@ -75,7 +75,7 @@ def test_control_an_integration_is_seen_when_it_is_loaded():
 
 
 def test_control_the_study_is_seen_when_it_is_loaded():
-    loaded = loaded_by("import emabank.study.progress, emabank.study.report.figures.draw")
+    loaded = loaded_by("import emabank.study.progress, emabank.study.report.draw")
     assert {"emabank.study.progress", "rich", "matplotlib"} <= loaded
 
 
@@ -150,5 +150,5 @@ def test_control_what_a_command_runs_loads_torch():
 
 
 def test_the_report_loads_no_torch():
-    report = "import emabank.study.report.demo.picture, emabank.study.report.build, emabank.study.reporting"
+    report = "import emabank.study.report.demo, emabank.study.report.write, emabank.study.reporting"
     assert "torch" not in loaded_by(report)

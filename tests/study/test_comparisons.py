@@ -10,8 +10,10 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.special import logsumexp
 
-from emabank.study.comparisons import Column, Stage, pairs, tables, with_tuned_temperatures
+from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
 from emabank.study.config import Keep
+from emabank.study.report.results import Column as ResultColumn
+from emabank.study.report.results import make_column, rows_by_name
 from emabank.study.rows import Row
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.opened import open_run
@@ -94,6 +96,17 @@ def ece_by_a_loop(logits: np.ndarray, temperature: float, bins: int = 5) -> floa
     return total / len(logits)
 
 
+def columns_of(stage: Stage, rows: list[Row]) -> list[ResultColumn]:
+    """The columns that the report makes of the rows of a stage."""
+    by_name = rows_by_name([*(row for run in stage.runs for row in run.rows()), *rows])
+    ids = [run.id for run in stage.runs]
+    made = [
+        make_column(column.title, stage.trained_on, stage.split, [*zip(ids, column.kept, strict=True)], by_name)
+        for column in stage.columns
+    ]
+    return [column for column in made if column is not None]
+
+
 # Pairs of seeds ------------------------------------------------------------------------------------------------------
 
 
@@ -111,7 +124,7 @@ def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_p
     stage = Stage("80%", split, runs, columns)
     rows = pairs(stage)
     assert len(rows) == len(set(rows)) == 4 * 3 * 2
-    made_tables = {table["column"]: table for table in tables([stage], rows)}
+    made_columns = {column.title: column for column in columns_of(stage, rows)}
     for place, column in enumerate(columns):
         expected: dict[str, list[float]] = {"churn": [], "js": []}
         for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -124,8 +137,7 @@ def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_p
                 assert (row.split, row.epoch, row.seed, row.trained_on) == (split, keep.epoch, i, "80%")
                 expected[metric].append(value)
         for metric, values in expected.items():
-            assert made_tables[column.title]["values"][metric] == pytest.approx(values, abs=1e-6)
-            assert made_tables[column.title]["std"][metric] == pytest.approx(np.std(values, ddof=1), abs=1e-6)
+            assert made_columns[column.title].values[metric] == pytest.approx(values, abs=1e-6)
 
 
 @pytest.mark.parametrize("chose_slowest", [(True, False, True), (False, True, False), (True, True, False), (True,) * 3])
@@ -139,13 +151,13 @@ def test_two_columns_with_the_same_weights_in_some_seeds_do_not_mix(tmp_path: Pa
     rows = pairs(stage)
     keys = {(row.run, row.weights, row.batchnorm, row.selected_by, row.metric, row.other) for row in rows}
     assert len(keys) == len(rows), "a key says which number it is"
-    found = tables([stage], rows)
-    for table, kept in zip(found, (chosen, [slow] * 3), strict=True):
+    found = columns_of(stage, rows)
+    for column, kept in zip(found, (chosen, [slow] * 3), strict=True):
         logits = [logits_of(seed, kept[seed], "test") for seed in range(3)]
         churns = [churn_by_a_loop(logits[i], logits[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
-        assert table["values"]["churn"] == pytest.approx(churns)
-        assert table["values"]["accuracy"] == [number_of(s, kept[s], "test", "accuracy") for s in range(3)]
-        assert table["weights"] == [keep.weights for keep in kept]
+        assert column.values["churn"] == pytest.approx(churns)
+        assert column.values["accuracy"] == [number_of(s, kept[s], "test", "accuracy") for s in range(3)]
+        assert column.weights == [keep.weights for keep in kept]
 
 
 def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_path: Path):
@@ -154,17 +166,15 @@ def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_pat
     stage = Stage("80%", "test", runs, [Column("SGD", (BEST.name,) * 3)])
     rows = pairs(stage)
     assert [row.value is None for row in rows if row.metric == "churn"] == [True, False, True]
-    [table] = tables([stage], rows)
-    assert [value is None for value in table["values"]["js"]] == [True, False, True]
-    assert "js" not in table["mean"] and "js" not in table["std"], "a mean of fewer seeds would look like one of all"
+    [column] = columns_of(stage, rows)
+    assert [value is None for value in column.values["js"]] == [True, False, True]
 
 
 def test_one_seed_has_no_pairs(tmp_path: Path):
     stage = Stage("80%", "val", [made(tmp_path, 0, BEST)], [Column("SGD", (BEST.name,))])
     assert pairs(stage) == []
-    [table] = tables([stage], [])
-    assert set(table["values"]) == {"accuracy", "loss", "ece"}
-    assert table["std"] == {}
+    [column] = columns_of(stage, [])
+    assert set(column.values) == {"accuracy", "loss", "ece"}
 
 
 # Temperatures --------------------------------------------------------------------------------------------------------
@@ -195,8 +205,8 @@ def test_a_refit_is_scaled_by_the_temperature_of_its_likes_in_tuning(tmp_path: P
             assert {(row.split, row.epoch, row.seed, row.trained_on, row.other) for row in mine.values()} == {
                 ("test", keep.epoch, seed, "100%", None)
             }
-    [table] = tables([Stage("100%", "test", refitted, [Column("SGD", (LAST.name,) * 2)])], rows)
-    assert table["values"]["ece_ts"] == pytest.approx(
+    [column] = columns_of(Stage("100%", "test", refitted, [Column("SGD", (LAST.name,) * 2)]), rows)
+    assert column.values["ece_ts"] == pytest.approx(
         [ece_by_a_loop(logits_of(seed, LAST, "test"), temperatures[LAST.name, "temperature"] + 10 * seed)
          for seed in range(2)]
     )  # fmt: skip
@@ -210,10 +220,10 @@ def test_without_a_temperature_or_finite_logits_there_is_nothing_to_scale(tmp_pa
     assert with_tuned_temperatures([tuned], [refit]) == []
 
 
-# Tables --------------------------------------------------------------------------------------------------------------
+# Columns -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_numbers_of_a_table_are_those_of_its_runs_split_and_column_in_the_order_of_the_seeds(tmp_path: Path):
+def test_the_numbers_of_a_column_are_those_of_its_runs_split_and_column_in_the_order_of_the_seeds(tmp_path: Path):
     kept = (
         BEST,
         LAST,
@@ -231,38 +241,32 @@ def test_the_numbers_of_a_table_are_those_of_its_runs_split_and_column_in_the_or
     runs = [made(tmp_path, seed, *kept, metrics=metrics) for seed in range(4)]
     columns = [Column(keep.name, (keep.name,) * 4) for keep in kept]
     stages = [Stage("80%", split, runs, columns) for split in ("val", "test")]
-    found = tables(stages, [])
-    assert [(table["split"], table["column"]) for table in found] == [
+    found = [column for stage in stages for column in columns_of(stage, [])]
+    assert [(column.split, column.title) for column in found] == [
         (split, keep.name) for split in ("val", "test") for keep in kept
     ]
-    for table, keep in zip(found, kept * 2, strict=True):
-        split = table["split"]
+    for column, keep in zip(found, kept * 2, strict=True):
+        split = column.split
         places = {"accuracy": split, "ece_if_calibrated": split, "memorised": "train"}
         places |= {"transfer:cifar100": "test"} if split == "test" else {}
-        assert set(table["values"]) == set(places), "what the method has no line for is in the rows alone"
+        assert set(column.values) == set(places), "what the method has no line for is in the rows alone"
         for metric, measured_on in places.items():
             values = [number_of(seed, keep, measured_on, metric) for seed in range(4)]
-            assert table["values"][metric] == values
-            assert table["mean"][metric] == pytest.approx(np.mean(values))
-            assert table["std"][metric] == pytest.approx(np.std(values, ddof=1))
-        assert table["epochs"] == [keep.epoch] * 4
-        assert table["weights"] == [keep.weights] * 4
-        assert table["trained_on"] == "80%"
+            assert column.values[metric] == values
+        assert column.epochs == [keep.epoch] * 4
+        assert column.weights == [keep.weights] * 4
+        assert column.trained_on == "80%"
 
 
 def test_a_number_that_is_not_defined_keeps_its_place(tmp_path: Path):
     runs = [made(tmp_path, seed, BEST, numbers={(BEST.name, "loss"): None} if seed == 1 else {}) for seed in range(3)]
-    [table] = tables([Stage("80%", "val", runs, [Column("SGD", (BEST.name,) * 3)])], [])
-    first, second, third = table["values"]["loss"]
+    [column] = columns_of(Stage("80%", "val", runs, [Column("SGD", (BEST.name,) * 3)]), [])
+    first, second, third = column.values["loss"]
     assert second is None
     assert (first, third) == tuple(number_of(seed, BEST, "val", "loss") for seed in (0, 2))
-    assert set(table["mean"]) == {"accuracy", "ece"}
 
 
-def test_a_run_without_the_rows_is_named_with_what_to_do(tmp_path: Path):
-    run = made(tmp_path, 0, BEST)
-    stage = Stage("80%", "val", [run], [Column("SGD", (LAST.name,))])
-    with pytest.raises(
-        ValueError, match=f"run {run.id} has no row for the accuracy of live-last on val; remove its fo"
-    ):
-        tables([stage], [])
+def test_weights_without_rows_make_no_column_and_pairs_of_them_say_what_to_do(tmp_path: Path):
+    runs = [made(tmp_path, seed, BEST) for seed in range(2)]
+    stage = Stage("80%", "val", runs, [Column("SGD", (LAST.name,) * 2)])
+    assert columns_of(stage, []) == []

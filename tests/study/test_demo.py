@@ -17,7 +17,7 @@ from emabank.study.config import DemoConfig
 from emabank.study.data.loader import Loader
 from emabank.study.demo import demo_parts, run_demo
 from emabank.study.recipe import AveragesConfig
-from emabank.study.report.demo.record import Record
+from emabank.study.report.demo import Record
 
 NAMES = AveragesConfig().names
 
@@ -36,7 +36,7 @@ def short_run(tmp_path_factory) -> tuple[Record, str, Path]:
 
 def test_it_writes_the_page_the_figure_and_the_rows_and_nothing_else(short_run):
     record, _, out = short_run
-    assert sorted(path.name for path in out.iterdir()) == ["curves.png", "curves.svg", "index.html", "rows.json"]
+    assert sorted(path.name for path in out.iterdir()) == ["curves.pdf", "curves.svg", "index.html", "rows.json"]
     assert json.loads((out / "rows.json").read_text()) == json.loads(json.dumps(asdict(record)))
 
 

@@ -25,6 +25,7 @@ from emabank.study.place import Place
 from emabank.study.plain import read_toml
 from emabank.study.protocol import carry_out_protocol, resolved, tuning_jobs
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, TrainingConfig
+from emabank.study.report.results import read_setting
 from emabank.study.runs.folder import RunFolder
 from emabank.study.studies.arms import arm_jobs, supposed
 
@@ -336,7 +337,7 @@ def test_a_network_too_deep_for_the_images_is_one_sentence_before_anything_is_tr
 
 
 def test_what_is_told_of_a_finished_protocol(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The same numbers that summary.json holds, in tables that fit, and the choices on the way."""
+    """The numbers of every column, in tables that fit, and the choices on the way."""
 
     def here(config: ProtocolConfig, place: Place, console: Console) -> Any:
         def all_of(jobs: list[Job]) -> list[RunFolder]:
@@ -352,5 +353,5 @@ def test_what_is_told_of_a_finished_protocol(monkeypatch: pytest.MonkeyPatch, tm
     assert "tuning: 1 runs on 80% of the training images" in said
     assert f"seed 0 chose rate 0.1; {done.choices[0].averages['accuracy'][0]} at epoch 1 (accuracy)" in said
     assert "…" not in said
-    for table in done.summary["tables"]:
-        assert f"{100 * table['mean']['accuracy']:.1f}" in said
+    for column in read_setting(done.folder).columns:
+        assert f"{100 * (column.values['accuracy'][0] or 0):.2f} ± –" in said

@@ -33,6 +33,7 @@ from emabank.study.protocol import (
     tuning_jobs,
 )
 from emabank.study.recipe import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
+from emabank.study.report.results import read_setting
 from emabank.study.runs.folder import RunFolder
 from emabank.study.schedules import Schedule
 
@@ -287,13 +288,14 @@ def test_with_fewer_stages_no_more_is_trained_and_later_ones_add_to_the_same_tab
     tuned, trained = again(finished, runs, "tune", without=[*whole.refitted, *whole.swa])
     assert (trained, tuned.refitted, tuned.swa) == ([], (), ())
     assert tuned.summary["runs"] == {**whole.summary["runs"], "refit": [], "swa": []}
-    assert tuned.summary["tables"] == [each for each in whole.summary["tables"] if each["trained_on"] == "80%"]
+    columns = read_setting(whole.folder).columns
+    assert read_setting(tuned.folder).columns == [column for column in columns if column.trained_on == "80%"]
     assert tuned.folder.name == whole.folder.name, "the stages are no part of what a protocol is"
 
     refitted, trained = again(finished, runs, "tune", "refit")
     assert [job.config.swa for job in trained] == [False, False]
     assert [len(refitted.refitted), len(refitted.swa)] == [2, 0]
-    assert not any(each["column"] == "SWA" for each in refitted.summary["tables"])
+    assert not any(column.title == "SWA" for column in read_setting(refitted.folder).columns)
 
     swa, trained = again(finished, runs, "swa", "tune", "refit")
     assert [job.config.swa for job in trained] == [True, True]
@@ -358,7 +360,8 @@ def test_without_batchnorm_the_slowest_average_may_be_the_chosen_one(tmp_path: P
     done = here.carry_out(protocol(averages=AveragesConfig(half_lives=(7.1,)), rates=(0.1,), swa=False))
     assert not load_results(tmp_path).duplicated(KEY).any()
     assert set(done.refitted[0].snapshots()) == {"live-accuracy", "live-last", "ema-7.1%-accuracy", "ema-7.1%-loss"}
-    by_title = {(t["trained_on"], t["split"], t["column"]): t["values"] for t in done.summary["tables"]}
+    columns = read_setting(done.folder).columns
+    by_title = {(column.trained_on, column.split, column.title): column.values for column in columns}
     for (trained_on, split, title), values in by_title.items():
         assert len(values["accuracy"]) == 2 and len(values["churn"]) == 1
         if title.startswith("EMA"):

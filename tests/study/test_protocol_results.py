@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
@@ -18,6 +17,7 @@ from emabank.study.protocol import (
     carry_out_protocol,
 )
 from emabank.study.recipe import TrainingConfig
+from emabank.study.report.results import read_setting
 from emabank.study.runs.folder import RunFolder
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
@@ -164,41 +164,41 @@ def test_transfer_rows_are_the_linear_evaluation_of_what_the_refits_keep(tmp_pat
     expected = linear_evaluation(*parts, classes=10, seed=0).accuracy
     assert value == pytest.approx(expected, abs=0.005)
     assert expected > 0.7
-    table = next(t for t in done.summary["tables"] if t["trained_on"] == "100%" and t["column"] == "SGD")
-    assert table["values"]["transfer:digits"] == [value]
+    columns = read_setting(done.folder).columns
+    (sgd,) = [column for column in columns if (column.trained_on, column.title) == ("100%", "SGD")]
+    assert sgd.values["transfer:digits"] == [value]
 
 
-def test_the_tables_have_the_columns_of_the_method(finished: tuple[Protocol, Here]):
+def test_the_results_have_the_columns_of_the_method(finished: tuple[Protocol, Here]):
     summary = json.loads((finished[0].folder / "summary.json").read_text())
     assert summary.pop("checksum").startswith("crc32:")
     assert summary.pop("rows_checksum") == zlib.crc32((finished[0].folder / "rows.jsonl").read_bytes())
     assert summary == json.loads(json.dumps(finished[0].summary))
     titles: dict[tuple[str, str], list[str]] = {}
-    for table in summary["tables"]:
-        titles.setdefault((table["trained_on"], table["split"]), []).append(table["column"])
+    columns = read_setting(finished[0].folder).columns
+    for column in columns:
+        titles.setdefault((column.trained_on, column.split), []).append(column.title)
     averages = ["EMA (acc.)", "EMA (loss)", "slowest (acc.)", "slowest (loss)"]
     assert titles == {
         ("80%", "val"): ["SGD", "SGD (last)", *averages],  # under label noise both
         ("80%", "test"): ["SGD", "SGD (last)", *averages],
         ("100%", "test"): ["SGD", "SGD (best)", *averages, "SWA"],
     }
-    live = {(t["trained_on"], t["column"]): t["epochs"] for t in summary["tables"] if t["column"].startswith("SGD")}
+    live = {(each.trained_on, each.title): each.epochs for each in columns if each.title.startswith("SGD")}
     best = [choice.live_epoch for choice in finished[0].choices]
     assert live == {("80%", "SGD"): best, ("80%", "SGD (last)"): [4, 4],
                     ("100%", "SGD"): [4, 4], ("100%", "SGD (best)"): best}  # fmt: skip
 
 
-def test_the_tables_are_the_rows_with_numpys_mean_and_standard_deviation(finished: tuple[Protocol, Here]):
+def test_the_columns_are_the_rows(finished: tuple[Protocol, Here]):
     done, here = finished
     frame = load_results(here.place.runs)
     kept = {"EMA (acc.)": ("averaged", "accuracy"), "slowest (loss)": ("recomputed", "loss"), "SGD": ("own", "last")}
-    tables = {t["column"]: t for t in done.summary["tables"] if t["trained_on"] == "100%"}
+    columns = {each.title: each for each in read_setting(done.folder).columns if each.trained_on == "100%"}
     for title, (batchnorm, selected_by) in kept.items():
         mine = frame[(frame.batchnorm == batchnorm) & (frame.selected_by == selected_by)]
         for metric in ("accuracy", "loss", "ece", "ece_ts", "memorised", "clean_accuracy"):
             split = "train" if metric in ("memorised", "clean_accuracy") else "test"
             numbers = mine[(mine.metric == metric) & (mine.split == split)].set_index("run").value
             values = [numbers[run.id] for run in done.refitted]
-            assert tables[title]["values"][metric] == values
-            assert tables[title]["mean"][metric] == pytest.approx(np.mean(values))
-            assert tables[title]["std"][metric] == pytest.approx(np.std(values, ddof=1))
+            assert columns[title].values[metric] == values

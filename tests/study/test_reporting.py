@@ -18,8 +18,8 @@ from study.small_folder import finished as finished
 from study.small_folder import runs as runs
 
 from emabank.study.locks import locked
-from emabank.study.report import build
-from emabank.study.report.build import Report
+from emabank.study.report import write
+from emabank.study.report.write import Report
 from emabank.study.reporting import make_report, show_claims
 from emabank.study.runs.manifest import Manifest, write_manifest
 from emabank.study.runs.opened import mark_failed
@@ -31,7 +31,7 @@ MANIFEST = "study-demo-step-decay.json"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are not drawn."""
-    monkeypatch.setattr(build, "draw", lambda figure, path, *, file_format: path.write_text(figure.name))
+    monkeypatch.setattr(write, "draw", lambda figure, path, *, file_format: path.write_text(figure.name))
 
 
 def printed(show: Callable[..., object], *given: Any, width: int = 100, **more: Any) -> list[str]:
@@ -43,9 +43,9 @@ def printed(show: Callable[..., object], *given: Any, width: int = 100, **more: 
 
 @pytest.fixture
 def bare(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the folder without its runs: it has tables, and many arms are left out."""
+    """A copy of the folder without its runs: all variants are left out."""
     folder = tmp_path / "runs"
-    shutil.copytree(finished, folder, ignore=lambda at, names: [name for name in names if name[0] not in "ps"])
+    shutil.copytree(finished, folder, ignore=lambda at, names: [name for name in names if name[0] not in "psr"])
     return folder
 
 
@@ -63,7 +63,7 @@ def test_a_report_prints_the_headline_and_says_what_to_open_and_to_try(runs: Pat
     assert sum(int(each.split()[0]) for each in verdicts.split(", ")) == 19
     assert last == f"Open runs/report/index.html in a browser; next: `emabank run all --scale demo --runs {runs}`."
     tables = list((runs / "report" / "tables").rglob("*.md"))
-    figures = list((runs / "report" / "figures").rglob("*.png"))
+    figures = list((runs / "report" / "figures").rglob("*.pdf"))
     assert counts == f"{len(tables)} tables and {len(figures)} figures are in runs/report."
     assert len(tables) > 8 and len(figures) > 5 and (runs / "report" / "index.html").exists()
 
@@ -113,7 +113,7 @@ def test_an_empty_folder_makes_a_report_that_says_so(tmp_path: Path, monkeypatch
 def titles(lines: list[str], report: Report) -> set[str]:
     """The names of the tables that were printed."""
     text = " ".join(" ".join(lines).split())
-    return {sheet.name for sheet in report.sheets if " ".join(sheet.title.split()) in text}
+    return {table.name for table in report.tables if " ".join(table.title.split()) in text}
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,14 @@ def titles(lines: list[str], report: Report) -> set[str]:
 def test_the_tables_that_are_asked_for_are_printed(asked: str, shown: Callable[[str], bool], runs: Path):
     reports: list[Report] = []
     lines = printed(lambda *given, **more: reports.append(make_report(*given, **more)), runs, None, tables=asked)
-    names = {sheet.name for sheet in reports[0].sheets if shown(sheet.name)}
+    names = {table.name for table in reports[0].tables if shown(table.name)}
     assert titles(lines, reports[0]) == names and names
 
 
 def test_a_table_that_there_is_not_is_said_with_those_that_there_are(bare: Path):
     lines = printed(make_report, bare, None, tables="nonsense")
     (said,) = (line for line in lines if line.startswith("No table has"))
-    assert said.startswith("No table has 'nonsense' in its name; there are demo/generalization/headline, ")
+    assert said.startswith("No table has 'nonsense' in its name; there are demo/setup/hyperparameters, ")
     assert said.endswith("sampling-period/equivalence, sampling-period/overhead.")
 
 

@@ -18,7 +18,7 @@ from torture.room import room
 
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.place import Place
-from emabank.study.report.load import load_evidence
+from emabank.study.report.results import read_results
 from emabank.study.runs import checkpoints
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.results import load_results
@@ -182,17 +182,17 @@ def test_runs_are_damaged_very_often(part: Callable[..., None], tmp_path: Path) 
 
 def seen(folder: Path) -> tuple[str, str]:
     """A digest of all that the report sees of a folder, and what it says that it left out."""
-    evidence = load_evidence(folder)
+    results = read_results(folder)
     total = hashlib.sha256()
-    for setting in evidence.settings:
-        total.update(repr((setting.scale, setting.pair, setting.choices, setting.tables, setting.config)).encode())
-        for arm, runs in sorted(setting.arms.items()):
+    for setting in results.settings:
+        total.update(repr((setting.scale, setting.pair, setting.choices, setting.columns, setting.config)).encode())
+        for variant, runs in sorted(setting.variants.items()):
             for run in runs:
-                total.update(repr((arm, run.id, run.seed, run.rate, run.rates.tolist())).encode())
+                total.update(repr((variant, run.id, run.seed, run.rate, run.rates.tolist())).encode())
                 for curve in sorted(run.curves, key=repr):
                     total.update(repr(curve).encode() + run.curves[curve].tobytes())
-    total.update(repr(evidence.studies).encode())
-    return total.hexdigest(), "\n".join(f"{what}: {why}" for what, why in evidence.left_out)
+    total.update(repr(results.studies).encode())
+    return total.hexdigest(), "\n".join(f"{what}: {why}" for what, why in results.skipped)
 
 
 def torture_report(folder: Path, count: Faults, *, times: int) -> None:

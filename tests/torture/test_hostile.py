@@ -23,8 +23,7 @@ from emabank.study.data.cifar_n import load_cifar_n
 from emabank.study.data.folder import load_image_folder
 from emabank.study.data.tiny_imagenet import read_wnids
 from emabank.study.plain import read_toml
-from emabank.study.report.load import load_evidence
-from emabank.study.report.summary import read_summary
+from emabank.study.report.results import read_results, read_setting
 from emabank.study.rows import read_rows
 from emabank.study.runs import arrays, checkpoints
 from emabank.study.runs.folder import RunFolder
@@ -71,7 +70,7 @@ READERS: dict[str, Reader] = {
     "history": ("history.json", lambda path: RunFolder(path.parent).history()),
     "environment": ("environment.json", lambda path: RunFolder(path.parent).environment()),
     "manifest": ("study-demo-dynamics.json", read_manifest),
-    "summary": ("protocol-1/summary.json", lambda path: read_summary(path.parent)),
+    "summary": ("protocol-1/summary.json", lambda path: read_setting(path.parent)),
     "toml": ("study.toml", lambda path: read_toml(path, ProtocolConfig)),
     "cifar": ("cifar-10-batches-py/test_batch", lambda path: load_cifar("cifar10", path.parents[1], split="test")),
     "cifar archive": ("cifar-10-python.tar.gz", lambda path: load_cifar("cifar10", path.parent, split="test")),
@@ -190,8 +189,8 @@ def test_the_report_leaves_out_whatever_lies_in_a_folder_of_runs(
     for content in files.values():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-        evidence = load_evidence(tmp_path)
-        assert not evidence.settings and evidence.left_out
+        results = read_results(tmp_path)
+        assert not results.settings and results.skipped
         assert not mark.exists()
 
 

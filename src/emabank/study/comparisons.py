@@ -1,4 +1,4 @@
-"""What is measured of several runs at once: agreement between seeds, and the columns of the protocol's tables.
+"""What is measured of several runs at once: agreement between seeds, and refits with the temperatures of tuning.
 
 Reads finished runs; may import metrics, rows, folders and config.
 """
@@ -6,7 +6,7 @@ Reads finished runs; may import metrics, rows, folders and config.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -136,51 +136,3 @@ def _row_of(index: Mapping[Key, Row], stage: Stage, seed: int, name: str) -> Row
             f"run {run.id} has no row for the accuracy of {name} on {stage.split}; remove its folder {run.path} to "
             "train and measure it again"
         ) from None
-
-
-# Tables ---------------------------------------------------------------------------------------------------------------
-
-TRANSFER = "transfer:"
-OF_PAIRS = ("churn", "js")
-ON_TRAIN = ("clean_accuracy", "memorised")
-MEASURES = ("accuracy", "loss", *OF_PAIRS, "ece", "ece_if_calibrated", "ece_ts", *ON_TRAIN)
-
-
-def tables(stages: Sequence[Stage], shared: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every measure by stage and column: one number a seed (a pair of seeds, for measures of two runs), in order.
-
-    A number that is not defined is None. Mean and standard deviation (of a sample: divided by n - 1) are there where
-    all numbers are. `shared` are the rows that belong to no single run.
-
-    >>> tables([], [])
-    []
-    """
-    runs = {run.id: run for stage in stages for run in stage.runs}
-    index = _index([*(row for run in runs.values() for row in run.rows()), *shared])
-    return [_table(stage, column, index) for stage in stages for column in stage.columns]
-
-
-def _table(stage: Stage, column: Column, index: Mapping[Key, Row]) -> dict[str, Any]:
-    first = [_row_of(index, stage, seed, name) for seed, name in enumerate(column.kept)]
-    values: dict[str, list[float | None]] = {}
-    for metric in (*MEASURES, *sorted({key[3] for key in index if key[3].startswith(TRANSFER)})):
-        split = "train" if metric in ON_TRAIN else stage.split
-        if metric in OF_PAIRS:
-            of = [(one, stage.runs[other].id) for one, other in _pairs_of(stage, column)]
-        else:
-            of = [(seed, None) for seed in range(len(stage.runs))]
-        rows = [index.get((stage.runs[seed].id, column.kept[seed], split, metric, other)) for seed, other in of]
-        found = [None if row is None else row.value for row in rows]
-        if any(value is not None for value in found):
-            values[metric] = found
-    whole = {metric: np.array(found, dtype=float) for metric, found in values.items() if None not in found}
-    return {
-        "trained_on": stage.trained_on,
-        "split": stage.split,
-        "column": column.title,
-        "epochs": [row.epoch for row in first],
-        "weights": [row.weights for row in first],
-        "values": values,
-        "mean": {metric: float(found.mean()) for metric, found in whole.items()},
-        "std": {metric: float(found.std(ddof=1)) for metric, found in whole.items() if len(found) > 1},
-    }

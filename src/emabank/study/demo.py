@@ -25,10 +25,10 @@ from emabank.study.measures import Measured
 from emabank.study.models.catalogue import build_network
 from emabank.study.progress import progress
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
-from emabank.study.report.demo.picture import demo_figure, demo_page
-from emabank.study.report.demo.record import Chosen, Record, Row
-from emabank.study.report.demo.table import closing_line, comparison_table
-from emabank.study.report.figures.draw import draw
+from emabank.study.report.demo import Measured as Row
+from emabank.study.report.demo import Record, Selected, closing_line, demo_figure, demo_page, demo_table
+from emabank.study.report.draw import FORMATS, draw
+from emabank.study.report.render import terminal
 from emabank.study.train import LIVE, Training
 
 WIDTH = 8
@@ -44,9 +44,10 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
     console.print(_opening_lines(config), highlight=False)
     record = _train(config, console)
     _write(record, config)
-    console.print(comparison_table(record), closing_line(record), sep="\n", highlight=False)
+    console.print(terminal(demo_table(record), width=console.width))
+    console.print(closing_line(record), highlight=False)
     console.print(
-        f"Open {config.out}/index.html in a browser (beside it: curves.svg, curves.png, rows.json); next: "
+        f"Open {config.out}/index.html in a browser (beside it: curves.svg, curves.pdf, rows.json); next: "
         "`emabank run all` carries out the paper's studies on these digits, `emabank report` shows them",
         highlight=False,
         soft_wrap=True,
@@ -141,15 +142,15 @@ def _best(training: Training, averages: dict[str, EMA]) -> str:
     return best.average if (-best.value, best.epoch) < (-live.value, live.epoch) else LIVE
 
 
-def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> list[Chosen]:
+def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> list[Selected]:
     by_place = {(row.average, row.statistics, row.epoch): row for row in rows}
-    chosen: list[Chosen] = []
+    chosen: list[Selected] = []
     for name in (LIVE, *averages):
         tracker = training.keeping.live if name == LIVE else training.keeping.averages
         epoch = tracker.best("accuracy", name).epoch
         statistics = "live" if name == LIVE else "averaged"
         chosen.append(
-            Chosen(
+            Selected(
                 average=name,
                 half_life=None if name == LIVE else float(averages[name].half_life or 0.0),
                 epoch=epoch,
@@ -191,7 +192,7 @@ def _write(record: Record, config: DemoConfig) -> None:
     rows = json.dumps(record.as_json(), indent=1)
     write_atomically(config.out / "rows.json", lambda path: path.write_text(rows))
     figure, text = demo_figure(record), demo_page(record)
-    for file_format in ("svg", "png"):
+    for file_format in FORMATS:
         write_atomically(
             config.out / f"curves.{file_format}",
             lambda path, kind=file_format: draw(figure, path, file_format=kind),

@@ -23,7 +23,9 @@ from emabank.study.progress import counting
 from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs
 from emabank.study.ranks import asked_for, joined
 from emabank.study.recipe import HardwareConfig
-from emabank.study.report.columns import protocol_tables
+from emabank.study.report.render import terminal
+from emabank.study.report.results import read_setting
+from emabank.study.report.table_specs import protocol_tables
 from emabank.study.runs.folder import RunFolder
 
 _WORKER = "emabank.study.carry_out"
@@ -53,8 +55,8 @@ def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | 
 
 def show(done: Protocol, console: Console) -> None:
     """Print the tables of a protocol, and where the rest of it is."""
-    for table in protocol_tables(done.summary, width=console.width):
-        console.print(table)
+    for table in protocol_tables(read_setting(done.folder)):
+        console.print(terminal(table, width=console.width))
         console.print()
     console.print(f"Rows and tables: {done.folder}, and each run's folder beside it", highlight=False, soft_wrap=True)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from emabank.study.averages import columns
 from emabank.study.carry_out import Job, MakeModel, folder_of, network_of, transfer_targets
-from emabank.study.comparisons import Column, Stage, pairs, tables, with_tuned_temperatures
+from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.place import Place
@@ -234,7 +234,7 @@ def carry_out_protocol(
     stages: Sequence[str] = ("tune", "refit", "swa"),
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Protocol:
-    """Tune, choose, refit and test, then write the rows that belong to no single run, and the tables.
+    """Tune, choose, refit and test, then write the rows that belong to no single run.
 
     `make_model` and its fingerprint are given where the network is one's own; `carry_out` must use the same. With fewer
     `stages` only the runs of these are carried out; of the others those count that are all done, and well.
@@ -277,7 +277,6 @@ def carry_out_protocol(
             "swa": [run.id for run in swa],
         },
         "has_batchnorm": bool(chosen.tuned[0].summary()["has_batchnorm"]),
-        "tables": tables(measured, rows),
     }
     folder = place.runs / f"protocol-{run_id(plain)}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -340,7 +339,7 @@ def _refuse_diverged(choices: Sequence[Choice], runs: Sequence[RunFolder], when:
             raise ValueError(f"with seed {choice.seed} and rate {choice.rate:g} the training diverged {when}")
 
 
-# Its tables -----------------------------------------------------------------------------------------------------------
+# Its columns ----------------------------------------------------------------------------------------------------------
 
 
 def _stages(

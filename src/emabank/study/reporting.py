@@ -9,12 +9,11 @@ from pathlib import Path
 from rich.console import Console
 
 from emabank.study.progress import counting
-from emabank.study.report.build import Report, build_report, try_next
-from emabank.study.report.claims.all import claims
-from emabank.study.report.claims.show import claims_text, summary
-from emabank.study.report.forms.terminal import terminal
-from emabank.study.report.load import load_evidence
-from emabank.study.status import say, tell_left_out
+from emabank.study.report.claim_specs import make_claims
+from emabank.study.report.render import claims_summary, claims_terminal, terminal
+from emabank.study.report.results import read_results
+from emabank.study.report.write import Report, build_report, try_next
+from emabank.study.status import say, tell_skipped
 
 SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test-accuracy")
 """The tables that are printed when no others are asked for."""
@@ -25,16 +24,16 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
     this in it, or all.
     """
     console = console or Console()
-    evidence = load_evidence(runs)
+    results = read_results(runs)
     out = out or runs / "report"
     with counting(console, "files of the report") as tell:
-        report = build_report(evidence, out, tell=tell)
+        report = build_report(results, out, tell=tell)
     _show_tables(report, tables, console)
-    say(console, summary(report.claims))
-    tell_left_out(evidence.left_out, console)
-    following = try_next(evidence, runs=runs)
-    if evidence.settings:
-        say(console, f"{len(report.sheets)} tables and {len(report.figures)} figures are in {os.path.relpath(out)}.")
+    say(console, claims_summary(report.claims))
+    tell_skipped(results.skipped, console)
+    following = try_next(results, runs=runs)
+    if results.settings:
+        say(console, f"{len(report.tables)} tables and {len(report.figures)} figures are in {os.path.relpath(out)}.")
     else:
         say(console, f"There is nothing to report in {runs} yet; `{following}` makes runs.")
     say(console, f"Open {os.path.relpath(report.page)} in a browser; next: `{following}`.")
@@ -42,11 +41,11 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
 
 
 def _show_tables(report: Report, asked: str, console: Console) -> None:
-    names = [sheet.name for sheet in report.sheets]
+    names = [table.name for table in report.tables]
     shown = [name for name in names if asked == "all" or (asked in name if asked else name.endswith(SHOWN))]
-    for sheet in report.sheets:
-        if sheet.name in shown:
-            console.print(terminal(sheet, width=console.width))
+    for table in report.tables:
+        if table.name in shown:
+            console.print(terminal(table, width=console.width))
             console.print()
     if asked and not shown:
         say(console, f"No table has {asked!r} in its name; there are {', '.join(names)}.")
@@ -55,6 +54,6 @@ def _show_tables(report: Report, asked: str, console: Console) -> None:
 def show_claims(runs: Path, *, short: bool = False, console: Console | None = None) -> None:
     """Print every claim of the paper with what these runs say about it."""
     console = console or Console()
-    evidence = load_evidence(runs)
-    console.print(claims_text(claims(evidence), parts=not short))
-    tell_left_out(evidence.left_out, console)
+    results = read_results(runs)
+    console.print(claims_terminal(make_claims(results), findings=not short))
+    tell_skipped(results.skipped, console)

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emabank.study.progress import duration
-from emabank.study.report.evidence import LeftOut
-from emabank.study.report.load import load_studies
+from emabank.study.report.results import Skipped, read_studies
 from emabank.study.runs.folder import CONFIG, RunFolder, State
 
 _STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
@@ -22,7 +21,7 @@ _STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
 def show_status(runs: Path, console: Console | None = None) -> None:
     """Print how far the studies and runs of a folder are."""
     console = console or Console()
-    studies, left_out = load_studies(runs)
+    studies, skipped = read_studies(runs)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("study", "scale", "state"):
         table.add_column(head)
@@ -40,7 +39,7 @@ def show_status(runs: Path, console: Console | None = None) -> None:
             say(console, f"  {folder.id} failed: {folder.failure()}")
         elif state != "done":
             say(console, f"  {folder.id} {state}{_how_far(folder)}")
-    tell_left_out(left_out, console)
+    tell_skipped(skipped, console)
 
 
 def _how_far(folder: RunFolder) -> str:
@@ -51,11 +50,11 @@ def _how_far(folder: RunFolder) -> str:
     return f": epoch {told.epoch} of {told.epochs}{left}: {told.words}"
 
 
-def tell_left_out(left_out: Sequence[LeftOut], console: Console) -> None:
+def tell_skipped(skipped: Sequence[Skipped], console: Console) -> None:
     """Print what could not be used, and why."""
-    if left_out:
+    if skipped:
         say(console, "Left out:")
-        for what, why in left_out:
+        for what, why in skipped:
             say(console, f"  {what}: {why}")
 
 

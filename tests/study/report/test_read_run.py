@@ -3,22 +3,16 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from study.report.made_evidence import made_runs
 from study.report.spoiling import SPOILT, content, forget_sizes, put
 from study.small_folder import finished as finished
 
 from emabank.study.locks import locked
-from emabank.study.report.evidence import LIVE, Curve, Run
-from emabank.study.report.load import load_evidence
-from emabank.study.report.read_run import in_words, read_run, renamed, why_not_done, without_place
+from emabank.study.report.results import LIVE, Curve, read_results, read_run
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.opened import mark_failed
 
@@ -31,7 +25,7 @@ FILES = (
 @pytest.fixture(scope="module")
 def whole(finished: Path) -> Path:
     """A refit: it has curves on test, and kept weights."""
-    return finished / load_evidence(finished).settings[0].arms["refit"][0].id
+    return finished / read_results(finished).settings[0].variants["refit"][0].id
 
 
 @pytest.fixture
@@ -138,13 +132,13 @@ def test_a_damaged_run_says_what_is_wrong_with_it(spoil: Callable[[Path], object
 
 
 def test_a_run_that_is_not_done_says_how_it_stands(folder: RunFolder):
-    assert why_not_done(folder) == ""
+    assert read_run(folder).id == folder.id
     (folder.path / "done.json").unlink()
     with locked(folder.path / "lock", what="the run"):
-        assert why_not(folder) == why_not_done(folder) == "running now"
+        assert why_not(folder) == "running now"
     assert why_not(folder) == "interrupted before its end; the same command goes on"
     mark_failed(folder.path, "ValueError: no luck")
-    assert why_not(folder) == why_not_done(folder) == "failed: ValueError: no luck"
+    assert why_not(folder) == "failed: ValueError: no luck"
 
 
 @pytest.mark.parametrize("how", SPOILT)
@@ -208,74 +202,3 @@ def test_predictions_that_cannot_be_read_are_refused_when_asked_for(folder: RunF
     assert str(folder.path.parent) not in str(caught.value)
     with pytest.raises(ValueError, match=r"none\.npz is not there; the run has "):
         found.predictions("none")
-
-
-# Words ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ValueError("runs/a/rows.jsonl, line 3"), "rows.jsonl, line 3"),
-        (ValueError("see runs/b"), "see b"),
-        (OSError(13, "Permission denied", "runs/a/x"), "x: Permission denied"),
-        (OSError(28, "No space left on device"), "a file: No space left on device"),
-        (OSError("cannot be locked"), "cannot be locked"),
-        (KeyError("rate"), "its files are not what this emabank writes (KeyError: 'rate')"),
-    ],
-)
-def test_errors_are_told_in_words_without_the_place(error: Exception, said: str):
-    assert in_words(error, Path("runs/a")) == said
-
-
-def test_a_place_is_taken_out_however_it_was_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-    for place in (Path("runs"), tmp_path / "runs"):
-        assert without_place(f"see {tmp_path}/runs/a and {tmp_path}/other", place) == f"see a and {tmp_path}/other"
-    assert without_place(f"../a and {tmp_path}/b", Path()) == "../a and b"
-
-
-# Names of averages ---------------------------------------------------------------------------------------------------
-
-
-def run_with(names: list[str]) -> Run:
-    """A run whose curves hold the place of their average."""
-    curves = {Curve(name, "averaged", "test", "loss"): np.full(2, place) for place, name in enumerate(names)}
-    live = {Curve(LIVE, "own", "test", "loss"): np.full(2, -1.0), Curve("swa", "own", "test", "loss"): np.ones(2)}
-    return replace(made_runs("refit")[0], curves={**live, **curves})
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=6, unique=True), st.randoms())
-def test_averages_are_renamed_in_the_order_of_their_decays(numbers: list[int], random: Any):
-    decays = sorted(f"{1 - 1 / (number + 1):g}" for number in numbers)
-    own = [f"ema-{decay}" for decay in sorted(set(decays), key=float)]
-    names = [f"ema-{share:g}%" for share in range(1, len(own) + 1)]
-    shuffled = random.sample(own, len(own))
-    found = renamed(run_with(shuffled), tuple(names)).curves
-    assert {curve.weights for curve in found} == {LIVE, "swa", *names}
-    for name, before in zip(names, own, strict=True):
-        assert found[Curve(name, "averaged", "test", "loss")].tolist() == [shuffled.index(before)] * 2
-
-
-def test_names_that_are_the_same_stay_though_they_come_in_another_order():
-    names = ["ema-7.1%", "ema-0.44%", "ema-10%"]
-    run = run_with(names)
-    assert renamed(run, ("ema-0.44%", "ema-7.1%", "ema-10%")) is run
-
-
-def test_names_that_others_have_are_exchanged_at_once():
-    found = renamed(run_with(["ema-0.8", "ema-0.9"]), ("ema-0.9", "ema-0.99")).curves
-    assert found[Curve("ema-0.9", "averaged", "test", "loss")].tolist() == [0, 0]
-    assert found[Curve("ema-0.99", "averaged", "test", "loss")].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("names", [[], ["ema-0.5"], ["ema-0.5", "ema-0.6", "ema-0.7"]])
-def test_too_few_or_too_many_averages_are_refused(names: list[str]):
-    with pytest.raises(ValueError, match=r"it has the averages .* for ema-0.8, ema-0.9"):
-        renamed(run_with(names), ("ema-0.8", "ema-0.9"))
-
-
-def test_names_that_are_no_numbers_are_refused():
-    with pytest.raises(ValueError, match="fast"):
-        renamed(run_with(["ema-fast"]), ("ema-0.8",))

@@ -14,7 +14,7 @@ from emabank.study.config import ProtocolConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.models.catalogue import build_network
 from emabank.study.recipe import AveragesConfig, HardwareConfig, TrainingConfig
-from emabank.study.report.evidence import Overhead
+from emabank.study.report.results import Overhead
 from emabank.study.studies import overhead
 from emabank.study.studies.overhead import measure_overhead
 

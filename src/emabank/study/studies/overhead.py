@@ -14,7 +14,7 @@ from emabank import EMABank
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.images import Dataset
 from emabank.study.models.catalogue import build_network
-from emabank.study.report.evidence import Overhead
+from emabank.study.report.results import Overhead
 from emabank.study.runs.environment import environment
 
 REPETITIONS = 8

@@ -7,9 +7,9 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from emabank.study.report.panel import Figure, Line, Panel
-from emabank.study.report.sheet import Cell, Sheet
-from emabank.study.report.verdict import Claim, Part
+from emabank.study.report.claims import Claim, Finding, above
+from emabank.study.report.figures import Figure, Line, Panel
+from emabank.study.report.tables import Cell, Row, Table
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -43,21 +43,23 @@ def figures() -> list[Figure]:
     ]
 
 
-def sheets() -> list[Sheet]:
+def tables() -> list[Table]:
     means = (71.0, -5.0, 9.5, 100.0, -20.0)
-    rows = [(f"row {name}", [Cell.of([mean - 1, mean + 1], paper="78.54 ± 0.28"), Cell(text="a wide cell " * 6)])
+    rows = [Row(f"row {name}", [Cell.of([mean - 1, mean + 1], paper="78.54 ± 0.28"), Cell(text="a wide cell " * 6)])
             for name, mean in zip("dacbf", means, strict=True)]  # fmt: skip
-    rows.append(("row e", [Cell(text="–"), Cell(text="words")]))
+    rows.append(Row("row e", [Cell(text="–"), Cell(text="words")]))
     title = "A title that is long enough to reach beyond the edge of a phone if it were not broken"
-    return [Sheet(name="generalization/a", title=title, columns=["setting", "accuracy, %", "remarks"], rows=rows,
+    return [Table(name="generalization/a", title=title, columns=["setting", "accuracy, %", "remarks"], rows=rows,
                   study="generalization", scale="demo", breaks=[2])]  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    found = Part(statistic="EMA minus SGD, points", setting="digits, ResNet-8", scale="demo", values=[1.0, 2.0, 3.0],
-                 mean=2.0, low=-0.5, high=4.5, n=3, rule="above 0", verdict="inconclusive", paper="+0.92")  # fmt: skip
+    found = Finding(
+        key="gain", statistic="EMA minus SGD, points", setting="digits, ResNet-8", scale="demo", rule=above(),
+        values=[1.0, 2.0, 3.0], mean=2.0, low=-0.5, high=4.5, n=3, verdict="inconclusive", paper="+0.92",
+    )  # fmt: skip
     return [Claim(number=number, title=f"A claim that needs several words to be said, and has the number {number}",
-                  studies=["dynamics"], verdict="inconclusive", parts=[found]) for number in (1, 2)]  # fmt: skip
+                  studies=["dynamics"], verdict="inconclusive", findings=[found]) for number in (1, 2)]  # fmt: skip
 
 
 # The browser --------------------------------------------------------------------------------------------------------

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from study.report.made_evidence import made_evidence, made_setting
-from study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, sheets, show
+from study.report.made_results import made_results, made_setting
+from study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, show, tables
 
-from emabank.study.report.evidence import Study
-from emabank.study.report.page.page import Provenance, page
+from emabank.study.report.page import Provenance, page
+from emabank.study.report.results import Study
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     study = Study(name="dynamics", scale="demo", command="emabank run dynamics --scale demo", state="done")
-    evidence = made_evidence(made_setting(), made_setting(scale="small"))
-    about = Provenance(facts={"emabank": "0.4.0"}, conflicts=[("churn", "15.32 (Table 3)", "Printed twice.")])
+    results = made_results(made_setting(), made_setting(scale="small"))
+    about = Provenance(facts={"emabank": "0.4.0"})
     text = page(
-        type(evidence)(settings=evidence.settings, studies=[study]), sheets(), figures(), claims(), provenance=about
+        type(results)(settings=results.settings, studies=[study]), tables(), figures(), claims(), provenance=about
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(text, encoding="utf-8")

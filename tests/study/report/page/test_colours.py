@@ -6,7 +6,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-STYLE = files("emabank.study.report.page").joinpath("page.css").read_text()
+STYLE = files("emabank.study.report").joinpath("assets", "page.css").read_text()
 COLOURS = {name: (light, dark) for name, light, dark
            in re.findall(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\);", STYLE)}  # fmt: skip
 TEXT = ("ink", "soft", "accent", "theirs", "yes", "no", "open", "live")

@@ -12,47 +12,47 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from interpreter import run
-from study.report.made_evidence import made_evidence, made_setting
+from study.report.made_results import made_results, made_setting
 from study.report.page.documents import Element, parsed
 
-from emabank.study.report.claims.all import claims as all_claims
-from emabank.study.report.evidence import Evidence, LeftOut, Study
-from emabank.study.report.figures.all import figures as all_figures
-from emabank.study.report.page.page import Provenance, page
-from emabank.study.report.panel import Figure, Line, Panel
-from emabank.study.report.sheet import Cell, Sheet
-from emabank.study.report.tables.all import sheets as all_sheets
-from emabank.study.report.verdict import Claim, Part
+from emabank.study.report.claim_specs import make_claims
+from emabank.study.report.claims import Claim, Finding, above
+from emabank.study.report.figure_specs import make_figures
+from emabank.study.report.figures import Figure, Line, Panel
+from emabank.study.report.page import Provenance, page
+from emabank.study.report.results import Results, Skipped, Study
+from emabank.study.report.table_specs import make_tables
+from emabank.study.report.tables import Cell, Row, Table
 
 # What is shown --------------------------------------------------------------------------------------------------------
 
 
-def part(mean: float | None = 2.0, low: float | None = 1.5, high: float | None = 2.5, **more) -> Part:
-    given = {"statistic": "EMA minus SGD, points", "setting": "digits, ResNet-8", "scale": "demo", "rule": "above 0",
-             "values": [1.8, 2.0, 2.2] if mean is not None else [], "n": 3 if mean is not None else 0,
-             "verdict": "reproduced", "paper": "+0.92 (Table 1)", "note": ""}  # fmt: skip
-    return Part(mean=mean, low=low, high=high, **{**given, **more})
+def finding(mean: float | None = 2.0, low: float | None = 1.5, high: float | None = 2.5, **more) -> Finding:
+    fields = {"key": "accuracy", "statistic": "EMA minus SGD, points", "setting": "digits, ResNet-8", "scale": "demo",
+              "values": [1.8, 2.0, 2.2] if mean is not None else [], "n": 3 if mean is not None else 0,
+              "rule": above(), "verdict": "reproduced", "paper": "+0.92 (Table 1)"}  # fmt: skip
+    return Finding(mean=mean, low=low, high=high, **{**fields, **more})
 
 
 def claim(number: int, verdict, **more) -> Claim:
     return Claim(number=number, title=f"Claim number {number} holds", studies=["dynamics"], verdict=verdict, **more)
 
 
-def sheet(**more) -> Sheet:
+def table(**more) -> Table:
     given = {
         "name": "generalization/headline",
         "title": "Test accuracy",
         "columns": ["setting", "SGD", "EMA"],
         "rows": [
-            ("digits", [Cell.of([70.0, 71.0, 72.0]), Cell.of([75.0, 75.5, 76.0], paper="78.54 ± 0.28")]),
-            ("letters", [Cell(text="–"), Cell(text="20, 25, 22")]),
+            Row("digits", [Cell.of([70.0, 71.0, 72.0]), Cell.of([75.0, 75.5, 76.0], paper="78.54 ± 0.28")]),
+            Row("letters", [Cell(text="–"), Cell(text="20, 25, 22")]),
         ],
         "study": "generalization",
         "scale": "demo",
         "item": "Table 1",
         "notes": ["Another data set than the paper's."],
     }
-    return Sheet(**{**given, **more})
+    return Table(**{**given, **more})
 
 
 def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
@@ -65,16 +65,20 @@ def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
     return Figure(**{**given, **more})
 
 
-NOT_RUN = part(None, verdict="not run")
-CLAIMS = [claim(1, "reproduced", parts=[part()]), claim(2, "not reproduced"), claim(3, "not run", parts=[NOT_RUN])]
+NOT_RUN = finding(None, verdict="not run")
+CLAIMS = [
+    claim(1, "reproduced", findings=[finding()]),
+    claim(2, "not reproduced"),
+    claim(3, "not run", findings=[NOT_RUN]),
+]
 
 
-def document(evidence=None, sheets=(), figures=(), claims=(), **more) -> Element:
-    return parsed(page(evidence or Evidence(), sheets, figures, claims, **more))
+def document(results=None, tables=(), figures=(), claims=(), **more) -> Element:
+    return parsed(page(results or Results(), tables, figures, claims, **more))
 
 
 def a_full_page(**more) -> str:
-    return page(made_evidence(made_setting()), [sheet()], [figure()], CLAIMS, **more)
+    return page(made_results(made_setting()), [table()], [figure()], CLAIMS, **more)
 
 
 def test_every_element_is_closed_and_every_link_leads_somewhere():
@@ -130,17 +134,21 @@ HOSTILE = "</script></style><script>alert(1)</script><b title='\"'>&amp;{{ 7 * 7
 
 def test_no_text_becomes_an_element():
     def with_text(text: str) -> Element:
-        evidence = made_evidence(replace(made_setting(), title=text, averages=(text, *made_setting().averages[1:])))
+        results = made_results(replace(made_setting(), title=text, averages=(text, *made_setting().averages[1:])))
         study = Study(name=text, scale="demo", command=text, state="failed", reason=text)
-        evidence = replace(evidence, left_out=[LeftOut(text, text)], studies=[study])
-        rows = [(text, [Cell(text=text, paper=text), Cell.of([1.0], paper=text)])]
-        sheets = [sheet(title=text, columns=[text] * 3, rows=rows, caption=text, item=text, notes=[text], study=text)]
+        results = replace(results, skipped=[Skipped(text, text)], studies=[study])
+        rows = [Row(text, [Cell(text=text, paper=text), Cell.of([1.0], paper=text)])]
+        tables = [table(title=text, columns=[text] * 3, rows=rows, caption=text, item=text, notes=[text], study=text)]
         line = Line(label=text, x=np.arange(3), y=np.arange(3.0), kind=text)
         panel = Panel(title=text, x_label=text, y_label=text, lines=[line], marks=[(1.0, 1.0, text)])
         figures = [figure(title=text, panels=[panel], caption=text, item=text, notes=[text], study=text)]
-        claims = [claim(1, "reproduced", note=text, parts=[part(statistic=text, setting=text, paper=text, note=text)])]
-        about = Provenance(command=text, facts={text: text}, conflicts=[(text, text, text)])
-        return document(evidence, sheets, figures, claims, title=text, provenance=about)
+        claims = [
+            claim(
+                1, "reproduced", note=text, findings=[finding(statistic=text, setting=text, paper=text, notes=(text,))]
+            )
+        ]
+        about = Provenance(command=text, facts={text: text})
+        return document(results, tables, figures, claims, title=text, provenance=about)
 
     tame, hostile = with_text("tame"), with_text(HOSTILE)
     assert [each.tag for each in hostile.all()] == [each.tag for each in tame.all()]
@@ -153,7 +161,7 @@ def test_no_text_becomes_an_element():
 
 
 def test_a_number_has_its_spread_its_n_and_the_papers_value_beside_it():
-    root = document(sheets=[sheet()])
+    root = document(tables=[table()])
     shown = root.one("section", class_="sheet")
     first, second = shown.one("tbody").all("tr")[0].all("td")
     assert first.text == "71.00 ± 1.00"
@@ -167,14 +175,15 @@ def test_a_number_has_its_spread_its_n_and_the_papers_value_beside_it():
 
 def test_where_n_differs_each_number_has_its_own():
     cells = [Cell.of([70.0, 71.0, 72.0]), Cell.of([-5.0])]
-    found = document(sheets=[sheet(rows=[("digits", cells)])]).one("section", class_="sheet").all("td")
+    found = document(tables=[table(rows=[Row("digits", cells)])]).one("section", class_="sheet").all("td")
     assert [each.text for each in found] == ["71.00 ± 1.00 n = 3", "−5.00 ± – n = 1"]
 
 
 def test_what_neighbouring_labels_share_is_there_for_all_and_printed_once():
     cells = [Cell.of([1.0]), Cell.of([2.0])]
+    rows = [Row(label, cells, group) for group in ("digits", "letters") for label in ("SGD", "EMA")]
     labels = ["digits: SGD", "digits: EMA", "letters: SGD", "letters: EMA", "both"]
-    found = document(sheets=[sheet(rows=[(label, cells) for label in labels], breaks=[2])]).one("tbody")
+    found = document(tables=[table(rows=[*rows, Row("both", cells)], breaks=[2])]).one("tbody")
     heads = [row.one("th") for row in found.all("tr")]
     assert [head.text for head in heads] == labels
     assert [bool(head.all("span", class_="again")) for head in heads] == [False, True, False, True, False]
@@ -189,7 +198,7 @@ def test_what_neighbouring_labels_share_is_there_for_all_and_printed_once():
 
 def test_titles_over_columns_span_them():
     groups = [("", 1), ("live", 1), ("average", 1)]
-    head = document(sheets=[sheet(groups=groups)]).one("thead")
+    head = document(tables=[table(groups=groups)]).one("thead")
     over, columns = head.all("tr")
     assert [each.attributes["colspan"] for each in over.all() if each.tag in ("th", "td")] == ["1", "1", "1"]
     assert [each.text for each in columns.all("th")] == ["setting", "SGD", "EMA"]
@@ -219,8 +228,12 @@ def test_verdicts_are_counted_and_said_in_words():
 
 
 def test_an_interval_is_printed_and_drawn_to_one_scale():
-    parts = [part(), part(-1.0, -2.0, 0.0, values=[-1.5, -0.5], verdict="not reproduced"), part(None, None, None)]
-    root = document(claims=[claim(1, "inconclusive", parts=parts)]).one("article")
+    findings = [
+        finding(),
+        finding(-1.0, -2.0, 0.0, values=[-1.5, -0.5], verdict="not reproduced"),
+        finding(None, None, None),
+    ]
+    root = document(claims=[claim(1, "inconclusive", findings=findings)]).one("article")
     drawn = root.all("svg", class_="whisker")
     assert len(drawn) == 2  # what was not run has no interval
     assert [each.text for each in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.0 [−2.0, 0.0]"]
@@ -241,11 +254,12 @@ def test_an_interval_is_printed_and_drawn_to_one_scale():
 
 def test_the_headline_is_the_paired_gain_of_the_slowest_average_over_the_live_weights_chosen_alike():
     setting = made_setting()
-    best, last, average = (np.array(setting.values(column, "accuracy", trained_on="100%", split="test"))
-                           for column in ("SGD (best)", "SGD", "slowest (acc.)"))  # fmt: skip
+    values = {column.title: np.array(column.values["accuracy"]) for column in setting.columns
+              if column.trained_on == "100%"}  # fmt: skip
+    best, last, average = (values[title] for title in ("SGD (best)", "SGD", "slowest (acc.)"))
     gain, over_last = 100 * (average - best), 100 * (average - last)
-    theirs = part(statistic="slowest (acc.) minus SGD, test accuracy, points", setting=setting.title)
-    root = document(made_evidence(setting), claims=[claim(16, "reproduced", parts=[theirs])]).one(
+    theirs = finding(setting=setting.title)
+    root = document(made_results(setting), claims=[claim(16, "reproduced", findings=[theirs])]).one(
         "table", class_="headline"
     )
     row = root.one("tbody").one("tr")
@@ -253,19 +267,19 @@ def test_the_headline_is_the_paired_gain_of_the_slowest_average_over_the_live_we
     assert row.one("td", class_="over-last").text == f"+{over_last.mean():.2f} ± {over_last.std(ddof=1):.2f}"
     assert row.one("td", class_="count").text == "3"
     assert row.one("span", class_="theirs").text == "paper +0.92 (Table 1)"
-    tables = [table for table in setting.tables if table["column"] != "slowest (acc.)"]
-    assert not document(made_evidence(replace(setting, tables=tables))).all("table", class_="headline")
+    columns = [column for column in setting.columns if column.title != "slowest (acc.)"]
+    assert not document(made_results(replace(setting, columns=columns))).all("table", class_="headline")
 
 
 def test_what_was_left_out_failed_or_still_runs_is_said():
-    evidence = Evidence(
-        left_out=[LeftOut("runs/3f2a", "unfinished: 12 of 60 epochs")],
+    results = Results(
+        skipped=[Skipped("runs/3f2a", "unfinished: 12 of 60 epochs")],
         studies=[
             Study(name="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged"),
             Study(name="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running"),
         ],
     )
-    root = document(evidence)
+    root = document(results)
     assert root.one("dl", class_="left-out").text == "runs/3f2aunfinished: 12 of 60 epochs"
     assert "it diverged" in root.one("section", id="study-dynamics").text
     assert "still running" in root.one("section", id="study-batchnorm").text
@@ -279,8 +293,8 @@ def test_what_was_left_out_failed_or_still_runs_is_said():
 
 
 def test_studies_stand_in_the_reports_order_and_unknown_ones_at_the_end():
-    sheets = [sheet(study="my own"), sheet(study="transfer", name="t"), sheet(study="generalization", name="g")]
-    root = document(sheets=sheets, figures=[figure(study="dynamics")])
+    tables = [table(study="my own"), table(study="transfer", name="t"), table(study="generalization", name="g")]
+    root = document(tables=tables, figures=[figure(study="dynamics")])
     wanted = ["study-generalization", "study-dynamics", "study-transfer", "study-my-own"]
     assert [each.attributes["id"] for each in root.all("section", class_="study")] == wanted
     links = [each.attributes["href"] for each in root.one("ul", class_="links").all("a")]
@@ -290,17 +304,16 @@ def test_studies_stand_in_the_reports_order_and_unknown_ones_at_the_end():
 def test_how_it_was_obtained():
     setting = made_setting()
     other = [
-        replace(run, id=f"other-{run.seed}", conditions={"torch": "2.9", "cpu": None}) for run in setting.arms["swa"]
+        replace(run, id=f"other-{run.seed}", conditions={"torch": "2.9", "cpu": None})
+        for run in setting.variants["swa"]
     ]
-    evidence = made_evidence(replace(setting, arms={"tune": setting.arms["tune"], "swa": tuple(other)}))
-    conflict = ("churn", "15.32 (Table 3); 15.35 (Table 16)", "One number, printed twice.")
-    about = Provenance(command="emabank report --folder x", facts={"emabank": "0.4.0"}, conflicts=[conflict])
-    root = document(evidence, provenance=about).one("section", id="obtained")
+    results = made_results(replace(setting, variants={"tune": setting.variants["tune"], "swa": tuple(other)}))
+    about = Provenance(command="emabank report --folder x", facts={"emabank": "0.4.0"})
+    root = document(results, provenance=about).one("section", id="obtained")
     lists = [each.text for each in root.all("dl", class_="facts")]
     assert lists[0] == "this pageemabank report --folder x emabank0.4.0"
     assert lists[1] == "runs3 torch2.13.0 emabank0.1.0 cpumade up threads1"
     assert lists[2] == "runs3 torch2.9"
-    assert "15.32 (Table 3); 15.35 (Table 16)" in root.text
     assert {"tune-0", "tune-1", "tune-2", "other-0"} <= {each.text for each in root.all("code")}
     assert "0, 1, 2" in root.text
 
@@ -310,16 +323,15 @@ def test_without_a_script_a_figure_says_what_it_would_show():
     assert "scripts are off" in words and "line 0, line 1" in words and "digits over epoch" in words
 
 
-def test_the_whole_report_of_made_up_evidence_becomes_a_page():
-    evidence = made_evidence(made_setting(), made_setting("cifar10n-resnet34"), made_setting(scale="small"))
-    tables, drawings, answers = all_sheets(evidence), all_figures(evidence), all_claims(evidence)
-    root = document(evidence, tables, drawings, answers)
+def test_the_whole_report_of_made_up_results_becomes_a_page():
+    results = made_results(made_setting(), made_setting("cifar10n-resnet34"), made_setting(scale="small"))
+    tables, drawings, answers = make_tables(results), make_figures(results), make_claims(results)
+    root = document(results, tables, drawings, answers)
     assert len(root.all("section", class_="sheet")) == len(tables) > 10
     assert len(root.all("figure")) == len(drawings) > 10
     assert len(root.all("article", class_="claim")) == 19
     ids = [each.attributes["id"] for each in root.all() if each.attributes.get("id")]
     assert len(ids) == len(set(ids))
-    # The paper's gain is found among the claims by the words of a statistic: these must be the same words.
     assert root.one("table", class_="headline").all("span", class_="theirs")
 
 
@@ -341,7 +353,7 @@ print(hashlib.sha256(a_full_page().encode()).hexdigest())
 
 def test_twenty_figures_of_seven_lines_over_two_hundred_epochs_weigh_little():
     figures = [figure(epochs=200, count=7, name=f"dynamics/{number}") for number in range(20)]
-    assert len(page(Evidence(), [], figures, []).encode()) < 1_500_000
+    assert len(page(Results(), [], figures, []).encode()) < 1_500_000
 
 
 def test_the_same_evidence_gives_the_same_bytes_in_every_process(monkeypatch):
@@ -352,5 +364,5 @@ def test_the_same_evidence_gives_the_same_bytes_in_every_process(monkeypatch):
 
 
 def test_the_page_needs_no_torch():
-    finished = run("import sys, emabank.study.report.page.page\nassert 'torch' not in sys.modules")
+    finished = run("import sys, emabank.study.report.page\nassert 'torch' not in sys.modules")
     assert finished.returncode == 0, finished.stderr

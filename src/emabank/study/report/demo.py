@@ -1,0 +1,159 @@
+"""What the demo leaves and shows: its record, table, figure and page. Never imports torch."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from emabank.study.report.figures import Figure, Line, Panel
+from emabank.study.report.page import Provenance, page
+from emabank.study.report.results import Results, Study
+from emabank.study.report.tables import MISSING, Cell, Row, Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The live weights or one average, measured at the end of one epoch. Accuracies are fractions of 1."""
+
+    epoch: int
+    average: str
+    """The name of the average; "live" for the live weights."""
+    statistics: Literal["live", "averaged", "recomputed"]
+    """Which batch-norm statistics the weights were measured with."""
+    validation_accuracy: float
+    test_accuracy: float
+    memorised: float | None
+    """Share of the wrongly labelled training images that are predicted as that wrong label; None: there are none, or it
+    is not measured, as with recomputed statistics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """The epoch that validation chose for the live weights or for one average, with what was measured there."""
+
+    average: str
+    half_life: float | None
+    """In optimizer steps; None for the live weights."""
+    epoch: int
+    at_choice: Measured
+    at_choice_recomputed: Measured | None
+    """The same weights with recomputed batch-norm statistics; nothing was chosen a second time."""
+    at_end: Measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Everything that a run of the demo measured; `as_json` is what rows.json holds."""
+
+    conditions: dict[str, Any]
+    """Settings, versions, threads and the time it took."""
+    learning_rate: list[float]
+    """At the last step of each epoch."""
+    best: str
+    """The average that validation chose among all, the live weights included."""
+    chosen: list[Selected]
+    rows: list[Measured]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+        return asdict(self)
+
+
+def demo_table(record: Record) -> Table:
+    """What was chosen for each, and what became of it at the end; it fits 80 columns."""
+    return Table(
+        name="demo/comparison",
+        title="At the epoch that validation chose, and at the end",
+        columns=["weights", "half-life", "epoch", "test", "recomputed", "memorised", "test", "memorised"],
+        groups=[("", 2), ("chosen", 4), ("at end", 2)],
+        rows=[
+            Row(selected.average, _cells(selected, best=selected.average == record.best)) for selected in record.chosen
+        ],
+        caption="One run; chance alone moves a test accuracy near 90% by about 2 points. half-life: in steps. chosen: "
+        "at the epoch that was best on 250 other images, with clean labels (validation). test: accuracy on the 250 "
+        "test images, in %. recomputed: the same with batch-norm statistics measured anew. memorised: wrongly labelled "
+        "training images predicted as that wrong label, in %. Bold: what validation chose.",
+        study="demo",
+    )
+
+
+def _cells(selected: Selected, *, best: bool) -> list[Cell]:
+    chosen, again, end = selected.at_choice, selected.at_choice_recomputed, selected.at_end
+    shares = (chosen.test_accuracy, again and again.test_accuracy, chosen.memorised, end.test_accuracy, end.memorised)
+    half_life = MISSING if selected.half_life is None else Cell(text=f"{selected.half_life:.1f}")
+    cells = [MISSING if share is None else Cell(text=_percent(share), best=best) for share in shares]
+    return [half_life, Cell(text=str(selected.epoch)), *cells]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def closing_line(record: Record) -> str:
+    """One sentence: what was chosen, and how it compares with the live weights at their best and at the end."""
+    by_name = {selected.average: selected for selected in record.chosen}
+    best, live = by_name[record.best], by_name["live"]
+    at_best, at_end = _percent(live.at_choice.test_accuracy), _percent(live.at_end.test_accuracy)
+    if best is live:
+        return (
+            f"Validation chose the live weights in this run: {at_best}% on the test images at epoch {live.epoch}, "
+            f"{at_end}% at the end."
+        )
+    return (
+        f"Ship {best.average} of epoch {best.epoch}: {_percent(best.at_choice.test_accuracy)}% on the test images; "
+        f"the live weights {at_best}% at their own best epoch {live.epoch} and {at_end}% at the end."
+    )
+
+
+def demo_figure(record: Record) -> Figure:
+    """Test accuracy of everything with both kinds of batch-norm statistics; a point where validation chose."""
+    titles = {
+        "averaged": "Batch-norm statistics averaged with the weights",
+        "recomputed": "Statistics recomputed on the training images",
+    }
+    rates = np.array(record.learning_rate)
+    rate = Line(label="learning rate", x=np.arange(1, len(rates) + 1), y=rates, kind="rate")
+    panels: list[Panel] = []
+    for kind, title in titles.items():
+        measured = {
+            selected.average: [
+                row for row in record.rows if row.average == selected.average and row.statistics in ("live", kind)
+            ]
+            for selected in record.chosen
+        }
+        lines = [_line(selected, measured[selected.average], order) for order, selected in enumerate(record.chosen)]
+        epoch = next(selected.epoch for selected in record.chosen if selected.average == record.best)
+        best = next(row for row in measured[record.best] if row.epoch == epoch)
+        label = f"{record.best} of epoch {epoch}, chosen on validation"
+        panels.append(Panel(title=title, lines=lines, rate=rate, marks=[(epoch, 100 * best.test_accuracy, label)]))
+    noise = 100 * record.conditions["noise"]
+    return Figure(
+        name="demo/curves",
+        title=f"ResNet-8 on handwritten digits, {noise:g}% of the training labels wrong",
+        caption="One run. The point: what was chosen on validation images with clean labels. Beneath: the rate.",
+        columns=2,
+        study="demo",
+        panels=panels,
+    )
+
+
+def _line(selected: Selected, measured: list[Measured], order: int) -> Line:
+    live = selected.half_life is None
+    return Line(
+        label="live weights" if live else f"{selected.average}: half-life {selected.half_life:.1f} steps",
+        x=np.array([row.epoch for row in measured]),
+        y=100 * np.array([row.test_accuracy for row in measured]),
+        kind="live" if live else "average",
+        order=max(0, order - 1),
+    )
+
+
+def demo_page(record: Record) -> str:
+    """The demo as a page to look at."""
+    studies = [Study(name="demo", scale="demo", command="emabank demo", state="done")]
+    facts = {name: str(value) for name, value in record.conditions.items()}
+    return page(
+        Results(studies=studies), [demo_table(record)], [demo_figure(record)], [],
+        title="emabank demo: " + closing_line(record).partition(":")[0],
+        provenance=Provenance(command="emabank demo", facts=facts),
+    )  # fmt: skip

@@ -1,0 +1,413 @@
+"""The one HTML page of the report. Pure: the same input, the same bytes.
+
+What the page looks like is in assets/: template.html.jinja, page.css, plot.js and page.js; here is what fills them.
+"""
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, get_args
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from emabank.study.report import render
+from emabank.study.report.claims import Claim, Finding, Rule, Verdict
+from emabank.study.report.figures import Figure, Line, Panel
+from emabank.study.report.pairs import Scale
+from emabank.study.report.results import Results, Run, Setting, Study
+from emabank.study.report.series import REFIT
+from emabank.study.report.tables import Cell, Table, difference_cell, selection_note, value_cell
+
+_TITLE = "Averages of weights: the paper’s studies, run again"
+_SCALES: Sequence[str] = get_args(Scale)[::-1]
+STUDIES = {
+    "generalization": ("Generalization", "Are averages better than live weights on unseen images, and by how much?"),
+    "dynamics": ("Training dynamics", "How do the live weights and the best average fare, epoch by epoch?"),
+    "batchnorm": ("Batch-norm statistics", "Averaged with the weights, or recomputed: what does it change, and when?"),
+    "label-noise": ("Label noise", "How far do averages get with wrong labels, and how many do they memorise?"),
+    "constant-lr": ("Constant learning rate", "Held where averages are best: does training go on without overfitting?"),
+    "consistency": ("Consistency", "Do runs that differ in their seed alone agree in what they predict?"),
+    "calibration": ("Calibration", "Is a confidence of 90% right nine times in ten?"),
+    "transfer": ("Transfer", "How well does a linear head learn another task from the frozen features?"),
+    "step-decay": ("Step decay", "What is left of the gain when the learning rate falls in steps?"),
+    "bootstrap": ("Bootstrap", "Does it help to copy the average back into training once an epoch?"),
+    "lr-search": ("Learning-rate search", "Is the rate that is best for the live weights best for the averages?"),
+    "sampling-period": ("Sampling period", "How often must an average be updated, and what does it cost?"),
+    "posthoc": ("Chosen afterwards", "Which window, stopped when, had been best: found after one run, from snapshots."),
+}  # fmt: skip
+"""Titles and questions by name, in the order of the page."""
+_SECTIONS = {**STUDIES, "setup": ("Setup", "What was trained, and how.")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What the page says about its own making."""
+
+    command: str = "emabank report"
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Anything else, by name, such as the version of the package."""
+
+
+def page(
+    results: Results,
+    tables: Sequence[Table],
+    figures: Sequence[Figure],
+    claims: Sequence[Claim],
+    *,
+    title: str = _TITLE,
+    provenance: Provenance | None = None,
+) -> str:
+    """The whole report as one HTML document; whatever is empty is left out."""
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    filters: dict[str, Any] = environment.filters
+    filters.update(minus=_minus, number=_number, sentence=_sentence, slug=_slug, rows=_rows)
+    style = _asset("page.css")
+    # One script, whose names are shared with nothing else.
+    script = f'"use strict";\n(() => {{\n{_asset("plot.js")}\n{_asset("page.js")}}})();\n'
+    made = environment.from_string(_asset("template.html.jinja")).render(
+        title=title,
+        style=Markup(style),
+        script=Markup(script),
+        policy=_policy(style, script),
+        provenance=provenance or Provenance(),
+        results=results,
+        scales=_scales(results, tables, figures),
+        verdicts=[(verdict, sum(claim.verdict == verdict for claim in claims)) for verdict in get_args(Verdict)],
+        claims=[(claim, _statistics(claim.findings)) for claim in claims],
+        headline=_headline(results.settings, claims),
+        chosen_on=selection_note(results.settings),
+        sections=_sections(results.studies, tables, figures),
+        conditions=_conditions(results),
+        render=render,
+    )
+    return made + "\n"
+
+
+def _asset(name: str) -> str:
+    return (files("emabank.study.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing may be loaded, and inline nothing but these two texts counts: a missed escape would still run nothing."""
+    kinds = (("style-src", style), ("script-src", script))
+    own = [
+        f"{kind} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for kind, text in kinds
+    ]
+    return "; ".join(["default-src 'none'", "img-src data:", *own, "base-uri 'none'", "form-action 'none'"])
+
+
+# Sections -------------------------------------------------------------------------------------------------------------
+
+
+def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    """One for each study that was asked for or has something to show, in the report's order; unknown ones last."""
+    names = dict.fromkeys(
+        [*_SECTIONS, *(study.name for study in studies), *(item.study for item in (*tables, *figures))]
+    )
+    ids = _ids([*(f"table-{table.name}" for table in tables), *(f"figure-{figure.name}" for figure in figures)])
+    shown = [*zip(ids, (*tables, *figures), strict=True)]
+    sections: list[dict[str, Any]] = []
+    for name in names:
+        title, question = _SECTIONS.get(name, (name or "More", ""))
+        own = [(key, item) for key, item in shown if item.study == name]
+        asked = [study for study in studies if study.name == name]
+        if own or asked:
+            sections.append({
+                "id": f"study-{_slug(name)}", "title": title, "question": question, "studies": asked,
+                "tables": [(key, item) for key, item in own if isinstance(item, Table)],
+                "figures": [(key, item, Markup(figure_json(item)), [entry["label"] for entry in _legend(item)])
+                            for key, item in own if isinstance(item, Figure)],
+            })  # fmt: skip
+    return sections
+
+
+def _scales(results: Results, tables: Sequence[Table], figures: Sequence[Figure]) -> list[str]:
+    """The scales of anything on the page, the largest first."""
+    scales = {*results.scales, *(item.scale for item in (*results.studies, *tables, *figures))}
+    return [scale for scale in _SCALES if scale in scales]
+
+
+def _ids(names: Iterable[str]) -> list[str]:
+    """Names as anchors, no two the same."""
+    ids: list[str] = []
+    for name in names:
+        slug = _slug(name)
+        while slug in ids:
+            slug += "-again"
+        ids.append(slug)
+    return ids
+
+
+def _rows(table: Table) -> list[dict[str, Any]]:
+    """Rows with the group that they share with a neighbour, which is shown once."""
+    groups = [row.group for row in table.rows]
+    rows: list[dict[str, Any]] = []
+    for place, row in enumerate(table.rows):
+        above, below = groups[place - 1 : place], groups[place + 1 : place + 2]
+        rule = place > 0 and place in table.breaks
+        shared = bool(row.group) and row.group in (*above, *below)
+        again = shared and row.group in above and not rule
+        rows.append({"label": row.label, "full_label": row.full_label, "group": row.group if shared else "",
+                     "again": again, "cells": row.cells, "rule": rule})  # fmt: skip
+    return rows
+
+
+# Drawings that need no script -----------------------------------------------------------------------------------------
+
+
+def _headline(settings: Sequence[Setting], claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """The test accuracy of the refits in each setting: live weights and slowest average, each where validation chose.
+
+    The gain over the live weights at the end stands beside, because the paper has that; its own gain is the paper's
+    value of the same statistic, the first of claim 16.
+    """
+    theirs = {
+        (finding.setting, finding.scale): finding.paper
+        for claim in claims
+        for finding in claim.findings
+        if (claim.number, finding.key) == (16, "accuracy")
+    }
+    rows: list[dict[str, Any]] = []
+    for setting in settings:
+        average = (setting, "slowest (acc.)", "accuracy", REFIT)
+        cells = {
+            "live": value_cell(setting, "SGD (best)", "accuracy", REFIT),
+            "average": value_cell(*average),
+            "gain": difference_cell(*average, minus="SGD (best)"),
+            "over_last": difference_cell(*average, minus="SGD"),
+        }
+        if all(cell.mean is not None for cell in cells.values()):
+            rows.append({"setting": setting, **cells, "paper": theirs.get((setting.title, setting.scale), "")})
+    for scale in _SCALES:
+        own = [row for row in rows if row["setting"].scale == scale]
+        at = _axis(end for row in own for cell in (row["live"], row["average"]) for end in _ends(cell))
+        for row in own:
+            row["at"] = {name: [at(end) for end in (row[name].mean, *_ends(row[name]))] for name in ("live", "average")}
+    return sorted(rows, key=lambda row: _SCALES.index(row["setting"].scale))
+
+
+def _ends(cell: Cell) -> tuple[float, float]:
+    spread = cell.std or 0.0
+    return (cell.mean or 0.0) - spread, (cell.mean or 0.0) + spread
+
+
+def _statistics(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The findings of a claim, those of one statistic together, each with the places of its interval on their axis."""
+    groups: dict[tuple[str, Rule], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.statistic, finding.rule), []).append(finding)
+    statistics: list[dict[str, Any]] = []
+    for (statistic, rule), own in groups.items():
+        ends = [end for finding in own for end in (finding.low, finding.high, finding.mean, *finding.values)]
+        at = _axis([*(end for end in ends if end is not None), *_bounds(rule)])
+        notes = {finding.note for finding in own}
+        statistics.append({
+            "statistic": statistic, "rule": rule, "note": notes.pop() if len(notes) == 1 else "",
+            "findings": [(finding, _whisker(finding, at)) for finding in own],
+        })  # fmt: skip
+    return statistics
+
+
+def _whisker(finding: Finding, at: Callable[[float], float]) -> dict[str, Any] | None:
+    """Where the interval of a finding is drawn, in percent of a width; None where nothing was run."""
+    if finding.mean is None:
+        return None
+    low, high = (None if end is None else at(end) for end in (finding.low, finding.high))
+    values, bounds = [at(value) for value in finding.values], [at(bound) for bound in _bounds(finding.rule)]
+    mean, digits = at(finding.mean), _interval_digits(finding)
+    return {"mean": mean, "low": low, "high": high, "values": values, "bounds": bounds, "digits": digits}
+
+
+def _bounds(rule: Rule) -> list[float]:
+    """The numbers between which an interval must lie."""
+    return [bound for bound in (rule.low, rule.high) if math.isfinite(bound)]
+
+
+def _axis(ends: Iterable[float]) -> Callable[[float], float]:
+    """From a value to its place between 4 and 96 percent, such that all of the given ones have one."""
+    known = [end for end in ends if math.isfinite(end)]
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    width = (high - low) or 1.0
+    low = low if high > low else low - 0.5
+
+    def place(value: float) -> float:
+        return round(4 + 92 * (value - low) / width, 2)
+
+    return place
+
+
+def _interval_digits(finding: Finding) -> int:
+    """As many digits as its interval deserves: two that count; of a lone value three."""
+    size, count = abs(finding.mean or 0.0), 2
+    if finding.low is not None and finding.high is not None and finding.high > finding.low:
+        size, count = (finding.high - finding.low) / 2, 1
+    return min(4, max(0, count - math.floor(math.log10(size)))) if size > 0 else 2
+
+
+# Figures as the script wants them -------------------------------------------------------------------------------------
+
+# Inside <script> only these can end the element or open a comment; as escapes they mean the same to JSON.
+_ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+# Second channel beside the colour, for the averages from the fastest on: the longer the memory, the longer the dash.
+_DASHES = ("1.5 3", "4 3", "8 3", "14 3", "")
+_DASHED = "6 4"
+_KINDS = ("live", "best", "swa", "ideal")
+# For lines of no known kind, and for those that would look like another: the colours x0 to x5, then again with dashes.
+_EXTRAS = tuple((f"x{number}", dash) for dash in ("", "2 2", "10 3 2 3") for number in range(6))
+
+
+def figure_json(figure: Figure) -> str:
+    """What the script needs to draw a figure: short JSON, rounded, that may stand inside a `<script>` element.
+
+    Lines of one label have one style and one entry of the legend, whatever their panel.
+    """
+    legend = _legend(figure)
+    places = {entry["label"]: place for place, entry in enumerate(legend)}
+    xs: list[Any] = []
+    panels = [_panel(panel, places, xs) for panel in figure.panels]
+    made = {"columns": figure.columns, "legend": legend, "xs": xs, "panels": panels}
+    return json.dumps(made, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
+
+
+def _panel(panel: Panel, places: dict[str, int], xs: list[Any]) -> dict[str, Any]:
+    """A panel without what it does not have."""
+    grid = [] if panel.grid is None else panel.grid.ravel()
+    shown = _digits([*(value for line in panel.lines for value in line.y), *(bar[2] for bar in panel.bars), *grid])
+    made: dict[str, Any] = {
+        "title": panel.title,
+        "xLabel": panel.x_label,
+        "yLabel": panel.y_label,
+        "digits": shown,
+        "lines": [{"of": places[line.label], **_line(line, xs, shown)} for line in panel.lines],
+    }
+    if panel.rate is not None:
+        finest = _digits(panel.rate.y)
+        made["rate"] = {"label": panel.rate.label, "digits": finest, **_line(panel.rate, xs, finest)}
+    if len(panel.marks):
+        made["marks"] = [[*_rounded((x, y), shown + 1), label] for x, y, label in panel.marks]
+    for name, limits in (("xLimits", panel.x_limits), ("yLimits", panel.y_limits)):
+        if limits is not None:
+            made[name] = _rounded(limits, 6)
+    if len(panel.bars):
+        made["bars"] = [[*_rounded(bar[:2], 6), *_rounded(bar[2:], shown + 1)] for bar in panel.bars]
+    if panel.grid is not None:
+        made["grid"] = [_rounded(row, shown + 1) for row in panel.grid]
+        made["xTicks"], made["yTicks"] = list(panel.x_ticks), list(panel.y_ticks)
+    return made
+
+
+def _digits(values: Iterable[float]) -> int:
+    """How many digits behind the point the values deserve: four that count, of a value of middling size."""
+    sizes = [abs(value) for value in values if math.isfinite(value) and value]
+    return min(6, max(0, math.floor(4 - math.log10(float(np.median(sizes)))))) if sizes else 2
+
+
+def _line(line: Line, xs: list[Any], shown: int) -> dict[str, Any]:
+    """One digit more than is shown, for the zoom."""
+    x = _steps(line.x)
+    if x not in xs:
+        xs.append(x)
+    made: dict[str, Any] = {"x": xs.index(x), "y": _rounded(line.y, shown + 1), "n": line.n}
+    if line.std is not None:
+        made["std"] = _rounded(line.std, shown + 1)
+    if line.seeds is not None:
+        made["seeds"] = [_rounded(seed, shown + 1) for seed in line.seeds]
+    return made
+
+
+def _steps(x: np.ndarray) -> dict[str, Any] | list[float | int | None]:
+    """Epochs are mostly equally far from each other: then the first, the step and how many there are say it all."""
+    rounded = _rounded(x, 6)
+    if len(x) > 2 and np.allclose(np.diff(x), x[1] - x[0], rtol=0, atol=1e-9):
+        return {"from": rounded[0], "step": _rounded(x[1:2] - x[:1], 6)[0], "count": len(x)}
+    return rounded
+
+
+def _rounded(values: Iterable[float], places: int) -> list[float | int | None]:
+    """Numbers as short as they can be; None where there is none."""
+    rounded = [round(float(value), places) if math.isfinite(value) else None for value in values]
+    return [int(value) if value is not None and value.is_integer() else value for value in rounded]
+
+
+def _legend(figure: Figure) -> list[dict[str, str]]:
+    """Label, colour and dashes of each line there is; two labels never look the same while there are colours left."""
+    lines: dict[str, Line] = {}
+    for panel in figure.panels:
+        for line in panel.lines:
+            lines.setdefault(line.label, line)
+    # Where the figure itself gives the dashes of averages a meaning, these are told apart by their shade alone.
+    meant = any(line.dashed for line in lines.values() if line.kind == "average")
+    extras = iter(_EXTRAS)
+    seen: set[tuple[str, str]] = set()
+    legend: list[dict[str, str]] = []
+    for label, line in lines.items():
+        style = _style(line, meant=meant)
+        while (not style[0] or style in seen) and (extra := next(extras, None)) is not None:
+            style = (extra[0], extra[1] or style[1])
+        seen.add(style)
+        legend.append({"label": label, "colour": style[0] or "x0", "dash": style[1]})
+    return legend
+
+
+def _style(line: Line, *, meant: bool) -> tuple[str, str]:
+    """The name of a colour of the style sheet, empty for a kind that has none, and the dashes."""
+    if line.kind == "average":
+        place = min(max(line.order, 0), len(_DASHES) - 1)
+        return f"a{place}", (_DASHED if line.dashed else "") if meant else _DASHES[place]
+    dash = _DASHED if line.dashed or line.kind == "ideal" else ""
+    return (line.kind if line.kind in _KINDS else ""), dash
+
+
+# How it was obtained --------------------------------------------------------------------------------------------------
+
+
+def _conditions(results: Results) -> list[dict[str, Any]]:
+    """Versions and hardware, once for all runs that share them, with how many these are and when they were started."""
+    conditions: dict[str, dict[str, Any]] = {}
+    runs: list[Run] = [run for setting in results.settings for variant in setting.variants.values() for run in variant]
+    for run in {run.id: run for run in runs}.values():  # one run may serve several variants
+        own = {
+            str(key): _plain(value) for key, value in run.conditions.items() if key != "started" and value is not None
+        }
+        entry = conditions.setdefault(json.dumps(own, sort_keys=True), {"own": own, "runs": 0, "started": []})
+        entry["runs"] += 1
+        entry["started"] += [str(run.conditions["started"])] if run.conditions.get("started") else []
+    return list(conditions.values())
+
+
+def _plain(value: Any) -> str:
+    """A value of a configuration in a line of text."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(_plain(part) for part in value)
+    return str(value)
+
+
+# Texts ----------------------------------------------------------------------------------------------------------------
+
+
+def _sentence(text: str) -> str:
+    """A note as a sentence of its own."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
+
+
+def _number(value: float, digits: int, *, signed: bool = False) -> str:
+    """A number with a true minus; one that rounds to zero has no sign."""
+    rounded = round(value, digits) + 0.0
+    return _minus(f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}")
+
+
+def _minus(text: str) -> str:
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "other"

@@ -1,0 +1,555 @@
+r"""Tables and claims as people read them: on a terminal, as Markdown, CSV and LaTeX. Computes nothing.
+
+LaTeX is in the paper's layout and needs booktabs and graphicx, nothing else. CSV has one line a cell, in full
+precision, so that the files of many tables make one frame.
+"""
+
+import csv
+import io
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as Grid
+from rich.text import Text
+
+from emabank.study.report.claims import REFERENCE, Claim, Finding, Verdict
+from emabank.study.report.tables import DASH, Cell, Table
+
+PAPER = "paper"
+"""The label of a line with what the paper prints in the places above."""
+
+
+# What all forms say alike ---------------------------------------------------------------------------------------------
+
+
+class Number(NamedTuple):
+    """A cell's number as texts: the mean, its spread or None where one value has none, and n."""
+
+    mean: str
+    spread: str | None
+    n: int
+
+
+def number(cell: Cell) -> Number | None:
+    """The number of a cell with its digits; None where it has a text, or nothing.
+
+    >>> number(Cell(mean=-0.0001, std=0.284, n=3))
+    Number(mean='0.00', spread='0.28', n=3)
+    """
+    if cell.mean is None or cell.text:
+        return None
+    # A mean that rounds to zero has no sign.
+    mean = f"{round(cell.mean, cell.digits) + 0.0:.{cell.digits}f}"
+    return Number(mean, None if cell.std is None else f"{cell.std:.{cell.digits}f}", cell.n)
+
+
+def numbers(table: Table) -> list[Number]:
+    """All numbers of a table."""
+    return [shown for row in table.rows for cell in row.cells if (shown := number(cell))]
+
+
+def common_n(table: Table) -> int | None:
+    """Of how many values each number of a table is the mean, if they all have the same; else None."""
+    counts = {shown.n for shown in numbers(table)}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def format_cell(cell: Cell, *, with_n: bool) -> str:
+    """A cell in a line of text; without a spread it says so.
+
+    >>> format_cell(Cell.of([1.0, 2.0]), with_n=True), format_cell(Cell.of([1.0]), with_n=False)
+    ('1.50 ± 0.71 (n=2)', '1.00 ± –')
+    """
+    shown = number(cell)
+    if shown is None:
+        return cell.text
+    return f"{shown.mean} ± {shown.spread or DASH}" + (f" (n={shown.n})" if with_n else "")
+
+
+def caption_of(table: Table) -> str:
+    """The caption with its n, where that is the same for all numbers; otherwise a sentence says where it is."""
+    shown = numbers(table)
+    if not shown:
+        return table.caption
+    n = common_n(table)
+    text = "n beside each number." if n is None else f"n = {n}."
+    if any(one.spread is None for one in shown):
+        text = f"{text[:-1]}: one value has no spread." if n == 1 else f"{text} ± {DASH}: one value, no spread."
+    return f"{table.caption} {text}".strip()
+
+
+def group_titles(table: Table) -> list[str]:
+    """The group's title over each column, the first included; empty where there are no groups."""
+    titles = [title for title, span in table.groups for _ in range(span)]
+    return [*titles, *[""] * (len(table.columns) - len(titles))]
+
+
+class Line(NamedTuple):
+    """A line of a table: a heading over rows, without cells, or a row."""
+
+    label: str
+    cells: Sequence[Cell] = ()
+    below_heading: bool = False
+    rule: bool = False
+    """Whether a rule stands before it."""
+
+
+def lines_of(table: Table) -> list[Line]:
+    """The rows of a table; a group of several rows is named once, as a heading."""
+    lines: list[Line] = []
+    ruled = {at for at in table.breaks if at > 0}
+    for _, neighbours in groupby(enumerate(table.rows), key=lambda numbered: numbered[1].group or numbered[0]):
+        rows = list(neighbours)
+        first, group = rows[0][0], rows[0][1].group
+        shared = bool(group) and len(rows) > 1
+        if shared:
+            lines.append(Line(group, rule=first in ruled))
+        for at, row in rows:
+            label = row.label if shared else row.full_label
+            lines.append(
+                Line(label, row.cells, below_heading=shared, rule=at in ruled and not (shared and at == first))
+            )
+    return lines
+
+
+# Markdown -------------------------------------------------------------------------------------------------------------
+
+# What would begin emphasis, code, HTML, strike-through or a formula, or end the cell.
+_SPECIAL = re.compile(r"([\\`*_<|~$])")
+
+
+def markdown(table: Table) -> str:
+    """A heading, the table, its caption and notes; below a row, in italics, what the paper prints in its places."""
+    titles = [
+        f"{group}: {title}" if group else title for group, title in zip(group_titles(table), table.columns, strict=True)
+    ]
+    body = [_md_line(map(_md, titles)), "|" + "|".join([":---", *["---:"] * (len(titles) - 1)]) + "|", *_md_body(table)]
+    head = [f"### {_md(table.title)}", f"Compare {_md(table.item)} of the paper." if table.item else ""]
+    after = [_md(caption_of(table)), "\n".join(f"- {_md(note)}" for note in table.notes)]
+    return "\n\n".join(part for part in [*head, "\n".join(body), *after] if part) + "\n"
+
+
+def _md_body(table: Table) -> list[str]:
+    with_n = common_n(table) is None
+    made: list[str] = []
+    for line in lines_of(table):
+        if line.rule and line.cells:  # Markdown has no rules inside a table; a heading is one
+            made.append(_md_line([""] * len(table.columns)))
+        if not line.cells:
+            made.append(_md_line([f"**{_md(line.label)}**", *[""] * (len(table.columns) - 1)]))
+            continue
+        texts = [_marked(_md(format_cell(cell, with_n=with_n)), "**" if cell.best else "") for cell in line.cells]
+        made.append(_md_line([_md(line.label), *texts]))
+        if any(cell.paper for cell in line.cells):
+            made.append(_md_line([f"*{PAPER}*", *(_marked(_md(cell.paper), "*") for cell in line.cells)]))
+    return made
+
+
+def _md_line(texts: Iterable[str]) -> str:
+    return "| " + " | ".join(texts) + " |"
+
+
+def _marked(text: str, mark: str) -> str:
+    return f"{mark}{text}{mark}" if text else text
+
+
+def _md(text: str) -> str:
+    """A text that Markdown shows as it is, in one line."""
+    escaped = _SPECIAL.sub(r"\\\1", " ".join(text.split()).replace("&", "&amp;"))
+    return escaped.replace("](", "]\\(")
+
+
+# CSV ------------------------------------------------------------------------------------------------------------------
+
+CSV_FIELDS = (
+    "table", "title", "scale", "item", "row", "group", "column", "mean", "std", "n", "text", "best", "paper",
+    "paper_mean", "paper_std",
+)  # fmt: skip
+"""`paper` is what the paper prints there, the last two are the same as numbers."""
+_PRINTED = re.compile(r"([-−]?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
+
+
+def table_csv(table: Table) -> str:
+    """One line for each cell with something in it, after a line of names."""
+    lines: list[Sequence[object]] = []
+    for row in table.rows:
+        for group, title, cell in zip(group_titles(table)[1:], table.columns[1:], row.cells, strict=True):
+            if number(cell) or cell.text or cell.paper:
+                place = (table.name, table.title, table.scale, table.item, row.full_label, group, title)
+                lines.append([*place, *_csv_values(cell), cell.paper, *_printed_numbers(cell.paper)])
+    return _csv(CSV_FIELDS, lines)
+
+
+def _csv_values(cell: Cell) -> list[object]:
+    best = int(cell.best)
+    if number(cell) is None:
+        return ["", "", "", "" if cell.text == DASH else cell.text, best]
+    return [cell.mean, "" if cell.std is None else cell.std, cell.n, "", best]
+
+
+def _printed_numbers(text: str) -> tuple[str, str]:
+    """The mean and the spread in a printed text; empty where there is none."""
+    match = _PRINTED.fullmatch(text.strip())
+    return (match[1].replace("−", "-"), match[2] or "") if match else ("", "")
+
+
+def _csv(fields: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([fields, *lines])
+    return out.getvalue()
+
+
+# LaTeX ----------------------------------------------------------------------------------------------------------------
+
+_ESCAPES = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    # After \\ and booktabs' rules these two would be read as an argument.
+    "[": "{[}", "*": "{*}",
+    # Other signs in TeX's old encoding of fonts, or in ligatures.
+    "<": "$<$", ">": "$>$", "|": "$|$", '"': "''",
+    # What our texts use, and what titles of a user's own may.
+    "±": r"$\pm$", "−": "$-$", "–": r"\textendash{}", "—": r"\textemdash{}", "→": r"$\to$", "×": r"$\times$",
+    "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$", "…": r"\dots{}", "α": r"$\alpha$", "’": "'", "‘": "`",
+    "“": "``", "”": "''", "\u00a0": "~", "µ": r"$\mu$", "°": r"$^\circ$",
+}  # fmt: skip
+_WIDE = 95
+"""Characters of the longest line that still fit the width of a page in \\small; a wider table is scaled down to it."""
+
+
+def latex(table: Table) -> str:
+    """A table environment to be included, with a line of the paper's values below each row that has any."""
+    tabular = _tabular(table)
+    if _width(table) > _WIDE:
+        tabular = [r"\resizebox{\textwidth}{!}{%", *tabular[:-1], tabular[-1] + "}"]
+    caption = f"{table.title.rstrip('.')}. {caption_of(table)}".strip()
+    notes = [escape_latex(note) + r"\par" for note in table.notes]
+    body = [
+        r"\small", r"\centering", rf"\caption{{{escape_latex(caption)}}}",
+        rf"\label{{tab:{re.sub(r'[^A-Za-z0-9.-]+', '-', table.name)}}}", *tabular,
+        *([r"\par\smallskip\raggedright\footnotesize", *notes] if notes else []),
+    ]  # fmt: skip
+    head = [f"% Compare {' '.join(table.item.split())} of the paper."] if table.item else []
+    needs = r"% Needs \usepackage{booktabs} and \usepackage{graphicx}."
+    return "\n".join([needs, *head, r"\begin{table}[ht]", *_indented(body), r"\end{table}"]) + "\n"
+
+
+def escape_latex(text: str) -> str:
+    r"""A text that LaTeX prints as it is, in one paragraph.
+
+    >>> escape_latex("50% of A_1 & B [x]"), escape_latex("0.9 ± 0.1"), escape_latex("中")
+    ('50\\% of A\\_1 \\& B {[}x]', '0.9 $\\pm$ 0.1', '?')
+    """
+    line = re.sub(r"(?<![\w)-])-(?=\d)", "−", " ".join(text.split()))  # a minus, not a hyphen, before a number
+    made = "".join(_ESCAPES.get(sign, sign if _is_known(sign) else _ascii(sign)) for sign in line)
+    return re.sub("-(?=-)", "-{}", made)  # two hyphens would become a dash
+
+
+def _is_known(sign: str) -> bool:
+    """Whether LaTeX knows it without further packages: ASCII, and the letters of western and central Europe."""
+    return " " <= sign <= "~" or (sign.isalpha() and "À" <= sign <= "ž")
+
+
+def _ascii(sign: str) -> str:
+    """The nearest that LaTeX knows, without accents; a question mark where there is nothing."""
+    parts = unicodedata.normalize("NFKD", sign).replace("\N{FRACTION SLASH}", "/")
+    plain = "".join(part for part in parts if not unicodedata.combining(part))
+    known = plain and all(" " <= part <= "~" for part in plain)
+    return "".join(_ESCAPES.get(part, part) for part in plain) if known else "?"
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _width(table: Table) -> int:
+    """Characters of the longest line, if each column is as wide as its widest text."""
+    with_n = common_n(table) is None
+    lines = [
+        [line.label, *(max(format_cell(cell, with_n=with_n), cell.paper, key=len) for cell in line.cells)]
+        for line in lines_of(table)
+        if line.cells
+    ]
+    return sum(max(map(len, column)) + 2 for column in zip(table.columns, *lines, strict=True))
+
+
+def _tabular(table: Table) -> list[str]:
+    with_n = common_n(table) is None
+    body: list[str] = []
+    for line in lines_of(table):
+        body += [r"\midrule"] if line.rule else []
+        if not line.cells:
+            heading = rf"\textit{{{escape_latex(line.label)}}}"
+            body.append(_tex_line([rf"\multicolumn{{{len(table.columns)}}}{{l}}{{{heading}}}"]))
+            continue
+        label = (r"\quad " if line.below_heading else "") + escape_latex(line.label)
+        body.append(_tex_line([label, *(_tex_cell(cell, with_n=with_n) for cell in line.cells)]))
+        if any(cell.paper for cell in line.cells):
+            texts = [rf"\textit{{{escape_latex(cell.paper)}}}" if cell.paper else "" for cell in line.cells]
+            body.append(_tex_line([rf"\quad\textit{{{PAPER}}}", *texts]))
+    alignment = "l" + "r" * (len(table.columns) - 1)
+    inside = [r"\toprule", *_tex_head(table), *body, r"\bottomrule"]
+    return [rf"\begin{{tabular}}{{{alignment}}}", *_indented(inside), r"\end{tabular}"]
+
+
+def _tex_head(table: Table) -> list[str]:
+    """The titles, those of groups above them; then a rule, in parts where there are groups, as the paper has it."""
+    titles = _tex_line([escape_latex(title) for title in table.columns])
+    if not table.groups:
+        return [titles, r"\midrule"]
+    above: list[str] = []
+    rules: list[str] = []
+    first = 1
+    for title, span in table.groups:
+        last = first + span - 1
+        above.append(rf"\multicolumn{{{span}}}{{c}}{{{escape_latex(title)}}}" if title or span > 1 else "")
+        if title:
+            rules.append(rf"\cmidrule(lr){{{first}-{last}}}")
+        first = last + 1
+    above += [""] * (len(table.columns) - first + 1)
+    return [_tex_line(above), titles, "".join(rules) or r"\midrule"]
+
+
+def _tex_line(texts: Sequence[str]) -> str:
+    return " & ".join(texts) + r" \\"
+
+
+def _tex_cell(cell: Cell, *, with_n: bool) -> str:
+    shown = number(cell)
+    if shown is None:
+        text = escape_latex(cell.text)
+        return rf"\textbf{{{text}}}" if cell.best and text else text
+    mean = rf"\mathbf{{{shown.mean}}}" if cell.best else shown.mean
+    value = rf"${mean} \pm$ --" if shown.spread is None else rf"${mean} \pm {shown.spread}$"
+    return value + (f" ($n={shown.n}$)" if with_n else "")
+
+
+# On a terminal --------------------------------------------------------------------------------------------------------
+
+_GAP = 2
+"""Characters between two columns: the padding, and the box's blank line."""
+_LABELS = (30, 24, 18)
+"""Characters of a label after which it is broken; the fewer, the more columns stand beside each other."""
+_TEXTS = 16
+"""Characters of a list or a title after which it may be broken."""
+
+
+def terminal(table: Table, *, width: int = 80) -> Group:
+    """Title, grids, caption and notes, for lines of so many characters.
+
+    Columns that do not fit beside each other are spread over several grids.
+    """
+    title = f"{table.title} (compare {table.item} of the paper)" if table.item else table.title
+    shown: list[RenderableType] = [Text(title, style="bold")]
+    for place, (columns, widths) in enumerate(_parts(table, width)):
+        shown += [*([Text("")] if place else []), _grid(table, columns, widths)]
+    caption = caption_of(table)
+    notes = [Text(f"- {note}", style="italic") for note in table.notes]
+    return Group(*shown, *([Text(caption, style="italic")] if caption else []), *notes)
+
+
+def _parts(table: Table, width: int) -> list[tuple[list[int], list[int]]]:
+    """The columns of each grid with their widths, the labels' first; a group stays together if it fits at all."""
+    with_n = common_n(table) is None
+    titles, lines = group_titles(table), lines_of(table)
+    texts = [[group, title] for group, title in zip(titles, table.columns, strict=True)]
+    texts[0] += [f"  {PAPER}", *(("  " if line.below_heading else "") + line.label for line in lines)]
+    for row in table.rows:
+        for column, cell in zip(texts[1:], row.cells, strict=True):
+            column += [format_cell(cell, with_n=with_n), cell.paper]
+    words = [max([1, *(len(word) for text in column for word in text.split())]) for column in texts]
+    words[0] += 2 * any(line.below_heading for line in lines)
+    widths = [max(least, *map(_wished, column)) for least, column in zip(words, texts, strict=True)]
+    longest = max(map(len, texts[0]))
+    together = [list(places) for _, places in groupby(range(1, len(texts)), key=lambda at: titles[at] or at)]
+    allowed = sorted({min(longest, max(words[0], label)) for label in (longest, *_LABELS)}, reverse=True)
+    parts = [_filled(together, widths, label, width) for label in allowed]
+    fewest = min(map(len, parts))
+    label, best = next(pair for pair in zip(allowed, parts, strict=True) if len(pair[1]) == fewest)
+    return [([0, *part], [label, *(widths[at] for at in part)]) for part in best]
+
+
+def _filled(together: Sequence[list[int]], widths: Sequence[int], label: int, width: int) -> list[list[int]]:
+    """The columns of each grid, if labels are so wide."""
+
+    def fits(places: Sequence[int]) -> bool:
+        return label + sum(widths[at] + _GAP for at in places) <= width
+
+    units = [unit for group in together for unit in ([group] if fits(group) else [[at] for at in group])]
+    parts: list[list[int]] = []
+    for unit in units:
+        if parts and fits([*parts[-1], *unit]):
+            parts[-1] += unit
+        else:
+            parts.append(list(unit))
+    return parts
+
+
+def _wished(text: str) -> int:
+    """The width that a text needs in a column: a number with its spread is never broken, a longer text may be."""
+    return len(text) if "±" in text else min(len(text), _TEXTS)
+
+
+def _grid(table: Table, columns: Sequence[int], widths: Sequence[int]) -> Grid:
+    with_n = common_n(table) is None
+    titles = group_titles(table)
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for at, width in zip(columns, widths, strict=True):
+        head = Text("\n".join(filter(None, (titles[at], table.columns[at]))))
+        grid.add_column(head, justify="right" if at else "left", width=width, overflow="fold", vertical="bottom")
+    for line in lines_of(table):
+        if line.rule:
+            grid.add_section()
+        if not line.cells:
+            grid.add_row(Text(line.label, style="bold"))
+            continue
+        indent = 2 if line.below_heading else 0
+        cells = [line.cells[at - 1] for at in columns[1:]]
+        texts = [Text(format_cell(cell, with_n=with_n), style="bold" if cell.best else "") for cell in cells]
+        grid.add_row(Padding(Text(line.label), (0, 0, 0, indent)), *texts)
+        if any(cell.paper for cell in cells):
+            grid.add_row(" " * (indent + 2) + PAPER, *(Text(cell.paper) for cell in cells), style="dim")
+    return grid
+
+
+# Claims ---------------------------------------------------------------------------------------------------------------
+
+SYMBOLS: dict[Verdict, str] = {
+    "reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "too few runs": "…", "not run": "–",
+}  # fmt: skip
+_STYLES: dict[Verdict, str] = {
+    "reproduced": "green", "not reproduced": "bold red", "inconclusive": "yellow", "too few runs": "cyan",
+    "not run": "dim",
+}  # fmt: skip
+_FOOTER = (
+    "Mean [paired 95% t-interval] over n seeds. Reproduced: the interval lies wholly where the claim has it (above 0, "
+    "below 0, within ±1 point); not reproduced: wholly on the other side; else inconclusive. A claim has the verdict "
+    "of its parts at the largest scale that was run: not reproduced if one part is not, else too few runs if one has "
+    "too few, else inconclusive if one is or was not run, else reproduced. Nothing is smoothed, and nothing is "
+    "corrected for the number of parts. At demo and small scale the data set and the network are not the paper's, "
+    "whose values stand there for orientation only. "
+) + ", ".join(f"{symbol} {verdict}" for verdict, symbol in SYMBOLS.items())
+_CLAIM_FIELDS = (
+    "claim", "title", "claim_verdict", "statistic", "setting", "scale", "mean", "low", "high", "n", "rule", "verdict",
+    "paper", "values", "note",
+)  # fmt: skip
+
+
+def claims_terminal(claims: Sequence[Claim], *, findings: bool = True) -> Group:
+    """Every claim with its verdict and its findings, for 80 columns and more; without `findings` the claims alone."""
+    shown: list[RenderableType] = []
+    for claim in claims:
+        shown.append(_claim_heading(claim))
+        if findings:
+            shown += [*(Padding(line, (0, 0, 0, 4)) for line in _claim_details(claim)), Text()]
+    ending = [Text(_FOOTER, style="italic")] if findings else []
+    return Group(*shown, *([] if findings else [Text()]), Text(claims_summary(claims), style="bold"), *ending)
+
+
+def claims_summary(claims: Sequence[Claim]) -> str:
+    """How many claims have which verdict."""
+    counts = Counter(claim.verdict for claim in claims)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in SYMBOLS if counts[verdict])
+
+
+def _claim_heading(claim: Claim) -> Grid:
+    grid = Grid.grid(padding=(0, 2, 0, 0))
+    grid.add_column(width=2 + max(map(len, SYMBOLS)))
+    grid.add_column(width=2, justify="right")
+    grid.add_column(style="bold")
+    title = Text(claim.title)
+    if claim.tally:
+        title.append(f" ({claim.tally})", style="not bold dim")
+    grid.add_row(Text(_with_symbol(claim.verdict), style=_STYLES[claim.verdict]), str(claim.number), title)
+    return grid
+
+
+def _claim_details(claim: Claim) -> list[RenderableType]:
+    """A line for each statistic, one or two for each setting below it, and the notes."""
+    lines: list[RenderableType] = []
+    for (statistic, rule), group in groupby(claim.findings, key=lambda finding: (finding.statistic, finding.rule)):
+        findings = list(group)
+        width = max(len(_estimate(finding)) for finding in findings)
+        shown: set[str] = set()
+        lines.append(Text(f"{statistic}: {rule.text}"))
+        for finding in findings:
+            # The reference to the paper's own data stands at the foot already.
+            note = "; ".join(note for note in finding.notes if note != REFERENCE)
+            below = [f"paper: {finding.paper}" if finding.paper else "", "" if note in shown else note]
+            lines.append(Padding(_finding_line(finding, width), (0, 0, 0, 2)))
+            lines += [Padding(Text(text, style="dim"), (0, 0, 0, 4)) for text in below if text]
+            shown.add(note)
+    return [*lines, Text(f"Note: {claim.note}.", style="dim italic")] if claim.note else lines
+
+
+def _finding_line(finding: Finding, width: int) -> Grid:
+    """What was found in one setting; the estimates of all settings stand below each other."""
+    grid = Grid.grid(padding=(0, 1, 0, 0), expand=True)
+    grid.add_column(width=1)
+    grid.add_column(ratio=1)
+    grid.add_column(width=width, justify="right", no_wrap=True)
+    grid.add_column(width=0 if finding.verdict == "not run" else len("n=10"), no_wrap=True)
+    where = (finding.setting or finding.verdict) + (f" ({finding.scale})" if finding.scale else "")
+    n = "" if finding.verdict == "not run" else f"n={finding.n}"
+    symbol = Text(SYMBOLS[finding.verdict], style=_STYLES[finding.verdict])
+    grid.add_row(symbol, Text(where), Text(_estimate(finding)), Text(n))
+    return grid
+
+
+def _estimate(finding: Finding) -> str:
+    """The mean with its interval, with digits enough for the larger of them: "0.50 [−0.25, 1.25]"."""
+    if finding.mean is None:
+        return "" if finding.verdict == "not run" else DASH
+    known = [end for end in (finding.mean, finding.low, finding.high) if end is not None]
+    digits = 4 if 0 < max(map(abs, known)) < 0.1 else 2
+    mean, *ends = (f"{end:.{digits}f}".replace("-", "−") for end in known)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def claims_markdown(claims: Sequence[Claim]) -> str:
+    """A table of the claims, then a section for each with a table of its findings."""
+    lines = ["# The paper's claims", "", f"{claims_summary(claims)}.", ""]
+    verdicts = [(str(claim.number), claim.title, _with_symbol(claim.verdict)) for claim in claims]
+    lines += _plain_table(("", "claim", "verdict"), verdicts)
+    heads = ("verdict", "statistic", "setting", "scale", "mean [95% interval]", "n", "rule", "paper", "note")
+    for claim in claims:
+        lines += ["", f"## {claim.number}. {claim.title}", "", f"**{_with_symbol(claim.verdict)}**", ""]
+        rows = [
+            (_with_symbol(finding.verdict), finding.statistic, finding.setting, finding.scale, _estimate(finding),
+             str(finding.n), finding.rule.text, finding.paper, finding.note)
+            for finding in claim.findings
+        ]  # fmt: skip
+        lines += _plain_table(heads, rows)
+        lines += ["", f"Note: {claim.note}."] if claim.note else []
+    return "\n".join([*lines, "", _FOOTER, ""])
+
+
+def _with_symbol(verdict: Verdict) -> str:
+    return f"{SYMBOLS[verdict]} {verdict}"
+
+
+def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
+    head, *body = (f"| {' | '.join(row)} |" for row in cells)
+    return [head, f"|{' --- |' * len(heads)}", *body]
+
+
+def claims_csv(claims: Sequence[Claim]) -> str:
+    """One line a finding, with a head; numbers in full, values with a blank between them."""
+    lines: list[Sequence[object]] = []
+    for claim in claims:
+        for finding in claim.findings:
+            ends = ["" if end is None else repr(end) for end in (finding.mean, finding.low, finding.high)]
+            lines.append((
+                claim.number, claim.title, claim.verdict, finding.statistic, finding.setting, finding.scale, *ends,
+                finding.n, finding.rule.text, finding.verdict, finding.paper, " ".join(map(repr, finding.values)),
+                finding.note,
+            ))  # fmt: skip
+    return _csv(_CLAIM_FIELDS, lines)

@@ -1,0 +1,739 @@
+"""What a folder of runs has measured: settings with their columns and curves, and what was skipped, with the reason.
+
+Columns and curves are made of the runs' rows. Nothing here fails because of what lies in the folder. No torch.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from emabank.study.config import Keep, ProtocolConfig, RunConfig
+from emabank.study.plain import from_plain
+from emabank.study.report.pairs import Scale
+from emabank.study.rows import Row, read_rows
+from emabank.study.runs.folder import (
+    CONFIG,
+    DONE,
+    ENVIRONMENT,
+    FAILED,
+    HISTORY,
+    ROWS,
+    TEST_CURVES,
+    RunFolder,
+    file_checksum,
+)
+from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
+from emabank.study.runs.results import ROWS_CHECKSUM, SUMMARY
+from emabank.study.runs.sealed import read_sealed
+
+LIVE, SWA = "live", "swa"
+TUNE_AT, EVERY = "tune at ", "every "
+"""How the variants begin that there are several of: a learning rate follows, or a sampling period."""
+TRANSFER = "transfer:"
+OF_PAIRS = ("churn", "js")
+"""Metrics with one value per pair of seeds."""
+ON_TRAIN = ("clean_accuracy", "memorised")
+_METRICS = ("accuracy", "loss", *OF_PAIRS, "ece", "ece_if_calibrated", "ece_ts", *ON_TRAIN)
+"""Those of a column, before the transfers."""
+REPORT_FILES = "files.json"
+"""The list that a report keeps of its own files."""
+
+
+# What there is --------------------------------------------------------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """Which curve of a run: of which weights, with which batch-norm statistics, measured on which split, and how."""
+
+    weights: str
+    """"live", or the name of an average."""
+    batchnorm: str
+    """"own" for the live weights; for averages "averaged", or "recomputed" where that was measured each epoch."""
+    split: str
+    """"train", "val" or "test"."""
+    metric: str
+    """"accuracy", "loss"; on "train" also "clean_accuracy" and "memorised" where labels are wrong."""
+
+
+Predictions = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""Logits and labels by split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One finished run: its curves, and a way to its predictions."""
+
+    id: str
+    seed: int
+    rate: float
+    """The peak of the learning rate."""
+    rates: np.ndarray
+    """The learning rate at the end of each epoch."""
+    curves: Mapping[Curve, np.ndarray]
+    """A value for each epoch from the first on; NaN where nothing was measured."""
+    posthoc: Mapping[Curve, np.ndarray] = field(default_factory=dict)
+    """The same of averages that were made after the training, where the run has snapshots for that; their metrics
+    include "profile_error", and for the last epoch "weight_distance"."""
+    copied_back: str | None = None
+    """The average that was copied into the live weights after each epoch."""
+    constant_from: int | None = None
+    """The epoch after which the learning rate was held."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    """Versions and hardware of its last session."""
+    predictions: Callable[[str], Predictions] = lambda name: {}
+    """The predictions of kept weights, by the name under which the run keeps them."""
+    selected: Sequence[Row] = ()
+    """The rows of kept weights."""
+
+    @property
+    def epochs(self) -> int:
+        return len(self.rates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """The same kind of weights of every seed, with all that was measured of them."""
+
+    title: str
+    """"SGD", "EMA (acc.)", "slowest (loss)", "SWA", ..."""
+    trained_on: str
+    split: str
+    epochs: Sequence[int]
+    weights: Sequence[str]
+    values: Mapping[str, Sequence[float | None]]
+    """By metric, one a seed (for churn and js, a pair of seeds); None where it is not defined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One data set and network at one scale, with the protocol over it and the runs beside it.
+
+    Shares are fractions of 1 everywhere here; whoever shows them makes percentages of them.
+    """
+
+    scale: Scale
+    pair: str
+    """The paper's data set and network that it stands for, such as "cifar100-resnet18"."""
+    title: str
+    """What was really trained, such as "digits, ResNet-8"."""
+    dataset: str
+    network: str
+    protocol: str
+    """The name of the protocol's folder."""
+    averages: tuple[str, ...]
+    """Their names, the one with the longest memory last."""
+    has_batchnorm: bool
+    choices: Sequence[Mapping[str, Any]]
+    """What each seed chose on validation: seed, rate, live_epoch, averages (criterion -> (average, epoch))."""
+    columns: Sequence[Column]
+    variants: Mapping[str, tuple[Run, ...]]
+    """Runs in the order of the seeds: "tune" and "refit" with what was chosen, "swa", "tune at 0.4" for each rate
+    tried, and what a study adds: "constant", "step", "bootstrap", "posthoc", "every 1"."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The protocol's configuration."""
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(choice["seed"] for choice in self.choices)
+
+    @property
+    def slowest(self) -> str:
+        return self.averages[-1] if self.averages else ""
+
+    @property
+    def statistics(self) -> str:
+        """The batch-norm statistics of an average that is used: recomputed where the network has any."""
+        return "recomputed" if self.has_batchnorm else "averaged"
+
+    @property
+    def validation_labels(self) -> str:
+        """The labels of the validation images where some training labels are wrong: "clean" or "noisy"; else empty."""
+        data = self.part("data")
+        return str(data.get("validation_labels", "clean")) if data.get("noise") or data.get("labels") else ""
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is the paper's own data set, in full, and its own network: then the paper's numbers compare."""
+        data = self.part("data")
+        in_full = not (data.get("subset") or data.get("test_subset") or data.get("noise"))
+        published = data.get("labels") in (None, "worse", "noisy")  # of CIFAR-10N, the worse labels alone
+        return in_full and published and f"{self.dataset}-{self.network}" == self.pair
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """A part of the protocol's configuration, empty where there is none."""
+        part: Any = self.config.get(name)
+        return part if isinstance(part, Mapping) else {}
+
+    def periods(self) -> dict[int, str]:
+        """The variants with another sampling period, by period, the shortest first."""
+        return dict(sorted((int(name.removeprefix(EVERY)), name) for name in self.variants if name.startswith(EVERY)))
+
+    def rates(self) -> dict[float, str]:
+        """The variants of tuning by learning rate, the lowest first."""
+        return dict(
+            sorted((float(name.removeprefix(TUNE_AT)), name) for name in self.variants if name.startswith(TUNE_AT))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """What averages cost beside the training step of one network, measured on one machine in one interleaved run."""
+
+    network: str
+    parameters: int
+    averages: int
+    every: int
+    step_seconds: tuple[float, ...]
+    """A training step without averages, once a repetition."""
+    update_seconds: tuple[float, ...]
+    """One update of all averages, once a repetition."""
+    bytes: int
+    """Memory of all averages."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A named study as it was asked for."""
+
+    name: str
+    scale: Scale
+    command: str
+    state: str
+    """"done", "running" or "failed"."""
+    reason: str = ""
+    """Why it failed."""
+
+
+class Skipped(NamedTuple):
+    """Something in the folder that the report does not use, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All that a folder of runs has measured."""
+
+    settings: Sequence[Setting] = ()
+    studies: Sequence[Study] = ()
+    overheads: Sequence[Overhead] = ()
+    skipped: Sequence[Skipped] = ()
+
+    def of(self, *pairs: str, scale: str | None = None) -> list[Setting]:
+        """The settings that stand for these pairs of the paper (for any, without), at one scale or at all."""
+        return [
+            setting
+            for setting in self.settings
+            if (not pairs or setting.pair in pairs) and scale in (None, setting.scale)
+        ]
+
+    @property
+    def scales(self) -> list[Scale]:
+        """The scales there are, the largest first."""
+        scales: Sequence[Scale] = get_args(Scale)
+        return [scale for scale in reversed(scales) if self.of(scale=scale)]
+
+
+# The folder -----------------------------------------------------------------------------------------------------------
+
+DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, RecursionError)
+"""What files that hold something else than they should can raise."""
+_REPORT = "report"
+_PROTOCOL = "protocol-"
+_CRITERIA = {"accuracy": "acc.", "loss": "loss"}
+
+
+def read_results(runs: str | os.PathLike[str]) -> Results:
+    """All that a folder of runs has measured, and what was skipped."""
+    return _Reader(_folder(runs)).read()
+
+
+def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Study, ...], tuple[Skipped, ...]]:
+    """The studies that were asked for, and the files about one that cannot be read; no run is looked at."""
+    reader = _Reader(_folder(runs))
+    manifests = reader.manifests()
+    return tuple(map(reader.study, manifests)), tuple(reader.skipped)
+
+
+def read_setting(folder: str | os.PathLike[str]) -> Setting:
+    """The setting of one protocol, by its folder, without what studies add to it."""
+    path = Path(folder)
+    reader = _Reader(path.parent)
+    return reader.setting("demo", path.name, [Ran(pair="", title=path.name)])
+
+
+def _folder(runs: str | os.PathLike[str]) -> Path:
+    folder = Path(runs)
+    if not folder.is_dir():
+        reason = "is not a folder" if folder.exists() else "is not there"
+        raise FileNotFoundError(f"the folder {folder} {reason}; give the folder that `emabank run` wrote its runs to")
+    return folder
+
+
+class _Reader:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.skipped: list[Skipped] = []
+        self._runs: dict[str, Run | str] = {}
+        """Or why it cannot be used."""
+        self._used: set[str] = set()
+
+    def read(self) -> Results:
+        manifests = self.manifests()
+        for manifest in manifests:
+            self._unfinished(manifest)
+        settings = self._settings(manifests)
+        overheads = [self._overhead(manifest, cost) for manifest in manifests for cost in manifest.overheads]
+        self._look_around(all_done=all(manifest.state == "done" for manifest in manifests))
+        return Results(
+            settings=tuple(settings),
+            studies=tuple(map(self.study, manifests)),
+            overheads=tuple(overhead for overhead in overheads if overhead is not None),
+            skipped=tuple(dict.fromkeys(self.skipped)),
+        )
+
+    def manifests(self) -> list[Manifest]:
+        manifests: list[Manifest] = []
+        for path in sorted(self.folder.glob(f"{PREFIX}*.json")):
+            self._used.add(path.name)
+            try:
+                manifest = read_manifest(path)
+                if manifest.scale not in get_args(Scale):
+                    raise ValueError(f"its scale is {manifest.scale!r}, which this emabank does not know")
+                manifests.append(manifest)
+            except (ValueError, OSError) as error:
+                self._skip(path.name, _message(error, path))
+        return manifests
+
+    def study(self, manifest: Manifest) -> Study:
+        return Study(
+            name=manifest.study,
+            scale=manifest.scale,  # type: ignore[arg-type]
+            command=manifest.command,
+            state=manifest.state,
+            reason=_without_place(manifest.reason, self.folder),
+        )
+
+    def _unfinished(self, manifest: Manifest) -> None:
+        what = f"study {manifest.study}, {manifest.scale}"
+        if manifest.state == "failed":
+            self._skip(what, f"failed: {manifest.reason}")
+        elif manifest.state == "running":
+            self._skip(what, f"not finished: it runs, or was interrupted (`{manifest.command}` goes on)")
+        for ran in manifest.pairs:
+            if manifest.state == "done" and ran.protocol is None:
+                self._skip(f"{ran.title} ({manifest.scale})", "its protocol was not finished")
+
+    def _settings(self, manifests: Sequence[Manifest]) -> list[Setting]:
+        """One for each pair and protocol, with the variants of all studies together."""
+        asked: dict[tuple[str, str, str], list[Ran]] = {}
+        for manifest in manifests:
+            for ran in manifest.pairs:
+                if ran.protocol is not None:
+                    asked.setdefault((manifest.scale, ran.pair, ran.protocol), []).append(ran)
+        settings: list[Setting] = []
+        for (scale, _, protocol), rans in asked.items():
+            self._used.add(protocol)
+            try:
+                settings.append(self.setting(scale, protocol, rans))
+            except DAMAGE as error:
+                self._skip(f"{rans[-1].title} ({scale})", _message(error, self.folder))
+        return settings
+
+    def setting(self, scale: str, protocol: str, rans: Sequence[Ran]) -> Setting:
+        folder = self.folder / _plain_name(protocol)
+        summary, config, shared = _read_protocol(folder)
+        title = rans[-1].title
+        ids = _protocol_runs(summary, config)
+        for variant, runs in ((variant, runs) for ran in rans for variant, runs in ran.arms.items()):
+            if re.fullmatch(r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}", variant):
+                ids[variant] = runs
+            else:
+                self._skip(f"{title}: {variant}", "runs of a kind that this emabank does not know")
+        variants = {
+            variant: self._variant(f"{title}: {variant}", variant, runs, config) for variant, runs in ids.items()
+        }
+        has_batchnorm = bool(summary["has_batchnorm"])
+        return Setting(
+            scale=scale,  # type: ignore[arg-type]
+            pair=rans[-1].pair,
+            title=title,
+            dataset=config.data.dataset,
+            network=config.training.network,
+            protocol=protocol,
+            averages=config.averages.names,
+            has_batchnorm=has_batchnorm,
+            choices=summary["choices"],
+            columns=_columns(variants, shared, summary["choices"], config, has_batchnorm=has_batchnorm),
+            variants={variant: runs for variant, runs in variants.items() if runs},
+            config=summary["config"],
+        )
+
+    def _variant(self, what: str, variant: str, ids: Sequence[str], config: ProtocolConfig) -> tuple[Run, ...]:
+        """The runs of a variant, or none if one of them cannot be used."""
+        runs: list[Run] = []
+        self._used.update(ids)
+        for name in ids:
+            run = self._run(name)
+            try:
+                if isinstance(run, str):
+                    raise ValueError(run)
+                runs.append(_renamed(run, config.averages.names) if variant.startswith(EVERY) else run)
+            except ValueError as error:
+                self._skip(what, f"run {name}: {error}")
+                return ()
+            if run.epochs < config.training.epochs:
+                why = f"diverged in epoch {run.epochs} of {config.training.epochs}: the seeds have no mean curve"
+                self._skip(what, f"run {name}, seed {run.seed}: {why}")
+        return tuple(runs)
+
+    def _run(self, name: str) -> Run | str:
+        if name not in self._runs:
+            try:
+                self._runs[name] = read_run(RunFolder(self.folder / _plain_name(name)))
+            except ValueError as error:
+                self._runs[name] = str(error)
+        return self._runs[name]
+
+    def _overhead(self, manifest: Manifest, cost: Mapping[str, Any]) -> Overhead | None:
+        try:
+            seconds: dict[str, Any] = {name: tuple(cost[name]) for name in ("step_seconds", "update_seconds")}
+            overhead = Overhead(**{**cost, **seconds})
+            counts = (overhead.parameters, overhead.averages, overhead.every, overhead.bytes)
+            times = (*overhead.step_seconds, *overhead.update_seconds)
+            fits = _is_text(overhead.network) and isinstance(overhead.conditions, dict)
+            if fits and all(_is_count(count) and count for count in counts) and all(map(_is_number, times)):
+                return overhead
+        except (TypeError, KeyError):
+            pass
+        why = "its cost of averages is not what this emabank writes; run the study again"
+        self._skip(f"study {manifest.study}, {manifest.scale}", why)
+        return None
+
+    def _look_around(self, *, all_done: bool) -> None:
+        """Say of everything in the folder that no study has used why that is."""
+        unused: dict[str, list[str]] = {}
+        for path in sorted(self.folder.iterdir()):
+            ours = path.name in (*self._used, _REPORT) or (path / REPORT_FILES).is_file()
+            if not ours and not path.name.startswith("."):
+                unused.setdefault(_why_unused(path, all_done=all_done), []).append(path.name)
+        for why, names in unused.items():
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            self._skip(", ".join(names[:3]) + more, why)
+
+    def _skip(self, what: str, why: str) -> None:
+        self.skipped.append(Skipped(_printable(what), _printable(_without_place(why, self.folder))))
+
+
+def _why_unused(path: Path, *, all_done: bool) -> str:
+    try:
+        if path.is_dir() and path.name.startswith(_PROTOCOL):
+            return "a protocol that belongs to no study (`emabank protocol` made it, or a study with other settings)"
+        if not any((path / name).exists() for name in (CONFIG, DONE, FAILED)):
+            return "no run of emabank"
+        why = _why_not_done(RunFolder(path))
+    except DAMAGE as error:
+        why = _message(error, path)
+    if why:
+        return _without_place(why, path)
+    if not all_done:
+        return "a run of a study that is not finished, or one that no study asks for any more"
+    return "a run that no study of this folder asks for, or not any more"
+
+
+# A protocol -----------------------------------------------------------------------------------------------------------
+
+
+def _read_protocol(folder: Path) -> tuple[dict[str, Any], ProtocolConfig, list[Row]]:
+    """What a protocol left: its summary, its configuration, and the rows that belong to no single run."""
+    where = f"{folder.name}/{SUMMARY}"
+    if not (folder / SUMMARY).is_file():
+        raise ValueError(f"{where} is not there; run the study again")
+    try:
+        summary = read_sealed(folder / SUMMARY)
+        config = from_plain(ProtocolConfig, summary["config"], where="config")
+        _check_protocol(summary, config)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{where} is damaged or of another emabank ({wrong}); run the study again") from error
+    if ROWS_CHECKSUM in summary and file_checksum(folder / ROWS) != summary[ROWS_CHECKSUM]:
+        raise ValueError(
+            f"{folder.name}/{ROWS} is damaged: its content does not match its checksum; run the study again"
+        )
+    return summary, config, read_rows(folder / ROWS)
+
+
+def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
+    def is_epoch(value: object) -> bool:
+        return _is_count(value) and value in range(1, config.training.epochs + 1)
+
+    choices, runs = summary["choices"], summary["runs"]
+    if [choice["seed"] for choice in choices] != list(range(config.seeds)) or not all(
+        choice["rate"] in config.rates
+        and _is_text(choice["run"])
+        and is_epoch(choice["live_epoch"])
+        and set(choice["averages"]) == set(_CRITERIA)
+        and all(name in config.averages.names and is_epoch(epoch) for name, epoch in choice["averages"].values())
+        for choice in choices
+    ):
+        raise ValueError("see choices there")
+    counts = {"tuning": {config.seeds * len(config.rates)}, "refit": {0, config.seeds}, "swa": {0, config.seeds}}
+    for stage, allowed in counts.items():  # those of a later stage may be missing
+        if not isinstance(runs[stage], list) or len(runs[stage]) not in allowed or not all(map(_is_text, runs[stage])):
+            raise ValueError("see runs there")
+    if not isinstance(summary["has_batchnorm"], bool):
+        raise ValueError("see has_batchnorm there")
+
+
+def _protocol_runs(summary: Mapping[str, Any], config: ProtocolConfig) -> dict[str, Sequence[str]]:
+    """The runs of the protocol by variant; those of tuning are in the order of the seeds, then of the rates."""
+    runs = summary["runs"]
+    variants: dict[str, Sequence[str]] = {"tune": [choice["run"] for choice in summary["choices"]]}
+    variants |= {f"{TUNE_AT}{rate:g}": runs["tuning"][at :: len(config.rates)] for at, rate in enumerate(config.rates)}
+    return variants | {variant: runs[variant] for variant in ("refit", "swa") if runs[variant]}
+
+
+# Columns --------------------------------------------------------------------------------------------------------------
+
+RowsByName = Mapping[tuple[str, str, str, str, str | None], Row]
+"""By run, name of the kept weights, split, metric and other run."""
+
+
+def _columns(
+    variants: Mapping[str, Sequence[Run]],
+    shared: Sequence[Row],
+    choices: Sequence[Mapping[str, Any]],
+    config: ProtocolConfig,
+    *,
+    has_batchnorm: bool,
+) -> list[Column]:
+    """The columns of tuning on both splits, of the refits, and SWA, as far as their runs are there.
+
+    The live weights are those of the best epoch in tuning and of the last in a refit. A refit shows the other as well,
+    tuning only under label noise, where the two differ most.
+    """
+    statistics = "recomputed" if has_batchnorm else "averaged"
+    best, last = [f"{LIVE}-accuracy"] * len(choices), [f"{LIVE}-last"] * len(choices)
+    averages: dict[str, list[str]] = {}
+    for column, weights, batchnorm in (("EMA", "", "averaged"), ("slowest", config.averages.names[-1], statistics)):
+        for criterion, short in _CRITERIA.items():
+            chosen = [choice["averages"][criterion] for choice in choices]
+            averages[f"{column} ({short})"] = [
+                kept_name(weights or average, epoch, batchnorm, criterion) for average, epoch in chosen
+            ]
+    has_wrong_labels = any(row.metric == "memorised" for run in variants["tune"] for row in run.selected)
+    tuning = {"SGD": best, **({"SGD (last)": last} if has_wrong_labels else {}), **averages}
+    stages = (
+        ("tune", "80%", "val", tuning),
+        ("tune", "80%", "test", tuning),
+        ("refit", "100%", "test", {"SGD": last, "SGD (best)": best, **averages}),
+        ("swa", "100%", "test", {"SWA": [kept_name(SWA, 0, statistics, "last")] * len(choices)}),
+    )
+    columns: list[Column | None] = []
+    for variant, trained_on, split, titles in stages:
+        runs = variants.get(variant, ())
+        rows = rows_by_name([*(row for run in runs for row in run.selected), *shared])
+        ids = [run.id for run in runs]
+        for title, names in titles.items() if runs else ():
+            columns.append(make_column(title, trained_on, split, [*zip(ids, names, strict=True)], rows))
+    return [column for column in columns if column is not None]
+
+
+def kept_name(weights: str, epoch: int, batchnorm: str, selected_by: str) -> str:
+    """Under which name a run keeps these weights."""
+    return Keep(weights=weights, epoch=epoch, batchnorm=batchnorm, selected_by=selected_by).name  # type: ignore[arg-type]
+
+
+def rows_by_name(rows: Iterable[Row]) -> RowsByName:
+    """The rows of kept weights."""
+    by_name: dict[tuple[str, str, str, str, str | None], Row] = {}
+    for row in rows:
+        if row.selected_by is not None:
+            name = kept_name(row.weights, row.epoch or 0, row.batchnorm, row.selected_by)
+            by_name[row.run, name, row.split, row.metric, row.other] = row
+    return by_name
+
+
+def make_column(
+    title: str, trained_on: str, split: str, kept: Sequence[tuple[str, str]], rows: RowsByName
+) -> Column | None:
+    """One column, by run and name of its weights, seed by seed; None where a seed has no row about these."""
+    first = [rows.get((run, name, split, "accuracy", None)) for run, name in kept]
+    known = [row for row in first if row is not None]
+    if len(known) < len(kept):
+        return None
+    values: dict[str, list[float | None]] = {}
+    for metric in (*_METRICS, *sorted({key[3] for key in rows if key[3].startswith(TRANSFER)})):
+        on = "train" if metric in ON_TRAIN else split
+        if metric in OF_PAIRS:
+            by_seed = [
+                # The row of a pair belongs to one of the two runs.
+                rows.get((one, name, on, metric, other)) or rows.get((other, other_name, on, metric, one))
+                for (one, name), (other, other_name) in combinations(kept, 2)
+            ]
+        else:
+            by_seed = [rows.get((run, name, on, metric, None)) for run, name in kept]
+        if any(row is not None and row.value is not None for row in by_seed):
+            values[metric] = [None if row is None else row.value for row in by_seed]
+    return Column(
+        title=title,
+        trained_on=trained_on,
+        split=split,
+        epochs=[row.epoch or 0 for row in known],
+        weights=[row.weights for row in known],
+        values=values,
+    )
+
+
+# A run ----------------------------------------------------------------------------------------------------------------
+
+
+def read_run(folder: RunFolder) -> Run:
+    """A finished run; `ValueError` says why it cannot be used."""
+    try:
+        why = _why_not_done(folder)
+        if why:
+            raise ValueError(why)
+        config = from_plain(RunConfig, folder.config(), where="config.json")
+        rates, conditions, rows = _rates(folder, config), _conditions(folder), _rows(folder, config)
+        return Run(
+            id=folder.id,
+            seed=config.seed,
+            rate=config.rate,
+            rates=np.array(rates, dtype=float),
+            curves=_curves(rows, len(rates)),
+            posthoc=_curves(folder.posthoc() if config.posthoc else (), len(rates)),
+            copied_back=config.recipe.training.bootstrap,
+            constant_from=config.constant_from,
+            conditions=conditions,
+            predictions=lambda name: _predictions(folder, name),
+            selected=[row for row in rows if row.selected_by is not None],
+        )
+    except DAMAGE as error:
+        raise ValueError(_message(error, folder.path)) from error
+
+
+def _why_not_done(folder: RunFolder) -> str:
+    """Why a run has nothing to be reported yet, or any more; empty when it is done and complete."""
+    if not folder.path.is_dir():
+        return "it is no folder" if folder.path.exists() else "it is not there"
+    if folder.is_done():
+        return ""
+    if (folder.path / DONE).exists():
+        return f"damaged: {folder.what_is_wrong() or f'{DONE} is not what this emabank writes'}"
+    state = folder.state()
+    if state == "failed":
+        return f"failed: {folder.failure()}"
+    return "running now" if state == "running" else "interrupted before its end; the same command goes on"
+
+
+def _renamed(run: Run, averages: tuple[str, ...]) -> Run:
+    """The run with its averages called as the setting calls them: another period means another decay and name."""
+    own = {curve.weights for curve in run.curves if curve.weights.startswith("ema-")}
+    if own == set(averages):
+        return run
+    by_memory = sorted(own, key=lambda name: float(name.removeprefix("ema-").removesuffix("%")))
+    if len(own) != len(averages):
+        raise ValueError(f"it has the averages {', '.join(by_memory) or 'none'} for {', '.join(averages)}")
+    names = dict(zip(by_memory, averages, strict=True))
+    curves = {curve._replace(weights=names.get(curve.weights, curve.weights)): v for curve, v in run.curves.items()}
+    return replace(run, curves=curves)
+
+
+def _rates(folder: RunFolder, config: RunConfig) -> list[float]:
+    """The learning rate at the end of each epoch; a run that diverged has fewer epochs than were planned."""
+    history: Any = folder.history()
+    rates = [epoch["rate"] for epoch in history] if isinstance(history, list) else []
+    if not 0 < len(rates) <= config.recipe.training.epochs or not all(map(_is_number, rates)):
+        raise ValueError(f"{HISTORY} is not what this emabank writes")
+    return rates
+
+
+def _conditions(folder: RunFolder) -> dict[str, Any]:
+    conditions = dict((folder.environment() or [{}])[-1])
+    if not all(_is_text(str(text)) for item in conditions.items() for text in item):
+        raise ValueError(f"{ENVIRONMENT} is not what this emabank writes")
+    return conditions
+
+
+def _rows(folder: RunFolder, config: RunConfig) -> list[Row]:
+    rows, test_rows = folder.rows(), folder.test_curves()
+    asked = config.trained_on == "100%" and config.recipe.measuring.test_curves
+    for name, missing in ((ROWS, not rows), (TEST_CURVES, asked and not test_rows)):
+        if missing and not folder.summary().get("diverged"):
+            raise ValueError(f"{name} is empty; measure that run again")
+    return [*rows, *test_rows]
+
+
+def _curves(rows: Iterable[Row], epochs: int) -> dict[Curve, np.ndarray]:
+    curves: dict[Curve, np.ndarray] = {}
+    for row in rows:
+        if row.selected_by is None and row.epoch is not None and 1 <= row.epoch <= epochs:
+            curve = Curve(row.weights, row.batchnorm, row.split, row.metric)
+            if curve not in curves:
+                curves[curve] = np.full(epochs, np.nan)
+            curves[curve][row.epoch - 1] = np.nan if row.value is None else row.value
+    return curves
+
+
+def _predictions(folder: RunFolder, name: str) -> Predictions:
+    try:
+        return {split: (loaded.logits, loaded.labels) for split, loaded in folder.load_predictions(name).items()}
+    except (ValueError, OSError) as error:
+        raise ValueError(_message(error, folder.path.parent)) from error
+
+
+# Texts and values of files --------------------------------------------------------------------------------------------
+
+
+def _message(error: BaseException, place: Path) -> str:
+    """What an error says, without the folders around the one that it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename or 'a file'}: {error.strerror}"
+    elif isinstance(error, (ValueError, OSError)):
+        text = str(error)
+    else:
+        text = f"its files are not what this emabank writes ({type(error).__name__}: {error})"
+    return _without_place(_without_place(text, place), place.parent)
+
+
+def _without_place(text: str, place: Path) -> str:
+    """A text in which files are called by their names in this folder, so that no report tells where it was made."""
+    for known in (place.absolute(), place):
+        text = text if known == Path() else text.replace(f"{known}{os.sep}", "")
+    return text
+
+
+def _plain_name(name: str) -> str:
+    """The name of a folder beside the others: a file that is not ours could lead anywhere."""
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is no name of a folder here")
+    return name
+
+
+def _printable(text: str) -> str:
+    """A text that can be printed, whatever bytes a file system has for a name, or JSON for half a character."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is a text that a file can hold: JSON can have half a character."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    is_int = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300  # a float can hold no more
+    return is_int or (isinstance(value, float) and math.isfinite(value))

@@ -1,0 +1,273 @@
+"""The one set of operations on columns and curves: a sentence has the same number in tables, figures and claims.
+
+May import numpy and the results.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from emabank.study.report.results import LIVE, TRANSFER, Column, Curve, Run, Setting
+
+BySeed = Mapping[int, float | None]
+"""One value a seed; None where nothing was measured. Empty where not every run has the curve."""
+MakeCurve = Callable[[Run], np.ndarray | None]
+
+# Columns --------------------------------------------------------------------------------------------------------------
+
+
+class Stage(NamedTuple):
+    """What models were trained on and measured on."""
+
+    trained_on: str
+    split: str
+
+
+TUNED = Stage("80%", "val")
+TUNED_ON_TEST = Stage("80%", "test")
+REFIT = Stage("100%", "test")
+
+
+def columns_of(setting: Setting, stage: Stage) -> list[Column]:
+    """All columns of a stage."""
+    return [column for column in setting.columns if (column.trained_on, column.split) == stage]
+
+
+def column(setting: Setting, title: str, stage: Stage) -> Column | None:
+    """A column by its title; None where the stage has none."""
+    return next((column for column in columns_of(setting, stage) if column.title == title), None)
+
+
+def values(setting: Setting, title: str, metric: str, stage: Stage) -> Sequence[float | None] | None:
+    """One value a seed (a pair of seeds, for churn and js); None where there is no such column or metric."""
+    own = column(setting, title, stage)
+    return None if own is None else own.values.get(metric)
+
+
+def transfers(setting: Setting, title: str | None = None) -> list[str]:
+    """The metrics of transfer that the refits have, or one of their columns."""
+    columns = [column for column in columns_of(setting, REFIT) if title in (None, column.title)]
+    return list(dict.fromkeys(name for column in columns for name in column.values if name.startswith(TRANSFER)))
+
+
+def combined(
+    ours: Sequence[float | None] | None,
+    theirs: Sequence[float | None] | None,
+    combine: Callable[[float, float], float | None],
+) -> list[float | None] | None:
+    """What two columns give seed by seed; None where they do not belong together.
+
+    >>> combined([3.0, None], [1.0, 1.0], lambda one, other: one - other)
+    [2.0, None]
+    """
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return None
+    return [None if a is None or b is None else combine(a, b) for a, b in zip(ours, theirs, strict=True)]
+
+
+# Curves of one run ----------------------------------------------------------------------------------------------------
+
+
+def live(run: Run, split: str) -> np.ndarray | None:
+    """The accuracy of the live weights at every epoch."""
+    return run.curves.get(Curve(LIVE, "own", split, "accuracy"))
+
+
+def average(run: Run, name: str, split: str, *, batchnorm: str = "averaged") -> np.ndarray | None:
+    """The accuracy of an average at every epoch."""
+    return run.curves.get(Curve(name, batchnorm, split, "accuracy"))
+
+
+def best(run: Run, names: Sequence[str], split: str) -> np.ndarray | None:
+    """The accuracy of the best of some averages at every epoch, averaged statistics: an oracle's choice.
+
+    None unless the run has all of them.
+    """
+    curves = [average(run, name, split) for name in names]
+    known = [curve for curve in curves if curve is not None]
+    return np.fmax.reduce(known) if known and len(known) == len(curves) else None
+
+
+# Points of a curve ----------------------------------------------------------------------------------------------------
+
+
+class Peak(NamedTuple):
+    """The highest value of a curve and its epoch, counted from 1; of equals the first."""
+
+    value: float
+    epoch: int
+
+
+def peak(curve: np.ndarray | None) -> Peak | None:
+    """The highest point; None where nothing was measured.
+
+    >>> peak(np.array([0.5, np.nan, 0.7, 0.7]))
+    Peak(value=0.7, epoch=3)
+    """
+    if curve is None or not np.isfinite(curve).any():
+        return None
+    epoch = int(np.nanargmax(curve)) + 1
+    return Peak(float(curve[epoch - 1]), epoch)
+
+
+def at(curve: np.ndarray | None, epoch: float | None) -> float | None:
+    """The value at an epoch, counted from 1; -1 is the last.
+
+    >>> at(np.array([0.5, np.nan]), 1), at(np.array([0.5, np.nan]), -1), at(None, 1)
+    (0.5, None, None)
+    """
+    if curve is None or epoch is None or not 1 <= abs(epoch) <= len(curve):
+        return None
+    value = float(curve[int(epoch) - 1 if epoch > 0 else int(epoch)])
+    return value if math.isfinite(value) else None
+
+
+def mean(curve: np.ndarray | None) -> float | None:
+    """The mean over the epochs that were measured."""
+    known = None if curve is None else curve[np.isfinite(curve)]
+    return None if known is None or not len(known) else float(known.mean())
+
+
+def gap(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    """One minus the other at every epoch, in points; NaN where either was not measured."""
+    return None if one is None or other is None or len(one) != len(other) else 100.0 * (one - other)
+
+
+def points(one: float | None, other: float | None) -> float | None:
+    """The difference of two shares in points."""
+    return None if one is None or other is None else 100.0 * (one - other)
+
+
+def first_quarter(epochs: int) -> int:
+    """How many epochs the first quarter of a run has."""
+    return max(1, epochs // 4)
+
+
+# Curves of every seed -------------------------------------------------------------------------------------------------
+
+
+def stack(setting: Setting, variant: str, make: MakeCurve) -> np.ndarray | None:
+    """A curve of every run of a variant, [seeds, epochs]; None unless all have it, over as many epochs."""
+    runs = setting.variants.get(variant, ())
+    curves = [curve for curve in map(make, runs) if curve is not None and len(curve)]
+    if not curves or len(curves) < len(runs) or len({len(curve) for curve in curves}) > 1:  # one may have diverged
+        return None
+    return np.stack(curves)
+
+
+def by_seed(
+    setting: Setting, variant: str, make: MakeCurve, point: Callable[[np.ndarray], float | None]
+) -> dict[int, float | None]:
+    """A point of the curve of every seed."""
+    stacked = stack(setting, variant, make)
+    if stacked is None:
+        return {}
+    return {run.seed: point(curve) for run, curve in zip(setting.variants[variant], stacked, strict=True)}
+
+
+def minus(ours: BySeed, theirs: BySeed) -> dict[int, float | None]:
+    """The difference of each seed that both have.
+
+    >>> minus({0: 3.0, 1: 2.0}, {0: 1.0, 1: None, 2: 5.0})
+    {0: 2.0, 1: None}
+    """
+    both = [(seed, ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+    return {seed: None if one is None or other is None else one - other for seed, one, other in both}
+
+
+def posthoc(setting: Setting, metric: str = "accuracy") -> dict[str, np.ndarray]:
+    """What each window that was tried after the training gave on validation, [seeds, epochs], the shortest first.
+
+    An epoch that was not tried has NaN; a window that not every run has is not there.
+    """
+    statistics = "averaged" if metric == "weight_distance" else setting.statistics
+    runs = setting.variants.get("posthoc", ())
+    names = [curve.weights for run in runs[:1] for curve in run.posthoc if curve[1:] == (statistics, "val", metric)]
+
+    def measured(run: Run, name: str) -> np.ndarray | None:
+        curve = run.posthoc.get(Curve(name, statistics, "val", metric))
+        return curve if curve is not None and np.isfinite(curve).any() else None
+
+    stacks = {name: stack(setting, "posthoc", lambda run, name=name: measured(run, name)) for name in names}
+    return {name: stacked for name, stacked in stacks.items() if stacked is not None}
+
+
+def kept_beside(setting: Setting, name: str) -> np.ndarray | None:
+    """The validation accuracy of an average that the runs with snapshots kept as well, [seeds, epochs]."""
+    return stack(setting, "posthoc", lambda run: average(run, name, "val", batchnorm=setting.statistics))
+
+
+# What was chosen ------------------------------------------------------------------------------------------------------
+
+
+def chosen(setting: Setting, seed: int, criterion: str = "accuracy") -> tuple[str, int] | None:
+    """The average and the epoch that validation chose for a seed, by its accuracy or its loss."""
+    for choice in setting.choices:
+        if choice["seed"] == seed and criterion in choice["averages"]:
+            name, epoch = choice["averages"][criterion]
+            return str(name), int(epoch)
+    return None
+
+
+def chosen_epoch(setting: Setting, seed: int) -> int | None:
+    """The epoch that a seed chose on validation for its average."""
+    choice = chosen(setting, seed)
+    return None if choice is None else choice[1]
+
+
+def copied_back(setting: Setting) -> str | None:
+    """The average that the bootstrap runs copied back into training; None where there are none."""
+    names = {run.copied_back for run in setting.variants.get("bootstrap", ())}
+    return names.pop() if len(names) == 1 else None
+
+
+# Right and wrong labels -----------------------------------------------------------------------------------------------
+
+REACHED = 0.9
+"""The accuracy on training images with right labels at which the paper compares what is memorised."""
+
+
+class OnTrain(NamedTuple):
+    """The refits' curves on training images with right and with wrong labels, each [seeds, epochs]."""
+
+    clean: np.ndarray
+    """Accuracy on the images with a right label."""
+    memorised: np.ndarray
+    """Share of the images with a wrong label that are predicted as that label."""
+    batchnorm: str
+    """"own", "recomputed" or "averaged"."""
+
+
+class Reached(NamedTuple):
+    """One run at an epoch, counted from 1."""
+
+    epoch: int
+    clean: float
+    memorised: float
+
+
+def on_train(setting: Setting, weights: str) -> OnTrain | None:
+    """The curves of the live weights or an average, recomputed statistics where these were measured every epoch."""
+    for batchnorm in ("own",) if weights == LIVE else ("recomputed", "averaged"):
+        both = [Curve(weights, batchnorm, "train", metric) for metric in ("clean_accuracy", "memorised")]
+        clean, memorised = (stack(setting, "refit", lambda run, curve=curve: run.curves.get(curve)) for curve in both)
+        if clean is not None and memorised is not None:
+            return OnTrain(clean, memorised, batchnorm)
+    return None
+
+
+def first_reached(clean: np.ndarray, memorised: np.ndarray, level: float = REACHED) -> Reached | None:
+    """One run at the first measured epoch whose clean accuracy is at least `level`, as in the paper; None if never.
+
+    Nothing is interpolated between two epochs: the clean accuracy there may be well above the level.
+
+    >>> first_reached(np.array([0.8, 0.94, 0.7]), np.array([0.2, 0.5, 0.9]))
+    Reached(epoch=2, clean=0.94, memorised=0.5)
+    """
+    places = np.flatnonzero((clean >= level) & np.isfinite(memorised))
+    if not len(places):
+        return None
+    first = int(places[0])
+    return Reached(first + 1, float(clean[first]), float(memorised[first]))

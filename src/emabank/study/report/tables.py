@@ -1,0 +1,361 @@
+"""A table before it has a form: titles, cells with their spread and n, the paper's value beside them; and its builder.
+
+What makes terminal, Markdown, CSV and LaTeX of it is in render.py, HTML in page.py.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from emabank.study.report import paper, series
+from emabank.study.report.pairs import PAIRS, Scale
+from emabank.study.report.results import Results, Setting
+from emabank.study.report.series import BySeed, Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One number with its spread and how many values it is the mean of; or a text, such as a list of epochs.
+
+    Numbers are as people read them: percentages are multiplied out. `digits` are those behind the point.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    n: int = 0
+    digits: int = 2
+    text: str = ""
+    """In place of a number."""
+    paper: str = ""
+    """What the paper prints in this place, such as "78.54 ± 0.28"; empty where it has nothing."""
+    best: bool = False
+    """Whether it is the best of its row or group, which the paper prints bold."""
+
+    @classmethod
+    def of(cls, values: Iterable[float | None], *, scale: float = 1.0, digits: int = 2, paper: str = "") -> "Cell":
+        """The mean of some values and their standard deviation (of a sample); one that is missing makes it a dash.
+
+        >>> cell = Cell.of([0.5, 0.75], scale=100, digits=1)
+        >>> cell.mean, round(cell.std, 1), cell.n
+        (62.5, 17.7, 2)
+        """
+        values = list(values)
+        known = [scale * value for value in values if value is not None and math.isfinite(value)]
+        if not known or len(known) < len(values):
+            return cls(text=DASH, paper=paper)
+        std = statistics.stdev(known) if len(known) > 1 else None
+        return cls(mean=statistics.fmean(known), std=std, n=len(known), digits=digits, paper=paper)
+
+
+DASH = "–"
+"""Where a number should stand and none does, or none can."""
+MISSING = Cell(text=DASH)
+
+
+class Row(NamedTuple):
+    """A line of a table."""
+
+    label: str
+    cells: Sequence[Cell]
+    """One for each column after the first."""
+    group: str = ""
+    """What the row belongs to, such as a setting; rows of one group stand together."""
+
+    @property
+    def full_label(self) -> str:
+        return f"{self.group}: {self.label}" if self.group else self.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """One table: which of the paper it answers to, its head, its rows, and what a reader must know."""
+
+    name: str
+    """Of its files, such as "generalization/headline"."""
+    title: str
+    columns: Sequence[str]
+    """Titles; the first is that of the labels."""
+    rows: Sequence[Row]
+    groups: Sequence[tuple[str, int]] = ()
+    """Titles above several columns, with how many each spans, the first column included; empty: none."""
+    breaks: Sequence[int] = ()
+    """Rows before which a rule stands."""
+    caption: str = ""
+    item: str = ""
+    """The paper's own name for it, such as "Table 1"; empty where the paper has none."""
+    study: str = ""
+    scale: Literal["demo", "small", "paper", ""] = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+    """What a reader must know to compare it with the paper."""
+
+
+# Cells ----------------------------------------------------------------------------------------------------------------
+
+
+class Metric(NamedTuple):
+    """How a metric is shown."""
+
+    title: str
+    short: str
+    percent: bool
+    digits: int
+    lower_is_better: bool
+
+
+METRICS = {
+    "accuracy": Metric("accuracy, %", "acc., %", percent=True, digits=2, lower_is_better=False),
+    "loss": Metric("loss", "loss", percent=False, digits=3, lower_is_better=True),
+    "churn": Metric("churn, %", "churn, %", percent=True, digits=2, lower_is_better=True),
+    "js": Metric("JS", "JS", percent=False, digits=4, lower_is_better=True),
+    "ece": Metric("ECE, %", "ECE, %", percent=True, digits=2, lower_is_better=True),
+    "ece_if_calibrated": Metric("ECE if calibrated, %", "if cal., %", percent=True, digits=2, lower_is_better=True),
+    "ece_ts": Metric("ECE with TS, %", "ECE TS, %", percent=True, digits=2, lower_is_better=True),
+}
+"""Those of the full tables, in the order of the paper's rows."""
+
+
+def metric_cell(values: Sequence[float | None] | None, metric: str, *, paper: str = "") -> Cell:
+    """Values of a metric as a cell; transfer is an accuracy."""
+    shown = METRICS.get(metric, METRICS["accuracy"])
+    return Cell.of(values or (), scale=100 if shown.percent else 1, digits=shown.digits, paper=paper)
+
+
+def value_cell(setting: Setting, column: str, metric: str, stage: Stage, *, paper: str = "") -> Cell:
+    """A metric of a column; a dash where it was not measured."""
+    return metric_cell(series.values(setting, column, metric, stage), metric, paper=paper)
+
+
+def difference_cell(
+    setting: Setting, column: str, metric: str, stage: Stage, *, minus: str = "SGD", paper: str = ""
+) -> Cell:
+    """The paired difference of two columns: per seed, or per pair of seeds; a dash where they are no pairs."""
+    ours, theirs = (series.values(setting, title, metric, stage) for title in (column, minus))
+    return metric_cell(series.combined(ours, theirs, lambda one, other: one - other), metric, paper=paper)
+
+
+def ratio_cell(setting: Setting, column: str, metric: str, stage: Stage, *, over: str = "SGD", paper: str = "") -> Cell:
+    """The paired ratio of two columns; a dash where they are no pairs, or where the other is zero."""
+    ours, theirs = (series.values(setting, title, metric, stage) for title in (column, over))
+    return Cell.of(series.combined(ours, theirs, lambda one, other: one / other if other else None) or (), paper=paper)
+
+
+def percent_cell(values: BySeed, *, paper: str = "") -> Cell:
+    """Shares as a cell in percent."""
+    return Cell.of(values.values(), scale=100, paper=paper)
+
+
+def epoch_cell(values: BySeed, *, paper: str = "") -> Cell:
+    """Epochs as a cell."""
+    return Cell.of(values.values(), digits=1, paper=paper)
+
+
+def has_values(cells: Iterable[Cell]) -> bool:
+    """Whether any of these cells has a number of ours."""
+    return any(cell.mean is not None for cell in cells)
+
+
+def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool = False) -> list[Cell]:
+    """The same cells, the best of these places marked; several, if they look the same; none, if there is only one.
+
+    >>> marked = with_best([Cell(mean=1.001), Cell(mean=1.002), Cell(mean=0.5), Cell(mean=7)], [0, 1, 2])
+    >>> [cell.best for cell in marked]
+    [True, True, False, False]
+    """
+    means = {at: round(mean, cells[at].digits) for at in places if (mean := cells[at].mean) is not None}
+    if len(means) < 2:
+        return list(cells)
+    best = min(means.values()) if lower else max(means.values())
+    return [replace(cell, best=True) if means.get(at) == best else cell for at, cell in enumerate(cells)]
+
+
+def with_best_by_column(rows: Sequence[Sequence[Cell]], columns: Iterable[int]) -> list[list[Cell]]:
+    """The same rows, the best of each of these columns marked."""
+    marked = [list(column) for column in zip(*rows, strict=True)]
+    for place in columns:
+        marked[place] = with_best(marked[place], range(len(rows)))
+    return [list(row) for row in zip(*marked, strict=True)]
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+REFERENCE = (
+    "The paper's numbers are of what this stands for: another data set and network, or more images. They give "
+    "orientation and are nothing to be reached."
+)
+
+
+def settings_for(results: Results, scale: str, pairs: Iterable[str] = tuple(PAIRS)) -> list[Setting]:
+    """The settings of a scale that stand for these pairs, in the order of the pairs; all, where several do for one."""
+    return [setting for pair in pairs for setting in results.of(pair, scale=scale)]
+
+
+def label_of(setting: Setting) -> str:
+    """What was trained, and what it stands for where that is something else."""
+    pair = PAIRS.get(setting.pair, setting.pair)
+    return setting.title if setting.compares or not pair else f"{setting.title} (for {pair})"
+
+
+def labels_of(settings: Sequence[Setting]) -> list[str]:
+    """A label for each, with the protocol's folder where two would have the same."""
+    labels = [label_of(setting) for setting in settings]
+    return [
+        f"{label}, {setting.protocol}" if labels.count(label) > 1 else label
+        for label, setting in zip(labels, settings, strict=True)
+    ]
+
+
+def reference_note(settings: Iterable[Setting]) -> tuple[str, ...]:
+    """The note that the paper's numbers are of something else, where they are."""
+    return () if all(setting.compares for setting in settings) else (REFERENCE,)
+
+
+_LABELS = {"clean": "clean labels", "noisy": "the labels as given, wrong ones included"}
+
+
+def selection_note(settings: Iterable[Setting]) -> str:
+    """What a caption says of the validation labels of its settings; where it is true of some alone, these are named."""
+    settings = list(settings)
+    text = ""
+    for labels, words in _LABELS.items():
+        own = [setting for setting in settings if setting.validation_labels == labels]
+        titles = "; ".join(dict.fromkeys(setting.title for setting in own))
+        whose = "" if len(own) == len(settings) else f" ({titles})"
+        if own:
+            text += f" Some training labels are wrong{whose}; rates and epochs were chosen on validation images with "
+            text += f"{words}."
+    return text
+
+
+# The builder ----------------------------------------------------------------------------------------------------------
+
+Lines = Mapping[str, Sequence[Cell]]
+"""The rows of one setting by label; an empty label: the setting's own is enough."""
+
+
+def setting_table(
+    name: str,
+    title: str,
+    settings: Sequence[Setting],
+    lines: Callable[[Setting], Lines],
+    *,
+    scale: Scale,
+    columns: Sequence[str],
+    caption: str,
+    groups: Sequence[tuple[str, int]] = (),
+    item: str = "",
+    notes: Sequence[str] = (),
+    paper_notes: Sequence[str] = (),
+    titled: bool = True,
+    keep_empty: bool = False,
+    quoted: Sequence[Row] = (),
+) -> list[Table]:
+    """The table with the rows of every setting, in a list; or none where no row has a value.
+
+    With `titled` the title names a setting that is alone, and a rule stands between settings. With `keep_empty` a
+    setting's rows without values stay if it has any. `paper_notes` are shown if the paper prints something in the
+    table; `quoted` rows of the paper stand below a rule.
+    """
+    labels = labels_of(settings)
+    if titled and len(labels) == 1:
+        title, labels = f"{title}: {labels[0]}", [""]
+    rows: list[Row] = []
+    breaks: list[int] = []
+    for setting, group in zip(settings, labels, strict=True):
+        made = lines(setting)
+        full = {label: cells for label, cells in made.items() if has_values(cells)}
+        if full and titled and rows:
+            breaks.append(len(rows))
+        shown = made if keep_empty and full else full
+        rows += [Row(label or group, cells, group if label else "") for label, cells in shown.items()]
+    if not rows:
+        return []
+    if quoted:
+        breaks.append(len(rows))
+    printed = any(cell.paper for row in rows for cell in row.cells)
+    return [
+        Table(
+            name=name, title=title, columns=columns, rows=[*rows, *quoted], groups=groups, breaks=breaks,
+            caption=f"{caption}{selection_note(settings)}", item=item, study=name.partition("/")[0], scale=scale,
+            notes=(*notes, *(paper_notes if printed else ())),
+        )
+    ]  # fmt: skip
+
+
+class ColumnSpec(NamedTuple):
+    """What stands in one column of a table whose cells come from the columns of the protocol."""
+
+    title: str
+    column: str
+    metric: str = ""
+    """Empty: that of the row. "epoch": the epoch that was chosen."""
+    op: Literal["value", "minus", "ratio"] = "value"
+    """The value itself, or paired with the baseline's."""
+    group: str = ""
+    """The title above it and its neighbours."""
+
+
+def column_cells(
+    setting: Setting, specs: Sequence[ColumnSpec], stage: Stage, *, source: str, metric: str = "", baseline: str = "SGD"
+) -> list[Cell]:
+    """A row of such a table beside an item of the paper; the best value of each metric is marked."""
+
+    def make(spec: ColumnSpec) -> Cell:
+        name = spec.metric or metric
+        ours, theirs = (
+            paper.lookup(source, pair=setting.pair, ours=column, metric=name) for column in (spec.column, baseline)
+        )
+        if spec.op == "minus":
+            text = paper.difference(ours, theirs)
+            return difference_cell(setting, spec.column, name, stage, minus=baseline, paper=text)
+        if spec.op == "ratio":
+            return ratio_cell(setting, spec.column, name, stage, over=baseline, paper=paper.ratio(ours, theirs))
+        if name == "epoch":
+            column = series.column(setting, spec.column, stage)
+            return Cell.of(column.epochs if column else (), digits=1, paper=ours)
+        return value_cell(setting, spec.column, name, stage, paper=ours)
+
+    cells = [make(spec) for spec in specs]
+    names = [spec.metric or metric if spec.op == "value" else "" for spec in specs]
+    for name in {*names} & {*METRICS} - {"ece_if_calibrated"}:
+        places = [place for place, own in enumerate(names) if own == name]
+        cells = with_best(cells, places, lower=METRICS[name].lower_is_better)
+    return cells
+
+
+def column_table(
+    name: str,
+    title: str,
+    settings: Sequence[Setting],
+    specs: Sequence[ColumnSpec],
+    stage: Stage,
+    *,
+    source: str,
+    scale: Scale,
+    caption: str,
+    metrics: Mapping[str, str] | None = None,
+    baselines: Mapping[str, str] | None = None,
+    item: str = "",
+    notes: Sequence[str] = (),
+    quoted: Sequence[Row] = (),
+) -> list[Table]:
+    """The table whose cells come from the columns of one stage, beside an item of the paper, its `source`.
+
+    It has a row per setting, or one per metric or baseline of each: those are given by their label.
+    """
+    groups = [spec.group for spec in specs]
+    rows = {label: {"metric": metric} for label, metric in (metrics or {}).items()}
+    rows |= {label: {"baseline": baseline} for label, baseline in (baselines or {}).items()}
+
+    def lines(setting: Setting) -> Lines:
+        return {
+            label: column_cells(setting, specs, stage, source=source, **row)
+            for label, row in (rows or {"": {}}).items()
+        }
+
+    return setting_table(
+        name, title, settings, lines, scale=scale, columns=["", *(spec.title for spec in specs)], caption=caption,
+        groups=[("", 1), *((group, groups.count(group)) for group in dict.fromkeys(groups))] if any(groups) else (),
+        item=item, notes=notes, titled=bool(metrics), quoted=quoted,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Writes the report: every table in three forms, every figure in two, the claims, and the page. Never imports torch.
+
+A file is complete or not there, and none is left that only an earlier report had.
+"""
+
+import errno
+import glob
+import json
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, get_args
+
+from emabank import __version__
+from emabank.study.report.claim_specs import make_claims
+from emabank.study.report.claims import Claim
+from emabank.study.report.draw import FORMATS, draw
+from emabank.study.report.figure_specs import make_figures
+from emabank.study.report.figures import Figure
+from emabank.study.report.page import STUDIES, Provenance, page
+from emabank.study.report.pairs import Scale
+from emabank.study.report.render import claims_csv, claims_markdown, latex, markdown, table_csv
+from emabank.study.report.results import REPORT_FILES, Results
+from emabank.study.report.table_specs import make_tables
+from emabank.study.report.tables import Table
+
+PAGE = "index.html"
+FORMS: dict[str, Callable[[Table], str]] = {".md": markdown, ".csv": table_csv, ".tex": latex}
+Write = Callable[[Path], object]
+
+
+class Report(NamedTuple):
+    """What was made."""
+
+    page: Path
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    claims: Sequence[Claim]
+
+
+def build_report(results: Results, out: Path, *, tell: Callable[[int, int], None] = lambda done, of: None) -> Report:
+    """Write everything into a folder, in place of what an earlier report wrote there.
+
+    `tell` hears how many of how many files are written.
+    """
+    tables, figures, claims = make_tables(results), make_figures(results), make_claims(results)
+    files: dict[str, Write] = {
+        f"tables/{table.name}{ending}": _text(form(table)) for table in tables for ending, form in FORMS.items()
+    }
+    files |= {"claims.md": _text(claims_markdown(claims)), "claims.csv": _text(claims_csv(claims))}
+    files |= {
+        f"figures/{figure.name}.{kind}": partial(draw, figure, file_format=kind)
+        for figure in figures
+        for kind in FORMATS
+    }
+    provenance = Provenance(facts={"made with": f"emabank {__version__}"})
+    files[PAGE] = _text(page(results, tables, figures, claims, provenance=provenance))
+    write_files(out, files, tell=tell)
+    return Report(out / PAGE, tables, figures, claims)
+
+
+def _text(text: str) -> Write:
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
+    """A command that adds to this folder of runs: what is unfinished, then what is missing, then a larger scale."""
+    unfinished = [study.command for study in results.studies if study.state != "done"]
+    if unfinished:
+        return unfinished[0]
+    scales: Sequence[Scale] = get_args(Scale)
+    done = {scale: {study.name for study in results.studies if study.scale == scale} for scale in scales}
+    begun = [scale for scale in scales if done[scale] and not done[scale] >= set(STUDIES)]
+    larger = scales[1 + max((place for place, scale in enumerate(scales) if done[scale]), default=-1) :]
+    scale = next(iter((*begun, *larger)), scales[0])
+    place = [] if runs == Path("runs") else ["--runs", str(runs)]
+    return shlex.join(["emabank", "run", "all", "--scale", scale, *place])
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def write_files(
+    folder: Path, files: Mapping[str, Write], *, tell: Callable[[int, int], None] = lambda done, of: None
+) -> None:
+    """Write files by their names below a folder, and remove those that were written so before and are not any more.
+
+    What writes a file is given a path beside it. `tell` hears how many of how many are done.
+    """
+    earlier = _listed(folder)
+    _write_list(folder, {*earlier, *files})  # whatever happens on the way, they are known as ours
+    for done, (name, write) in enumerate(files.items(), start=1):
+        _write(folder / name, write)
+        tell(done, len(files))
+    for name in sorted(earlier - set(files)):
+        _remove(folder, name)
+    _write_list(folder, files)
+
+
+def _listed(folder: Path) -> set[str]:
+    try:
+        names = json.loads((folder / REPORT_FILES).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return set()
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def _write_list(folder: Path, names: Iterable[str]) -> None:
+    _write(folder / REPORT_FILES, _text(json.dumps(sorted(names), indent=1) + "\n"))
+
+
+# Not the library's own way to write a file completely: that would import torch.
+def _write(path: Path, write: Write) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"The folder for {path.name} cannot be made: {error.strerror}"
+        raise OSError(error.errno, reason, str(path.parent)) from error
+    _forget_parts(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(beside)
+        os.replace(beside, path)
+    except OSError as error:
+        reason = f"Could not be written ({error.strerror or error})"
+        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _forget_parts(path: Path) -> None:
+    """Remove what a killed process was about to write."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*"):
+        with suppress(OSError):
+            part.unlink()
+
+
+def _remove(folder: Path, name: str) -> None:
+    """Remove a file of an earlier report, and folders that are empty then; nothing outside of the report's folder."""
+    path = folder / name
+    inside = ".." not in PurePosixPath(name).parts and path.parent.resolve().is_relative_to(folder.resolve())
+    if not inside or not (path.is_file() or path.is_symlink()):
+        return
+    path.unlink()
+    _forget_parts(path)
+    with suppress(OSError):  # not empty
+        for parent in path.relative_to(folder).parents[:-1]:
+            (folder / parent).rmdir()

@@ -1,0 +1,279 @@
+"""The paper's numbers: complete, as typed a second time, found by our titles; and what the claims make of them."""
+
+import hashlib
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from interpreter import run
+
+from emabank.study.report.claim_specs import CLAIMS, OVERHEAD
+from emabank.study.report.pairs import PAIRS
+from emabank.study.report.paper import Printed, claim_value, difference, lookup, lookup_full, printed, ratio, rows_of
+
+ASSETS = files("emabank.study.report") / "assets"
+CONFLICTS = Path(__file__).parents[3] / "docs" / "paper-conflicts.md"
+
+# Cells that have a number in them, counted in the paper: rows times columns, less the empty ones.
+CELLS = {
+    1: 5 * 7, 2: 13 * 2, 3: 5 * 6 + 2 * 4, 4: 3 * 4 + 2, 5: 5 * 3 * 2, 6: 5 * 9,
+    7: 9 * 5, 8: 9 * 5, 9: 8 * 5 + 2, 10: 8 * 5 + 4, 11: 9 * 3, 12: 8 * 5, 13: 9 * 5, 14: 9 * 5,
+    15: 8 * 5, 16: 8 * 5, 17: 8 * 5, 18: 8 * 5, 19: 8 * 5, 20: 8 * 5,
+    21: 8 * 3, 22: 9 + 2, 23: 5 * 2, 24: 5 * 3,
+}  # fmt: skip
+
+# Typed from the paper once more, a few of every table: item, row, column, text.
+TYPED = """
+Table 1 | CIFAR-100, WRN-28-10 | SWA, Acc. | 82.71 ± 0.19
+Table 1 | TinyImageNet, ResNet-18 | EMA (loss), Loss | 1.36
+Table 2 | CE (standard) | CIFAR-100N | 55.50 ± 0.66
+Table 2 | EMA (acc.) | CIFAR-10N | 86.71 ± 0.17
+Table 2 | CORES* | CIFAR-10N | 91.66 ± 0.09
+Table 3 | EMA (lowest loss): CIFAR-100, VGG-16 | Churn, Method | 20.07 ± 0.21
+Table 3 | Co-distillation KL: CIFAR-100, ResNet-56 | Churn, Method | 17.09 ± 0.3
+Table 3 | Co-distillation KL: CIFAR-10, ResNet-56 | Test Acc., Baseline | 93.97
+Table 4 | Baseline | Pretraining on: CIFAR-10, Linear eval on: CIFAR-100 | 33.72 ± 1.67
+Table 4 | EMA (lowest loss) | Pretraining on: CIFAR-100, Linear eval on: CIFAR-10 | 85.02 ± 0.03
+Table 4 | Supervised | Linear eval on: CIFAR-100 | 77.63 ± 0.14
+Table 5 | VGG-16 CIFAR-100, ECE | EMA | 8.12 ± 2.1
+Table 5 | ResNet-18 Tiny-ImageNet, ECE w/ TS | Baseline | 3.35 ± 0.11
+Table 6 | VGG-16, C-100 | Baseline, Epoch | 191.6
+Table 6 | ResNet-18, TinyIN | EMA (lowest loss), Loss | 1.45
+Table 7 | epochs | EMA (acc.) (BN) | [143, 139, 156]
+Table 8 | EMA decay | EMA (loss) | [0.992, 0.984, 0.992]
+Table 9 | ECE | EMA (loss) (BN) | 6.2 ± 0.53
+Table 10 | Pred JS div | EMA (loss) (BN) | 0.055 ± 0.002
+Table 11 | EMA decay | EMA (loss) | [0.996, 0.984, 0.998]
+Table 12 | Test Accuracy | EMA (loss) (BN) | 72.08 ± 0.06
+Table 13 | LR | SGD | [0.4, 0.8, 0.4]
+Table 14 | Pred JS div | EMA (loss) (BN) | 0.01 ± 0.0
+Table 15 | epochs | SGD | [147, 150, 148]
+Table 16 | Pred Disagr. | EMA (loss) (BN) | 15.35 ± 0.13
+Table 17 | ECE with TS | EMA (loss) | 16.43 ± 0.25
+Table 18 | Test Accuracy | SGD | 55.47 ± 0.35
+Table 19 | Val Accuracy | SGD | 66.22 ± 0.47
+Table 20 | epochs | SGD | [111, 118, 113]
+Table 21 | ResNet-18, 1.2 | SGD Acc. | 75.9
+Table 21 | WideResNet-28-10, 0.4 | EMA Acc. | 77.5
+Table 22 | Weight Decay | WideResNet, VGG-16 | 5e-4
+Table 23 | 0.996 | T=1 | 0.99975
+Table 24 | 0.998 | Best test accuracy | 79.06 ± 0.14
+Table 24 | 0.998 | Epoch | 166
+"""
+
+
+# Of all cells of all tables, once each had been compared with the paper's source; a changed number is compared again.
+COMPARED = "940069abd39e4be98197b075ee3c11ff64bf6f336d15d983373bdfef9f435b55"
+
+
+def value(item: str, **fields: str) -> Printed:
+    (found,) = printed(item, **fields)
+    return found
+
+
+def test_every_table_has_all_its_cells_each_once():
+    assert {item: len(printed(f"Table {item}", place="table")) for item in CELLS} == CELLS
+    cells = [(each.item, each.row, each.column) for each in printed(place="table")]
+    assert len(set(cells)) == len(cells) == sum(CELLS.values())
+
+
+@pytest.mark.parametrize("line", TYPED.strip().splitlines())
+def test_values_typed_a_second_time_are_the_same(line):
+    item, row, column, text = line.split(" | ")
+    assert value(item, place="table", row=row, column=column).text == text
+
+
+def test_the_tables_are_as_they_were_compared_with_the_paper():
+    cells = [f"{each.item} | {each.row} | {each.column} | {each.text} | {each.mark}" for each in printed(place="table")]
+    assert hashlib.sha256("\n".join(cells).encode()).hexdigest() == COMPARED
+
+
+def test_numbers_are_those_of_their_texts():
+    for each in printed(place="table"):
+        known = [*each.by_seed, *each.series] or [number for number in (each.mean, each.std) if number is not None]
+        text = each.text.replace("T = ", "")
+        assert known == [float(number) for number in re.findall(r"\d+(?:\.\d+)?(?:e-\d+)?", text)], each
+        assert ("±" in text) == (each.std is not None), each
+
+
+@pytest.mark.parametrize(
+    ("item", "metric", "column", "mean"),
+    [
+        ("Section 3.1", "parameters", "", 23.7e6),
+        ("Section 3.1", "megabytes", "", 90.43),
+        ("Figure 2", "gain", "", 9.65),
+        ("Section 4.3", "accuracy", "", 65.15),
+        ("Section 4.3", "final_accuracy", "", 55.5),
+        ("Appendix C", "bootstrapped_accuracy", "", 74.47),
+        ("Appendix C", "accuracy", "", 75.83),
+        ("Appendix E.1", "memorised", "EMA", 28.8),
+        ("Appendix E.1", "memorised", "SGD", 68.2),
+        ("Appendix E.1", "epoch", "EMA", 99),
+        ("Appendix E.1", "epoch", "SGD", 142),
+    ],
+)
+def test_numbers_of_text_and_captions_are_there(item, metric, column, mean):
+    assert value(item, metric=metric, column=column).mean == mean
+
+
+def test_our_titles_find_the_column_that_means_the_same():
+    pair = "cifar100-resnet18"
+    assert lookup_full(pair, "EMA (acc.)", "accuracy", trained_on="100%") == "77.99 ± 0.04"
+    assert lookup_full(pair, "slowest (acc.)", "accuracy", trained_on="100%") == "78.54 ± 0.28"
+    assert lookup("Table 1", pair=pair, ours="slowest (acc.)", metric="accuracy") == "78.55 ± 0.28"
+    assert lookup_full("tiny-imagenet-resnet18", "SWA", "accuracy", trained_on="100%") == "68.11 ± 0.2"
+    assert lookup_full(pair, "slowest (loss)", "decay", trained_on="80%") == "0.998"
+    assert list(rows_of("Table 24")) == ["0.968", "0.984", "0.992", "0.996", "0.998"]
+
+
+def test_the_sgd_columns_of_cifar_10n_are_found_by_the_epochs_they_stand_at():
+    noisy = "cifar10n-resnet34"
+    assert lookup_full(noisy, "SGD (best)", "epochs", trained_on="100%") == "[111, 118, 113]"
+    assert lookup_full(noisy, "SGD (last)", "epochs", trained_on="80%") == "[200, 200, 200]"
+    for trained_on in ("80%", "100%"):
+        assert lookup_full(noisy, "SGD", "accuracy", trained_on=trained_on) == ""
+
+
+def test_a_place_with_no_value_or_several_gives_nothing():
+    assert lookup("Table 1", ours="SGD", metric="accuracy") == lookup("Table 99") == lookup("") == ""
+    assert lookup_full("my-data", "SGD", "accuracy", trained_on="100%") == ""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "apart", "share"),
+    [("78.55 ± 0.28", "77.63 ± 0.14", "0.92", "1.01"), ("0.82", "1.02", "-0.20", "0.80"),
+     ("28.8%", "68.2%", "-39.4", "0.42"), ("", "1", "", ""), ("1", "0.0", "1.0", ""), ("[1, 2]", "1", "", "")],
+)  # fmt: skip
+def test_differences_and_ratios_are_those_of_the_printed_means(ours, theirs, apart, share):
+    assert (difference(ours, theirs), ratio(ours, theirs)) == (apart, share)
+
+
+def test_the_file_has_one_value_a_line_for_people_to_check():
+    lines = (ASSETS / "numbers.json").read_text(encoding="utf-8").splitlines()
+    values = [json.loads(line.rstrip(","))["text"] for line in lines if line.startswith("  {")]
+    assert values == [each.text for each in printed()] and len(values) > sum(CELLS.values())
+
+
+def test_the_numbers_are_read_without_torch_and_numpy():
+    code = "from emabank.study.report.paper import lookup; print(lookup('Table 8', ours='SGD', metric='loss'))"
+    finished = run(code, blocked=("torch", "numpy"))
+    assert (finished.returncode, finished.stdout) == (0, "1.02 ± 0.03\n"), finished.stderr
+
+
+# Where it disagrees with itself ---------------------------------------------------------------------------------------
+
+# Seen by reading the paper, before there was a rule for any of them: two texts and the items they stand in.
+READ = [
+    ("78.55 ± 0.28", "Table 1", "78.54 ± 0.28", "Table 8"),
+    ("73.64 ± 0.13", "Table 1", "73.62 ± 0.13", "Table 12"),
+    ("72.3 ± 0.19", "Table 1", "72.08 ± 0.06", "Table 12"),
+    ("73.64 ± 0.13", "Table 1", "1.13", "Table 1"),
+    ("72.3 ± 0.19", "Table 1", "1.06", "Table 1"),
+    ("82.72 ± 0.16", "Table 1", "82.73 ± 0.16", "Table 10"),
+    ("81.90 ± 0.16", "Table 1", "81.91 ± 0.33", "Table 10"),
+    ("0.15", "Table 1", "0.17 ± 0.02", "Table 14"),
+    ("72.3 ± 0.19", "Table 1", "73.28 ± 0.19", "Table 1"),
+    ("67.05", "Table 3", "67.06 ± 0.18", "Table 16"),
+    ("15.32 ± 0.13", "Table 3", "15.35 ± 0.13", "Table 16"),
+    ("0.013 ± 0.0", "Table 3", "0.01 ± 0.0", "Table 14"),
+    ("0.67 ± 0.02", "Table 3", "0.676 ± 0.023", "Table 12"),
+    ("0.09 ± 0.01", "Table 3", "0.087 ± 0.003", "Table 8"),
+    ("[143, 139, 156]", "Table 7", "[143, 139, 155]", "Table 8"),
+    ("[133, 112, 129]", "Table 7", "[133, 112, 147]", "Table 8"),
+    ("[150, 146, 153]", "Table 11", "[149, 146, 149]", "Table 12"),
+    ("[92, 90, 92]", "Table 15", "[92, 89, 92]", "Table 16"),
+    ("[60, 63, 51]", "Table 17", "[61, 64, 52]", "Table 18"),
+    ("[0.984, 0.984, 0.968]", "Table 7", "[0.992, 0.992, 0.992]", "Table 8"),
+    ("[200, 200, 200]", "Table 19", "[111, 118, 113]", "Table 20"),
+    ("198", "Table 6", "[200, 197, 199]", "Table 7"),
+    ("< 3/4", "Section 3.2", "[150, 146, 153]", "Table 11"),
+    ("< 3/4", "Section 3.2", "[160, 162, 126]", "Table 13"),
+    ("test set", "Section 4.6", "75.83 ± 0.05", "Table 5"),
+    ("WideResNet-18", "Appendix B", "WideResNet-28-10", "Table 9"),
+    ("+9.65 pp", "Figure 2", "55.47 ± 0.35", "Table 18"),
+    ("100", "Section 4.3", "[91, 82, 85]", "Table 18"),
+]
+
+
+@pytest.mark.parametrize(("one", "place", "other", "elsewhere"), READ)
+def test_what_a_reader_saw_is_in_the_numbers_and_on_the_page_of_conflicts(one, place, other, elsewhere):
+    for text, item in ((one, place), (other, elsewhere)):
+        assert text in [each.text for each in printed(item)]
+    rows = [line for line in CONFLICTS.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    assert [row for row in rows if all(re.search(rf"{re.escape(text)} \([^)]*{re.escape(item)}\)", row)
+                                       for text, item in ((one, place), (other, elsewhere)))]  # fmt: skip
+
+
+# What the claims have -------------------------------------------------------------------------------------------------
+
+VALUES = json.loads((ASSETS / "claim_values.json").read_text(encoding="utf-8"))
+TEXTS = [(text, pair) for keys in VALUES.values() for by_pair in keys.values() for pair, text in by_pair.items()]
+
+
+def found(pattern: str) -> list[tuple[str, list[float]]]:
+    matches = [(text, re.match(pattern, text)) for text, _ in TEXTS]
+    return [(text, [float(number.replace("−", "-")) for number in match.groups()]) for text, match in matches if match]
+
+
+def test_every_statistic_of_every_claim_has_its_values_and_no_other():
+    specs = {str(spec.number): {each.key for each in spec.statistics} for spec in (*CLAIMS, OVERHEAD)}
+    assert {number: set(keys) for number, keys in VALUES.items()} == specs
+
+
+def test_differences_are_those_of_the_numbers_beside_them():
+    differences = found(r"([+−]\d+\.\d+) \((\d+\.\d+) → (\d+\.\d+)")
+    assert len(differences) > 50
+    for text, (apart, before, after) in differences:
+        assert apart == pytest.approx(after - before, abs=1e-6), text
+    for text, (change, before, after) in found(r"(−\d+)% \((\d+\.\d+) → (\d+\.\d+)"):
+        assert change == round(100 * (after / before - 1)), text
+
+
+def test_means_over_seeds_are_those_of_the_lists_beside_them():
+    shares = found(r"(\d+\.\d)% \((\d+), (\d+), (\d+) of (\d+)")
+    means = found(r"−(\d+\.\d) of \d+ \(−(\d+), −(\d+), −(\d+)")
+    assert (len(shares), len(means)) == (7, 7)
+    for text, (share, *epochs, budget) in shares:
+        assert share == pytest.approx(100 * sum(epochs) / 3 / budget, abs=0.0501), text
+    for text, (mean, *epochs) in means:
+        assert mean == pytest.approx(sum(epochs) / 3, abs=0.0501), text
+
+
+def test_the_numbers_beside_a_value_are_printed_in_the_places_that_it_names():
+    """Both ends of a difference, and every other value of the same thing with its own table."""
+    checked = 0
+    for text, where in TEXTS:
+        pair = where.partition(" ")[0]
+        ends = re.search(r"\((\d+\.\d+) → (\d+\.\d+), ([^;,)]+)", text)
+        others = re.findall(r"; (\d+\.\d+)(?: at α = 0\.998)? in ((?:Table|Figure) \d+)", text)
+        places = [*((number, ends[3]) for number in ends.groups()[:2]), *others] if ends else others
+        for number, items in places:
+            means = {each.mean for item in items.split(" and ") for each in printed(item) if each.pair in ("", pair)}
+            assert float(number) in means, f"{number} is not printed in {items}: {text}"
+            checked += 1
+    assert checked > 150
+
+
+def test_every_value_says_where_it_stands_and_for_which_pair():
+    for number, keys in VALUES.items():
+        for key, by_pair in keys.items():
+            for where in by_pair:
+                pair, _, target = where.partition(" ")
+                text = claim_value(int(number), key, pair, target)
+                assert re.search(r"(Table|Figure|Section|Appendix) [0-9A-G]", text), text
+                assert not where or text.endswith(f"), {PAIRS[pair]}"), text
+
+
+def test_what_the_paper_does_not_have_is_empty():
+    assert claim_value(16, "accuracy", "cifar100n-resnet18") == claim_value(99, "accuracy", "cifar100-resnet18") == ""
+    assert claim_value(10, "acc", "cifar100-vgg16", "cifar10") == ""
+    assert claim_value(5, "choice", "cifar100-vgg16") == "", "the network has no batch norm"
+
+
+def test_a_transfer_has_the_value_of_its_own_target_and_else_all_of_its_pair():
+    first, second = "+4.09 (74.61 → 78.70, Table 4)", "+4.53 (52.77 → 57.30, Table 4)"
+    pair = "tiny-imagenet-resnet18"
+    assert claim_value(10, "acc", pair, "cifar100") == f"{second}, Tiny-ImageNet, ResNet-18"
+    assert claim_value(10, "acc", pair, "digits-5-9") == f"{first}, {second}, Tiny-ImageNet, ResNet-18"

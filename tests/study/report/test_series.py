@@ -1,0 +1,156 @@
+"""What is read off columns and curves, by hand; and table, figure and claim say the same number of the same rows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from study.report.looking import at as cell_at
+from study.report.looking import named
+from study.report.made_results import AVERAGES, distinct_setting, fewer_averages, made_results
+from study.report.shapes import by_hand, runs, setting
+
+from emabank.study.report.claim_specs import make_claims
+from emabank.study.report.figure_specs import make_figures
+from emabank.study.report.results import LIVE, Curve
+from emabank.study.report.series import (
+    REFIT,
+    TUNED,
+    at,
+    best,
+    by_seed,
+    chosen,
+    copied_back,
+    first_quarter,
+    first_reached,
+    gap,
+    live,
+    mean,
+    minus,
+    on_train,
+    peak,
+    stack,
+    values,
+)
+from emabank.study.report.table_specs import make_tables
+
+NAN = float("nan")
+# Three seeds whose clean accuracy jumps over 90%: between two epochs one could read off anything.
+CURVES = {
+    (LIVE, "own", "train", "clean_accuracy"): [[0.5, 0.8, 0.96, 1.0], [0.7, 0.92, 0.95, 1.0], [0.6, 0.7, 0.9, 1.0]],
+    (LIVE, "own", "train", "memorised"): [[0.1, 0.4, 0.9, 1.0], [0.3, 0.7, 0.9, 1.0], [0.2, 0.5, 0.8, 1.0]],
+    ("b", "averaged", "train", "clean_accuracy"): [[0.95, 1.0, 1.0, 1.0]] * 3,
+    ("b", "averaged", "train", "memorised"): [[0.99, 1.0, 1.0, 1.0]] * 3,
+    ("b", "recomputed", "train", "clean_accuracy"): [[0.6, 0.91, 1.0, 1.0], [0.6, 0.9, 1.0, 1.0], [0.8, 0.85, 0.99, 1]],
+    ("b", "recomputed", "train", "memorised"): [[0.1, 0.3, 0.6, 1.0], [0.1, 0.2, 0.6, 1.0], [0.1, 0.2, 0.6, 1.0]],
+}
+SGD, EMA = [0.9, 0.7, 0.8], [0.3, 0.2, 0.6]  # at epochs 3, 2, 3 and 2, 2, 3, read off by hand
+
+
+def test_table_figure_and_claim_say_the_same_number_of_what_is_memorised():
+    results = made_results(by_hand(CURVES))
+    (finding,) = [finding for finding in make_claims(results)[5].findings if finding.key == "memorised" and finding.n]
+    table = named(make_tables(results), "demo/label-noise/memorisation")
+    (figure,) = [figure for figure in make_figures(results) if figure.name == "demo/label-noise/memorisation"]
+    differences = 100 * np.subtract(EMA, SGD)
+    assert finding.values == pytest.approx(differences)
+    cell = cell_at(table, "90%", "memorised, points")
+    assert (cell.mean, cell.std) == (pytest.approx(differences.mean()), pytest.approx(differences.std(ddof=1)))
+    (x_live, of_live, live_label), (x, average, label) = figure.panels[0].marks
+    assert (of_live, average) == (pytest.approx(100 * np.mean(SGD)), pytest.approx(100 * np.mean(EMA)))
+    assert (x_live, x) == (pytest.approx(8 / 3), pytest.approx(7 / 3))
+    for group, words in (("SGD", live_label), ("EMA, slowest", label)):
+        found = cell_at(table, "90%", "memorised, %", group)
+        assert f"{found.mean:.1f} ± {found.std:.1f}% (n = 3) memorised" in words
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_table_and_figure_show_the_average_that_the_bootstrap_runs_copied(count: int):
+    one = fewer_averages(distinct_setting(), count)
+    name = AVERAGES[min(2, count - 1)]
+    assert copied_back(one) == name
+    (figure,) = [figure for figure in make_figures(made_results(one)) if figure.name == "demo/bootstrap/accuracy"]
+    table = named(make_tables(made_results(one)), "demo/bootstrap/accuracy")
+    assert [line.label for line in figure.panels[0].lines][1::2] == [f"plain: {name}", f"bootstrapped: {name}"]
+    end = figure.panels[0].lines[3].y[-1]
+    assert cell_at(table, "EMA, bootstrapped", "end, %").mean == pytest.approx(end)
+
+
+def test_without_runs_that_copy_an_average_back_there_is_none_to_name():
+    one = distinct_setting()
+    assert copied_back(replace(one, variants={})) is None
+    assert copied_back(replace(one, variants={"bootstrap": one.variants["tune"]})) is None
+
+
+def test_the_first_measured_epoch_that_reaches_the_level_counts_and_nothing_between():
+    assert first_reached(np.array([0.5, 0.8, 1.0]), np.array([0.0, 0.1, 0.2])) == (3, 1.0, 0.2)
+    assert first_reached(np.array([0.95, 0.8]), np.array([0.3, 0.4])) == (1, 0.95, 0.3)
+    assert first_reached(np.array([0.8, 0.9, 0.7]), np.array([0.1, 0.3, 0.9]), 0.75) == (1, 0.8, 0.1)
+    assert first_reached(np.array([NAN, 0.8, 0.95, 1.0]), np.array([0.9, 0.1, NAN, 0.2])) == (4, 1.0, 0.2)
+    assert first_reached(np.array([0.8, 0.89]), np.array([0.1, 0.3])) is None
+    assert first_reached(np.array([]), np.array([])) is None
+
+
+def test_curves_on_train_have_recomputed_statistics_where_these_were_measured():
+    found = on_train(by_hand(CURVES), "b")
+    assert found is not None and found.batchnorm == "recomputed"
+    np.testing.assert_array_equal(found.memorised, CURVES["b", "recomputed", "train", "memorised"])
+    some = by_hand({key: found for key, found in CURVES.items() if key[1] != "recomputed"})
+    assert on_train(some, "b").batchnorm == "averaged" and on_train(some, LIVE).batchnorm == "own"
+    assert on_train(some, "a") is None
+
+
+def test_values_are_those_of_the_column_in_its_stage():
+    one = distinct_setting()
+    for column in one.columns:
+        for metric, found in column.values.items():
+            assert values(one, column.title, metric, (column.trained_on, column.split)) is found  # type: ignore[arg-type]
+    assert values(one, "SWA", "accuracy", TUNED) is None and values(one, "SGD", "speed", REFIT) is None
+
+
+def test_the_best_average_is_the_highest_at_each_epoch_and_ignores_what_was_not_measured():
+    run = runs("refit")[0]
+    found = best(run, AVERAGES, "test")
+    assert found is not None
+    for epoch in range(run.epochs):
+        assert found[epoch] == max(run.curves[Curve(name, "averaged", "test", "accuracy")][epoch] for name in AVERAGES)
+    assert best(run, (*AVERAGES, "another"), "test") is None and best(run, (), "test") is None
+    keys = [Curve(name, "averaged", "test", "accuracy") for name in AVERAGES[:2]]
+    holes = replace(run, curves={keys[0]: np.array([NAN, 0.5]), keys[1]: np.array([NAN, NAN])})
+    np.testing.assert_array_equal(best(holes, AVERAGES[:2], "test"), [NAN, 0.5])  # type: ignore[arg-type]
+
+
+def test_epochs_are_counted_from_one():
+    curve = np.array([0.1, 0.2, NAN])
+    assert [at(curve, epoch) for epoch in (1, 2, 3, 4, 0, -1, -2, -4)] == [0.1, 0.2, None, None, None, None, 0.2, None]
+    assert peak(curve) == (0.2, 2) and peak(np.array([NAN])) is None and peak(None) is None
+    assert [first_quarter(epochs) for epochs in (1, 3, 7, 8, 30, 200)] == [1, 1, 1, 2, 7, 50]
+
+
+def test_curves_of_other_lengths_are_not_compared():
+    assert gap(np.zeros(3), np.zeros(4)) is None and gap(None, np.zeros(4)) is None
+    assert mean(gap(np.array([0.5, NAN]), np.array([0.25, 1.0]))) == 25.0 and mean(None) is None
+
+
+def test_a_curve_that_one_run_lacks_or_has_shorter_is_no_curve_of_the_variant():
+    one = distinct_setting()
+    first, second, third = one.variants["refit"]
+    found = stack(one, "refit", lambda run: live(run, "test"))
+    assert found is not None and [row.tolist() for row in found] == [
+        run.curves[Curve(LIVE, "own", "test", "accuracy")].tolist() for run in one.variants["refit"]
+    ]
+    shorter = replace(second, curves={key: curve[:7] for key, curve in second.curves.items()})
+    for changed in (replace(second, curves={}), shorter):
+        other = replace(one, variants={"refit": (first, changed, third)})
+        assert stack(other, "refit", lambda run: live(run, "test")) is None
+        assert by_seed(other, "refit", lambda run: live(run, "test"), mean) == {}
+    assert stack(one, "no such variant", lambda run: live(run, "test")) is None
+
+
+def test_differences_are_of_the_seeds_that_both_have():
+    assert minus({0: 1.0, 2: 3.0, 3: None}, {1: 1.0, 2: 1.0, 3: 2.0}) == {2: 2.0, 3: None}
+
+
+def test_the_choice_of_a_seed_is_the_one_that_validation_made():
+    one = replace(setting(), choices=[{"seed": 4, "averages": {"loss": ["ema", 7]}}])  # a list, as JSON has it
+    assert chosen(one, 4, "loss") == ("ema", 7)
+    assert chosen(one, 4, "accuracy") is None and chosen(one, 0, "loss") is None
