@@ -37,10 +37,10 @@ from emabank.study.allocation import keep_memory
 from emabank.study.bench import Contestant, spread
 from emabank.study.carry_out import network_of
 from emabank.study.config import RunConfig
+from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Images, make_images, normalisation_of
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts, seeded_generator
-from emabank.study.datasets import load_dataset, load_parts
 from emabank.study.metrics.accuracy import accuracy
 from emabank.study.models.catalogue import build_network
 from emabank.study.models.known import KNOWN_NETWORKS

@@ -24,9 +24,9 @@ from emabank.posthoc import Snapshots, synthesize_many
 from emabank.study.bench import conditions
 from emabank.study.carry_out import network_of
 from emabank.study.config import RunConfig
+from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.splits import Parts
-from emabank.study.datasets import load_parts
 from emabank.study.measures import by_split
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, Recipe, TrainingConfig
 from emabank.study.train import Training

@@ -18,7 +18,7 @@ import emabank
 from emabank.study import arguments as arguments_module
 from emabank.study.arguments import COMMANDS
 from emabank.study.cli import main
-from emabank.study.data import cifar, cifar_n, fetch
+from emabank.study.data import cifar
 from emabank.study.data.catalogue import CIFAR10, DATASETS
 
 COMMAND = (sys.executable, "-m", "emabank.study")
@@ -261,7 +261,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     layout = cifar._LAYOUTS["cifar10"]
     layout = layout._replace(train=dict.fromkeys(layout.train, 4), test={"test_batch": 4})
     monkeypatch.setitem(cifar._LAYOUTS, "cifar10", layout)
-    monkeypatch.setattr(cifar_n, "_IMAGES", 20)
+    monkeypatch.setattr(cifar, "_IMAGES", 20)
     names = [*layout.train, *layout.test]
     return {f"cifar-10-batches-py/{name}": cifar_batch(seed, 4, 10) for seed, name in enumerate(names)}
 
@@ -342,7 +342,7 @@ def test_data_check_says_what_stands_and_ends_accordingly(tmp_path, capsys):
 def test_fetching_without_a_network_is_one_sentence(tmp_path, monkeypatch, capsys):
     download = replace(CIFAR10.downloads[0], url="http://127.0.0.1:9/cifar-10-python.tar.gz")  # nobody listens there
     monkeypatch.setitem(DATASETS, "cifar10", replace(CIFAR10, downloads=(download,)))
-    monkeypatch.setattr(fetch, "_TIMEOUT", 1)
+    monkeypatch.setattr(download, "_TIMEOUT", 1)
     for variable in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(variable, "127.0.0.1")
     said = failed(capsys, "data", "fetch", "cifar10", "--data", str(tmp_path / "data"), code=1)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from emabank.study.carry_out import network_of
 from emabank.study.config import RunConfig
+from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, Images, fingerprint
 from emabank.study.data.loader import Loader
 from emabank.study.data.splits import Parts
-from emabank.study.datasets import load_parts
 from emabank.study.measures import evaluation_batch
 from emabank.study.ranks import ALONE, Ranks
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig

@@ -18,7 +18,7 @@ from emabank.study import launch
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.cli import main
 from emabank.study.config import Keep, ProtocolConfig
-from emabank.study.datasets import load_dataset
+from emabank.study.data.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
 from emabank.study.launch import executor_for, launch_protocol, locally, show_plan, task_of, title
 from emabank.study.place import Place

@@ -29,8 +29,8 @@ from emabank.rules import rule_from_dict
 from emabank.selection import BestTracker
 from emabank.study.cli import main
 from emabank.study.config import ProtocolConfig
-from emabank.study.data.archives import unpack
-from emabank.study.data.pickles import read_pickle
+from emabank.study.data.cifar import read_pickle
+from emabank.study.data.download import unpack
 from emabank.study.plain import changed, from_plain, read_toml, to_plain, toml_text
 from emabank.study.rows import Row, from_json_line, read_rows, to_json_line
 from emabank.study.runs import arrays, checkpoints

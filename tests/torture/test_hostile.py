@@ -17,11 +17,9 @@ import emabank
 from emabank import EMABank, checkpoint
 from emabank.averaging import average_checkpoints
 from emabank.study.config import ProtocolConfig
-from emabank.study.data.archives import read_members, unpack
-from emabank.study.data.cifar import load_cifar
-from emabank.study.data.cifar_n import load_cifar_n
-from emabank.study.data.folder import load_image_folder
-from emabank.study.data.tiny_imagenet import read_wnids
+from emabank.study.data.cifar import load_cifar, load_cifar_n, read_members
+from emabank.study.data.download import unpack
+from emabank.study.data.folders import load_image_folder, read_wnids
 from emabank.study.plain import read_toml
 from emabank.study.report.load import load_evidence
 from emabank.study.report.summary import read_summary
@@ -195,10 +193,7 @@ def test_the_report_leaves_out_whatever_lies_in_a_folder_of_runs(
         assert not mark.exists()
 
 
-@pytest.mark.parametrize("part", ["images.npy", "labels.npy", "manifest.json"])
-def test_a_hostile_cache_of_images_is_made_again(
-    part: str, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
-) -> None:
+def test_a_hostile_cache_of_images_is_made_again(hostile: tuple[dict[str, bytes], Path], tmp_path: Path) -> None:
     from PIL import Image
 
     files, mark = hostile
@@ -208,8 +203,7 @@ def test_a_hostile_cache_of_images_is_made_again(
     wanted = load_image_folder(tmp_path).images.copy()
     [cache] = (tmp_path / ".emabank-cache").glob("[!.]*")
     for what, content in files.items():
-        (cache / part).unlink()
-        (cache / part).write_bytes(content)
+        cache.write_bytes(content)
         assert np.array_equal(load_image_folder(tmp_path).images, wanted), what
         assert not mark.exists(), what
 

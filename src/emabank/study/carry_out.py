@@ -19,8 +19,8 @@ from torch import nn
 
 from emabank.study.allocation import keep_memory
 from emabank.study.config import RunConfig
+from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
-from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.executors.worker import LOCKED, stop_with_executor
 from emabank.study.grid import grid
 from emabank.study.locks import LockedError

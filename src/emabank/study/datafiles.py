@@ -6,8 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from emabank.study.data.catalogue import find_dataset
-from emabank.study.data.check import Finding, check, is_complete, origin
-from emabank.study.data.fetch import fetch
+from emabank.study.data.download import Finding, check, fetch, is_complete, origin
 from emabank.study.progress import counting
 
 

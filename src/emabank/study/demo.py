@@ -19,8 +19,7 @@ from emabank.study.averages import rules
 from emabank.study.config import DemoConfig, RunConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Images, normalisation_of
-from emabank.study.data.noise import symmetric_noise
-from emabank.study.data.splits import Parts, stratified_split
+from emabank.study.data.splits import Parts, stratified_split, symmetric_noise
 from emabank.study.measures import Measured
 from emabank.study.models.catalogue import build_network
 from emabank.study.progress import progress

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from emabank.study.carry_out import Job, folder_of, to_text, work_together
 from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Dataset, fingerprint
-from emabank.study.datasets import load_dataset, load_parts
 from emabank.study.executors import Executor, Task, raise_if_failed
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.executors.ranks import RanksExecutor, follow

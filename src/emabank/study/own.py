@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from emabank.study.carry_out import Job, carry_out, folder_of
 from emabank.study.config import ProtocolConfig
-from emabank.study.data.folder import load_image_folder
+from emabank.study.data.folders import load_image_folder
 from emabank.study.data.images import Dataset, Images, make_images
 from emabank.study.data.labelled import LabelledImages
 from emabank.study.launch import show, title

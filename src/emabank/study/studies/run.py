@@ -11,8 +11,8 @@ from typing import Any
 
 from emabank.study.carry_out import Job, folder_of
 from emabank.study.config import ProtocolConfig
+from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset
-from emabank.study.datasets import load_parts
 from emabank.study.executors import Outcome
 from emabank.study.locks import locked
 from emabank.study.place import Place

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from emabank.study.data import pixels
-from emabank.study.data.pixels import Shape, decoded_blocks, height_and_width
+from emabank.study.data import folders
+from emabank.study.data.folders import Shape, decoded_blocks, height_and_width
 
 RANDOM = np.random.default_rng(0)
 
@@ -24,7 +24,7 @@ def decoded(*paths: Path, size: tuple[int, int] = (5, 7), fit: bool = False) -> 
 
 
 def test_many_images_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pixels, "_TOGETHER", 3)
+    monkeypatch.setattr(folders, "_TOGETHER", 3)
     paths = [saved(tmp_path / f"{number}.png") for number in range(50)]
     expected = np.stack([np.asarray(Image.open(path).copy()).transpose(2, 0, 1) for path in paths])
     found = decoded(*paths)
@@ -89,14 +89,14 @@ def test_damaged_files_are_named(tmp_path: Path):
 
 def test_decoding_stays_only_a_little_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     begun: list[Path] = []
-    decode = pixels._block
+    decode = folders._block
 
     def noted(paths: list[Path], size: tuple[int, int], fit: bool) -> np.ndarray:
         begun.extend(paths)
         return decode(paths, size, fit)
 
-    monkeypatch.setattr(pixels, "_block", noted)
-    monkeypatch.setattr(pixels, "_TOGETHER", 1)
+    monkeypatch.setattr(folders, "_block", noted)
+    monkeypatch.setattr(folders, "_TOGETHER", 1)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     path = saved(tmp_path / "image.png")
     with closing(decoded_blocks([path] * 40, (5, 7), fit=False)) as blocks:

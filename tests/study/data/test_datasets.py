@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from study.data.made_up import cifar_batch, python2_pickle, write_files
 
-from emabank.study.data import cifar, cifar_n
+from emabank.study.data import cifar
+from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import fingerprint
-from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.recipe import DataConfig
 
 PUBLISHED = pytest.mark.skipif(
@@ -34,7 +34,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str
     ten = ten._replace(train=dict.fromkeys(ten.train, 40), test={"test_batch": 40})
     hundred = hundred._replace(train={"train": 200}, test={"test": 400})
     monkeypatch.setattr(cifar, "_LAYOUTS", {"cifar10": ten, "cifar100": hundred})
-    monkeypatch.setattr(cifar_n, "_IMAGES", 200)
+    monkeypatch.setattr(cifar, "_IMAGES", 200)
     made = {
         f"cifar-10-batches-py/{name}": cifar_batch(seed, 40, 10) for seed, name in enumerate([*ten.train, *ten.test])
     }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from emabank.study.data.folder import load_image_folder
+from emabank.study.data.folders import load_image_folder
 
 
 def save(path: Path, brightness: int, size: tuple[int, int] = (6, 4)) -> None:

@@ -1,6 +1,6 @@
 """From the name of a data set to its images and labels, checked and fingerprinted.
 
-May import data and config; the readers themselves are in data/.
+The way in: the readers are in cifar.py, folders.py and digits.py. May import config.
 """
 
 from pathlib import Path
@@ -8,13 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from emabank.study.data.cifar import load_cifar
-from emabank.study.data.cifar_n import check_alignment, load_cifar_n
+from emabank.study.data.cifar import check_alignment, load_cifar, load_cifar_n
 from emabank.study.data.digits import digits_dataset
+from emabank.study.data.folders import load_tiny_imagenet
 from emabank.study.data.images import Dataset, make_images
 from emabank.study.data.labelled import LabelledImages, Tell
 from emabank.study.data.splits import Parts, make_parts, stratified_split
-from emabank.study.data.tiny_imagenet import load_tiny_imagenet
 from emabank.study.recipe import DataConfig
 
 
