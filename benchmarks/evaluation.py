@@ -41,9 +41,8 @@ from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Images, make_images, normalisation_of
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts, seeded_generator
-from emabank.study.metrics.accuracy import accuracy
-from emabank.study.models.catalogue import build_network
-from emabank.study.models.known import KNOWN_NETWORKS
+from emabank.study.metrics.classification import accuracy
+from emabank.study.models import NETWORKS, build_network
 from emabank.study.predict import predict, predict_each
 from emabank.study.recipe import DataConfig, HardwareConfig, Recipe, TrainingConfig
 from emabank.study.train import Training
@@ -344,8 +343,8 @@ def main(words: Sequence[str] | None = None) -> int:
         result="evaluation.json",
     )
     add = parser.add_argument
-    add("--networks", nargs="+", default=["resnet8"], choices=list(KNOWN_NETWORKS), metavar="NETWORK",
-        help=f"of {', '.join(KNOWN_NETWORKS)} (default: resnet8)")  # fmt: skip
+    add("--networks", nargs="+", default=["resnet8"], choices=list(NETWORKS), metavar="NETWORK",
+        help=f"of {', '.join(NETWORKS)} (default: resnet8)")  # fmt: skip
     add("--tasks", nargs="+", default=TASKS, choices=TASKS, help="(default: both)")
     add("--sources", nargs="+", type=parse_source, default=[None, 2], metavar="SOURCE",
         help="of batches: memory, or the number of a DataLoader's workers (memory 2)")  # fmt: skip

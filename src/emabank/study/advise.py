@@ -17,7 +17,7 @@ from rich.text import Text
 
 from emabank import Best
 from emabank.advice import Advice, advise, critical_value, gain_text
-from emabank.study.metrics.probabilities import log_softmax
+from emabank.study.metrics.classification import log_softmax
 from emabank.study.rows import Row
 from emabank.study.runs.arrays import Predictions
 from emabank.study.runs.folder import CONFIG, RunFolder

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from emabank import EMABank
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.own_arguments import BenchArguments
 
 LIMIT, BANK, AGAIN, TORCH = "memory limit", "emabank", "emabank, again", "torch AveragedModel"

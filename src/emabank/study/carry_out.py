@@ -25,7 +25,7 @@ from emabank.study.executors.worker import LOCKED, stop_with_executor
 from emabank.study.grid import grid
 from emabank.study.locks import LockedError
 from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.place import Place
 from emabank.study.plain import from_plain, to_plain
 from emabank.study.ranks import ALONE, Ranks, joined, without_them

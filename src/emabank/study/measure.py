@@ -18,10 +18,8 @@ from emabank.study.data.images import Dataset, Images
 from emabank.study.data.splits import Parts
 from emabank.study.keeping import Kept
 from emabank.study.measures import Measured, by_split, measures
-from emabank.study.metrics.accuracy import loss
-from emabank.study.metrics.calibration import calibrated_ece, ece
-from emabank.study.metrics.probabilities import softmax
-from emabank.study.metrics.temperature import apply_temperature, fit_temperature
+from emabank.study.metrics.calibration import apply_temperature, calibrated_ece, ece, fit_temperature
+from emabank.study.metrics.classification import loss, softmax
 from emabank.study.rows import Part, Row
 from emabank.study.train import Training
 from emabank.study.transfer import evaluate_transfer

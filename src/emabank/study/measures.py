@@ -10,8 +10,7 @@ import numpy as np
 
 from emabank.study.data.images import Images
 from emabank.study.data.splits import Parts
-from emabank.study.metrics.accuracy import accuracy, loss
-from emabank.study.metrics.memorisation import clean_accuracy, memorised
+from emabank.study.metrics.classification import accuracy, clean_accuracy, loss, memorised
 from emabank.study.rows import BatchNorm, Part
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, TypeVar
 
-from emabank.study.models.known import known_network
+from emabank.study.models import network_info
 from emabank.study.values import check_choices, check_from, check_share, listed
 
 PublishedName = Literal["digits", "cifar10", "cifar100", "cifar10n", "cifar100n", "tiny-imagenet"]
@@ -118,7 +118,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         if self.network != "own":
-            known_network(self.network).checked_width(self.width)
+            network_info(self.network).check_width(self.width)
         check_from("epochs", self.epochs, 1)
         check_from("batch", self.batch, 2)
         check_from("width", self.width, 1)
@@ -154,7 +154,7 @@ class TrainingConfig:
         """
         if self.network == "own":
             return _filled(self, weight_decay=1e-4, warmup_epochs=self.warmup)
-        known = known_network(self.network)
+        known = network_info(self.network)
         return _filled(self, weight_decay=known.weight_decay, width=known.default_width, warmup_epochs=self.warmup)
 
 

@@ -24,14 +24,14 @@ from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts
 from emabank.study.keeping import LIVE, Keeping, Kept
 from emabank.study.measures import Measured, by_split, evaluation_batch, measures
-from emabank.study.models.synced import SyncedBatchNorm, each_alone, synced
+from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.predict import Key, Logits, computing, predict_each
 from emabank.study.ranks import ALONE, Ranks
 from emabank.study.rows import Part
 from emabank.study.schedules import Schedule
 
 SWA = "swa"
-BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncedBatchNorm)
+BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
 
 Set = tuple[str, BatchNorm]
 """Which weights, with which statistics."""
@@ -72,7 +72,7 @@ class Training:
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
         self.model = self.placed(make_model())
         if not ranks.is_alone:
-            self.model = synced(self.model)
+            self.model = convert_sync_batchnorm(self.model)
         shared = self.shared(self.model)
         self._forward: Callable[[Tensor], Tensor] = torch.compile(shared) if hardware.compile else shared
         self.has_batchnorm = any(isinstance(each, BATCHNORM) for each in self.model.modules())
@@ -254,7 +254,7 @@ class Training:
         }
         if self.has_batchnorm and self._recipe.measuring.recompute == "each-epoch":
             for bank in banks:
-                with each_alone(self.model):
+                with local_statistics(self.model):
                     recalibrate_batchnorm(bank, self._plain["train"])
                 sets |= {(name, "recomputed"): bank.functional(name, batchnorm="recomputed") for name in bank.names}
         return sets

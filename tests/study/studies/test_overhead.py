@@ -12,7 +12,7 @@ from study.small_runs import one_thread as one_thread
 from emabank import EMABank
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.digits import digits_dataset
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.recipe import AveragesConfig, HardwareConfig, TrainingConfig
 from emabank.study.report.evidence import Overhead
 from emabank.study.studies import overhead

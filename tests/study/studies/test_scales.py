@@ -10,7 +10,7 @@ from interpreter import run
 
 from emabank.study.averages import rules
 from emabank.study.config import ProtocolConfig
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.protocol import resolved
 from emabank.study.recipe import AveragesConfig, DataConfig, DatasetName, Network, TrainingConfig
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY

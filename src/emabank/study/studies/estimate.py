@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from emabank.study.config import RunConfig
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.studies.cost import SIZES, Speed
 
 IMAGES = 4

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from emabank import EMABank
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.images import Dataset
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.report.evidence import Overhead
 from emabank.study.runs.environment import environment
 

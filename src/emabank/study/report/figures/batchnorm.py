@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emabank.study.metrics.inputs import Floats
+from emabank.study.metrics.classification import Floats
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import figure_of, how, named
 from emabank.study.report.figures.lines import curves_of, line, rate_line

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from emabank.study.metrics.inputs import Floats
+from emabank.study.metrics.classification import Floats
 from emabank.study.report.curves import REACHED, OnTrain, on_train, when_reached
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import CUT, figure_of, how, named

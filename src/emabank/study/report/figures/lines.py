@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from emabank.study.metrics.inputs import Floats
+from emabank.study.metrics.classification import Floats
 from emabank.study.report.evidence import LIVE, Curve, Run, Setting
 from emabank.study.report.panel import Line
 from emabank.study.report.sheet import Cell

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from emabank.study.metrics.inputs import Floats
+from emabank.study.metrics.classification import Floats
 from emabank.study.report.evidence import Curve, Evidence, Setting
 from emabank.study.report.figures.captions import figure_of
 from emabank.study.report.pairs import Scale

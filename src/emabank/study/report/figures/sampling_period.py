@@ -2,7 +2,7 @@
 
 import re
 
-from emabank.study.metrics.inputs import Floats
+from emabank.study.metrics.classification import Floats
 from emabank.study.report.evidence import LIVE, Evidence, Setting
 from emabank.study.report.figures.captions import CUT, ORACLE, figure_of, how, statistics
 from emabank.study.report.figures.lines import best_of, curves_of, difference, focus, line

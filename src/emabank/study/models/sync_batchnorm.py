@@ -1,4 +1,4 @@
-"""Batch norm over the images of all processes that train together, on a CPU as well. Imports torch alone."""
+"""Batch norm over the images of all ranks, on a CPU as well. Imports torch alone."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 
-class SyncedBatchNorm(_BatchNorm):
-    """What `torch.nn.SyncBatchNorm` is, which there is for accelerators only.
+class SyncBatchNorm(_BatchNorm):
+    """`torch.nn.SyncBatchNorm` for a CPU; torch has it for accelerators only.
 
     Mean and variance are those of all processes' values, as if one process had them; a process may have none. Inside
-    `each_alone` a process normalises by its own values.
+    `local_statistics` a process normalises by its own values.
     """
 
     together = True
@@ -74,34 +74,27 @@ def _summed(value: Tensor) -> Tensor:
     return total
 
 
-def synced(model: nn.Module) -> nn.Module:
+def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     """The model with such layers in the place of its batch norms, which share their tensors; on an accelerator they are
     torch's own.
-
-    >>> type(synced(nn.Sequential(nn.BatchNorm2d(3)))[0]).__name__
-    'SyncedBatchNorm'
     """
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if isinstance(model, _BatchNorm):
-        layer = SyncedBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
+        layer = SyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
         layer.training = model.training
         for kind in ("_parameters", "_buffers"):
             vars(layer)[kind].update(vars(model)[kind])
         return layer
     for name, child in model.named_children():
-        setattr(model, name, synced(child))
+        setattr(model, name, convert_sync_batchnorm(child))
     return model
 
 
 @contextmanager
-def each_alone(model: nn.Module) -> Generator[None]:
-    """Each process with its own batches, of which some may have more than others, as long as the context lasts.
-
-    >>> with each_alone(synced(nn.BatchNorm1d(1))):
-    ...     pass
-    """
-    layers = [module for module in model.modules() if isinstance(module, SyncedBatchNorm)]
+def local_statistics(model: nn.Module) -> Generator[None]:
+    """Every process normalises by its own batches, of which some may have more than others, inside the context."""
+    layers = [module for module in model.modules() if isinstance(module, SyncBatchNorm)]
     try:
         for layer in layers:
             layer.together = False
