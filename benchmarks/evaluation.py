@@ -33,7 +33,6 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, Dataset
 
 from emabank import EMA, EMABank, recalibrate_batchnorm
-from emabank.study.allocation import keep_memory
 from emabank.study.bench import Contestant, spread
 from emabank.study.carry_out import network_of
 from emabank.study.config import RunConfig
@@ -41,6 +40,7 @@ from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Images, make_images, normalisation_of
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts, seeded_generator
+from emabank.study.malloc import keep_freed_memory
 from emabank.study.metrics.classification import accuracy
 from emabank.study.models import NETWORKS, build_network
 from emabank.study.predict import predict, predict_each
@@ -360,7 +360,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if not arguments.samples:
         arguments.threads = arguments.threads or 1  # as in the study
-    known = start(arguments, memory="kept by the process" if keep_memory() else "returned by malloc")
+    known = start(arguments, memory="kept by the process" if keep_freed_memory() else "returned by malloc")
     if arguments.samples:
         parts, data, models = train(arguments)
         curves = measure_samples(parts, data, models, arguments.draws)

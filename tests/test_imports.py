@@ -75,8 +75,8 @@ def test_control_an_integration_is_seen_when_it_is_loaded():
 
 
 def test_control_the_study_is_seen_when_it_is_loaded():
-    loaded = loaded_by("import emabank.study.progress, emabank.study.report.figures.draw")
-    assert {"emabank.study.progress", "rich", "matplotlib"} <= loaded
+    loaded = loaded_by("import emabank.study.executors.progress, emabank.study.report.figures.draw")
+    assert {"emabank.study.executors.progress", "rich", "matplotlib"} <= loaded
 
 
 def test_the_library_works_with_torch_alone():

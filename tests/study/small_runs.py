@@ -19,8 +19,8 @@ from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, Images, fingerprint
 from emabank.study.data.loader import Loader
 from emabank.study.data.splits import Parts
+from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.measures import evaluation_batch
-from emabank.study.ranks import ALONE, Ranks
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
 from emabank.study.runs import checkpoints
 from emabank.study.runs.folder import RunFolder
@@ -81,11 +81,11 @@ def with_garbage_for_test(parts: Parts) -> Parts:
 
 
 def training_of(
-    config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None, ranks: Ranks = ALONE
+    config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None, group: ProcessGroup = ALONE
 ) -> Training:
     """A training that has not begun."""
     make_model = make_model or network_of(config, digits()[0])
-    return Training(config, parts or parts_of(config), make_model, device=CPU, ranks=ranks)
+    return Training(config, parts or parts_of(config), make_model, device=CPU, group=group)
 
 
 def trained(config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None) -> Training:

@@ -121,7 +121,7 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
         assert first.end() == 1
     assert any(line.startswith("done in") and "seed 1" in line for line in first.said), "the other is finished"
     report = first.said[first.said.index("1 of 2 runs failed:") :]
-    assert report[1] == "- tune, rate 0.1, seed 0: killed by SIGKILL, for want of memory perhaps"
+    assert report[1] == "- tune, rate 0.1, seed 0: killed by SIGKILL (possibly out of memory)"
     log = report[-1].removeprefix("  log: ")
     assert first.errors.read_text() == (
         f"emabank: 1 of 2 runs failed: tune, rate 0.1, seed 0; see {log}, then start it again\n"

@@ -30,10 +30,10 @@ from emabank.study.cli import main
 from emabank.study.config import ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, Task
+from emabank.study.executors.progress import duration
 from emabank.study.launch_studies import launch_studies, show_studies_plan
 from emabank.study.models.operations import Counted
 from emabank.study.place import Place
-from emabank.study.progress import duration
 from emabank.study.protocol import plan_protocol, resolved
 from emabank.study.runs.opened import mark_failed
 from emabank.study.studies import listing

@@ -67,7 +67,7 @@ def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path
     os.kill(next(pid for pid in ranks if b"RANK=1\0" in _variables(pid)), signal.SIGKILL)
     said, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "the same command goes on from the last checkpoint" in said or "interrupted" in said, said
+    assert "the same command resumes from the last checkpoint" in said or "interrupted" in said, said
     (left,) = [path.parent for path in runs.glob("*/progress.json")]
     assert not RunFolder(left).is_done()
     assert not list(left.glob("*.tmp"))

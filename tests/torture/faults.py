@@ -31,7 +31,7 @@ from emabank.selection import BestTracker
 from emabank.study import carry_out
 from emabank.study.carry_out import Job, to_text
 from emabank.study.cli import main
-from emabank.study.executors import warm
+from emabank.study.executors import local
 from emabank.study.locks import is_locked
 from emabank.study.place import Place
 
@@ -88,8 +88,8 @@ def study(folder: Path) -> int:
     with pytest.MonkeyPatch.context() as patch:
         fork = multiprocessing.get_context("fork")
         patch.setattr(fork, "set_forkserver_preload", lambda modules: None)
-        patch.setattr(warm, "_start_server", lambda environment: None)
-        patch.setattr(warm.multiprocessing, "get_context", lambda kind: fork)
+        patch.setattr(local, "_start_server", lambda environment: None)
+        patch.setattr(local.multiprocessing, "get_context", lambda kind: fork)
         return study_from_nothing(folder)
 
 

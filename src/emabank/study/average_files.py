@@ -19,8 +19,8 @@ from emabank.averaging import (
     sort_checkpoints,
     uniform_weights,
 )
+from emabank.study.executors.progress import counting
 from emabank.study.own_arguments import AverageArguments
-from emabank.study.progress import counting
 
 _SHOWN = 10  # checkpoints at the beginning and at the end of a long list
 _MB = 10**6

@@ -17,24 +17,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from emabank.study.allocation import keep_memory
 from emabank.study.config import RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
 from emabank.study.executors.worker import LOCKED, stop_with_executor
 from emabank.study.grid import grid
 from emabank.study.locks import LockedError
+from emabank.study.loggers import loggers
+from emabank.study.malloc import keep_freed_memory
 from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.models import build_network
 from emabank.study.place import Place
 from emabank.study.plain import from_plain, to_plain
-from emabank.study.ranks import ALONE, Ranks, joined, without_them
 from emabank.study.runs import checkpoints
 from emabank.study.runs.environment import now
 from emabank.study.runs.folder import FORKS, POSTHOC, Progress
 from emabank.study.runs.opened import OpenRun, RunFolder, open_run
 from emabank.study.train import Interrupted, Training
-from emabank.study.watchers import watchers
 
 MakeModel = Callable[[], nn.Module]
 
@@ -57,7 +57,7 @@ def carry_out(
     make_model: MakeModel | None = None,
     tell: Callable[[int, str], None] = lambda epoch, words: None,
     should_stop: Callable[[], bool] = lambda: False,
-    ranks: Ranks = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> RunFolder:
     """Train, measure and write one run, unless it is done.
 
@@ -66,7 +66,7 @@ def carry_out(
     """
     config = job.config
     folder = folder_of(config, place)
-    if ranks.from_first(folder.is_done()):
+    if group.from_first(folder.is_done()):
         return folder
     dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
     _refuse_other_data(dataset, config.fingerprint)
@@ -75,23 +75,23 @@ def carry_out(
     threads = torch.get_num_threads()
     torch.set_num_threads(hardware.threads)
     try:
-        with _random_state_kept(device_of(config)), _opened(config, place, ranks) as run:
-            if not ranks.from_first(run is not None and run.is_done()):  # another process may have finished it
+        with _random_state_kept(device_of(config)), _opened(config, place, group) as run:
+            if not group.from_first(run is not None and run.is_done()):  # another process may have finished it
                 with ExitStack() as stack:
-                    observe = _unobserved if run is None else stack.enter_context(watchers(place, run.path, config))
-                    _carry_out(job, run, place, dataset, make_model, tell, observe, should_stop, ranks)
+                    observe = _unobserved if run is None else stack.enter_context(loggers(place, run.path, config))
+                    _carry_out(job, run, place, dataset, make_model, tell, observe, should_stop, group)
         return folder
     finally:
         torch.set_num_threads(threads)
 
 
 @contextmanager
-def _opened(config: RunConfig, place: Place, ranks: Ranks) -> Generator[OpenRun | None]:
+def _opened(config: RunConfig, place: Place, group: ProcessGroup) -> Generator[OpenRun | None]:
     """The run's folder, to be written; None where it is another process that writes."""
-    if not ranks.is_first:
+    if not group.is_first:
         yield None
         return
-    also = None if ranks.is_alone else {"processes": ranks.world}
+    also = None if group.is_alone else {"processes": group.world}
     with open_run(place.runs, to_plain(config), threads=config.recipe.hardware.threads, also=also) as run:
         yield run
 
@@ -140,14 +140,14 @@ def _carry_out(
     tell: Callable[[int, str], None],
     observe: Callable[[Training], None],
     should_stop: Callable[[], bool],
-    ranks: Ranks,
+    group: ProcessGroup,
 ) -> None:
     config = job.config
     epochs = config.recipe.training.epochs
     parts = load_parts(config.recipe.data, dataset, config.trained_on)
-    training = Training(config, parts, make_model, device=device_of(config), ranks=ranks)
+    training = Training(config, parts, make_model, device=device_of(config), group=group)
     targets = _targets(config, place)
-    state = ranks.from_first(None if run is None else _state_to_go_on_from(job, run))
+    state = group.from_first(None if run is None else _state_to_go_on_from(job, run))
     if state is not None:
         _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
     snapshots = folder_of(config, place).path / POSTHOC
@@ -295,11 +295,11 @@ def from_text(text: str) -> tuple[Job, Place]:
     return job, from_plain(Place, given["place"], where="the job")
 
 
-def work_together(arguments: Sequence[str], ranks: Ranks, tell: Callable[[Progress], None]) -> None:
-    """Carry out the job that the one argument describes, together with the other processes (executors.ranks)."""
+def work_together(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:
+    """Carry out the job that the one argument describes, together with the other processes (executors.torchrun)."""
     job, place = from_text(arguments[0])
     epochs = job.config.recipe.training.epochs
-    with StopRequest() as request, without_them(ranks):
+    with StopRequest() as request, peer_loss_as_error(group):
         carry_out(
             job,
             place,
@@ -307,18 +307,22 @@ def work_together(arguments: Sequence[str], ranks: Ranks, tell: Callable[[Progre
                 Progress(epoch=epoch, epochs=epochs, words=words, seconds_left=None, time=now())
             ),
             should_stop=lambda: request.received,
-            ranks=ranks,
+            group=group,
         )
 
 
 def main(arguments: list[str]) -> int:
     """Carry out the job that the one argument describes, as `to_text` gave it."""
     stop_with_executor()
-    keep_memory()
+    keep_freed_memory()
     job, place = from_text(arguments[0])
     try:
-        with StopRequest() as request, joined(job.config.recipe.hardware.device) as ranks, without_them(ranks):
-            carry_out(job, place, should_stop=lambda: request.received, ranks=ranks)
+        with (
+            StopRequest() as request,
+            join_group(job.config.recipe.hardware.device) as group,
+            peer_loss_as_error(group),
+        ):
+            carry_out(job, place, should_stop=lambda: request.received, group=group)
     except Interrupted as error:
         print(error)
         return 130

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from emabank.study.data.catalogue import find_dataset
 from emabank.study.data.download import Finding, check, fetch, is_complete, origin
-from emabank.study.progress import counting
+from emabank.study.executors.progress import counting
 
 
 def check_files(name: str, folder: Path, *, console: Console | None = None) -> bool:

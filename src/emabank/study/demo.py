@@ -20,9 +20,9 @@ from emabank.study.config import DemoConfig, RunConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Images, normalisation_of
 from emabank.study.data.splits import Parts, stratified_split, symmetric_noise
+from emabank.study.executors.progress import progress
 from emabank.study.measures import Measured
 from emabank.study.models import build_network
-from emabank.study.progress import progress
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
 from emabank.study.report.demo.picture import demo_figure, demo_page
 from emabank.study.report.demo.record import Chosen, Record, Row

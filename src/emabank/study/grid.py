@@ -26,15 +26,15 @@ def grid(training: Training, parts: Parts, folder: Path, make_model: Callable[[]
 
     Processes that train together all call it; the first of them reads the snapshots.
     """
-    recipe, ranks = training.config.recipe, training.ranks
+    recipe, group = training.config.recipe, training.group
     steps, epochs = training.schedule.steps, recipe.training.epochs
     rules = windows(recipe.averages, steps)
     found: list[Measured] = []
     made: dict[str, Synthesis] = {}
-    kept = snapshot_steps(folder) if ranks.is_first else []
+    kept = snapshot_steps(folder) if group.is_first else []
     for epoch in stops(epochs):
         at_step = max((step for step in kept if step <= epoch * steps // epochs), default=0)
-        made = ranks.from_first(synthesize_many(folder, rules, at_step=at_step) if ranks.is_first else None)
+        made = group.from_first(synthesize_many(folder, rules, at_step=at_step) if group.is_first else None)
         for name in rules:
             found += _measured(training, parts, make_model, epoch, name, made[name])
     last = stops(epochs)[-1]

@@ -14,14 +14,14 @@ from emabank.study.carry_out import Job, folder_of, to_text, work_together
 from emabank.study.config import ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.distributed import join_group, under_torchrun
 from emabank.study.executors import Executor, Task, raise_if_failed
 from emabank.study.executors.local import LocalExecutor
-from emabank.study.executors.ranks import RanksExecutor, follow
+from emabank.study.executors.progress import counting
+from emabank.study.executors.torchrun import TorchrunExecutor, follow
 from emabank.study.place import Place
 from emabank.study.plain import toml_text
-from emabank.study.progress import counting
 from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs
-from emabank.study.ranks import asked_for, joined
 from emabank.study.recipe import HardwareConfig
 from emabank.study.report.columns import protocol_tables
 from emabank.study.runs.folder import RunFolder
@@ -117,17 +117,17 @@ def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Exe
 
     Under torchrun its processes carry out each run together.
     """
-    if not asked_for():
+    if not under_torchrun():
         yield executor_for(hardware, place)
         return
     if place.executor != "local":
         raise ValueError(f"--executor {place.executor} under torchrun: leave one of them out")
-    with joined(hardware[0].device) as ranks:
-        if not ranks.is_first:
-            follow(ranks, work_together)
+    with join_group(hardware[0].device) as group:
+        if not group.is_first:
+            follow(group, work_together)
             yield None
             return
-        executor = RanksExecutor(ranks=ranks, work=work_together)
+        executor = TorchrunExecutor(group=group, work=work_together)
         yield executor
         executor.release()  # after a failure torchrun ends the others
 

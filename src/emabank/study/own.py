@@ -18,9 +18,9 @@ from emabank.study.config import ProtocolConfig
 from emabank.study.data.folders import load_image_folder
 from emabank.study.data.images import Dataset, Images, make_images
 from emabank.study.data.labelled import LabelledImages
+from emabank.study.executors.progress import counting, progress
 from emabank.study.launch import show, title
 from emabank.study.place import Place
-from emabank.study.progress import counting, progress
 from emabank.study.protocol import Protocol, carry_out_protocol, resolved
 from emabank.study.runs.folder import RunFolder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from emabank.study.progress import counting
+from emabank.study.executors.progress import counting
 from emabank.study.report.build import Report, build_report, try_next
 from emabank.study.report.claims.all import claims
 from emabank.study.report.claims.show import claims_text, summary

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emabank.study.progress import duration
+from emabank.study.executors.progress import duration
 from emabank.study.report.evidence import LeftOut
 from emabank.study.report.load import load_studies
 from emabank.study.runs.folder import CONFIG, RunFolder, State

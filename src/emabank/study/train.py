@@ -22,11 +22,11 @@ from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts
+from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.keeping import LIVE, Keeping, Kept
 from emabank.study.measures import Measured, by_split, evaluation_batch, measures
 from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.predict import Key, Logits, computing, predict_each
-from emabank.study.ranks import ALONE, Ranks
 from emabank.study.rows import Part
 from emabank.study.schedules import Schedule
 
@@ -63,15 +63,15 @@ class Training:
         make_model: Callable[[], nn.Module],
         *,
         device: torch.device,
-        ranks: Ranks = ALONE,
+        group: ProcessGroup = ALONE,
     ) -> None:
-        self.config, self.device, self.ranks = config, device, ranks
+        self.config, self.device, self.group = config, device, group
         self._recipe = config.recipe
         training, hardware = self._recipe.training, self._recipe.hardware
         torch.manual_seed(config.seed)
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
         self.model = self.placed(make_model())
-        if not ranks.is_alone:
+        if not group.is_alone:
             self.model = convert_sync_batchnorm(self.model)
         shared = self.shared(self.model)
         self._forward: Callable[[Tensor], Tensor] = torch.compile(shared) if hardware.compile else shared
@@ -85,7 +85,7 @@ class Training:
             seed=config.seed,
             device=device,
             memory_format=form,
-            share=ranks.share,
+            share=group.share,
         )
         self._parts = parts
         self._plain = {
@@ -95,7 +95,7 @@ class Training:
                 normalisation=parts.normalisation,
                 device=device,
                 memory_format=form,
-                share=ranks.share,
+                share=group.share,
             )
             for split, part in by_split(parts).items()
         }
@@ -134,7 +134,7 @@ class Training:
 
     def shared(self, model: nn.Module) -> nn.Module:
         """A network as several processes compute with it: those that are alone, with itself."""
-        if self.ranks.is_alone:
+        if self.group.is_alone:
             return model
         # What the synced batch norms hold is the same everywhere, so that nothing has to be handed round.
         return DistributedDataParallel(model, broadcast_buffers=False)
@@ -199,15 +199,15 @@ class Training:
         if self.swa is not None:
             self.swa.update()
         # Of what the processes average to the mean over the batch, a share has `world` times its own part.
-        total, stops = self.ranks.totals(value.item() * self.loader.whole / self.ranks.world, stop())
+        total, stops = self.group.totals(value.item() * self.loader.whole / self.group.world, stop())
         self._loss += total
         return stops > 0
 
     def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the batch; of a share its part, so that the mean over processes is the mean over the batch."""
-        if self.ranks.is_alone:
+        if self.group.is_alone:
             return F.cross_entropy(logits, labels)
-        return F.cross_entropy(logits, labels, reduction="sum") * (self.ranks.world / self.loader.whole)
+        return F.cross_entropy(logits, labels, reduction="sum") * (self.group.world / self.loader.whole)
 
     def _end_epoch(self) -> None:
         self.losses.append(float(self._loss) / len(self._parts.train))
@@ -271,7 +271,7 @@ class Training:
         """The logits of several sets of weights for all images of a split; each process computes those of its share."""
         mine, precision = self._plain[split], self._recipe.hardware.precision
         found = predict_each(model, sets, mine, precision=precision) if len(mine) else dict[Key, Logits]()
-        return {key: self.ranks.from_all(found.get(key)) for key in sets}
+        return {key: self.group.from_all(found.get(key)) for key in sets}
 
     def _live_is_finite(self) -> bool:
         """Whether all that the live weights said in this epoch is finite; in the last one they are made to speak."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emabank.study.config import ProtocolConfig
-from emabank.study.progress import duration
+from emabank.study.executors.progress import duration
 from emabank.study.studies.catalogue import STUDIES, Wanted, wanted
 from emabank.study.studies.cost import CORES, MACHINE, NOTHING, Cost, cost_of, counted_for, usual_speed
 from emabank.study.studies.kinds import run_of, runs_needed

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from emabank.study import allocation, carry_out
+from emabank.study import carry_out, malloc
 
 FAULTS = """
 import resource, sys
 import torch
-from emabank.study.allocation import keep_memory
+from emabank.study.malloc import keep_freed_memory
 if sys.argv[1] == "keep":
-    assert keep_memory()
+    assert keep_freed_memory()
 def fill():
     [torch.ones(2_000_000) for _ in range(10)]  # 8 MB each, as the activations of a few layers
 for _ in range(20):  # the heap finds its shape
@@ -39,8 +39,8 @@ def test_memory_that_was_freed_is_not_fetched_again():
 
 
 def test_where_it_cannot_be_had_nothing_happens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(allocation.ctypes, "CDLL", lambda name: object())
-    assert not allocation.keep_memory()
+    monkeypatch.setattr(malloc.ctypes, "CDLL", lambda name: object())
+    assert not malloc.keep_freed_memory()
 
 
 def test_a_system_that_refuses_is_believed(monkeypatch: pytest.MonkeyPatch):
@@ -48,13 +48,13 @@ def test_a_system_that_refuses_is_believed(monkeypatch: pytest.MonkeyPatch):
         def __init__(self, name: object) -> None:
             self.mallopt = lambda parameter, value: 0
 
-    monkeypatch.setattr(allocation.ctypes, "CDLL", Library)
-    assert not allocation.keep_memory()
+    monkeypatch.setattr(malloc.ctypes, "CDLL", Library)
+    assert not malloc.keep_freed_memory()
 
 
 def test_a_worker_keeps_its_memory_and_says_what_it_was_given_wrong(monkeypatch: pytest.MonkeyPatch):
     asked: list[bool] = []
-    monkeypatch.setattr(carry_out, "keep_memory", lambda: asked.append(True))
+    monkeypatch.setattr(carry_out, "keep_freed_memory", lambda: asked.append(True))
     monkeypatch.setattr(carry_out, "stop_with_executor", lambda: None)
     with pytest.raises(ValueError, match="Expecting value"):
         carry_out.main(["no job"])

@@ -1,6 +1,6 @@
-"""The processes that train one run together (torchrun starts them): which one this is, its share, and what they tell.
+"""The processes that train one run together, which torchrun starts: the rank of this one, its share, and collectives.
 
-Whatever they tell each other must be said by all at once. A process that is alone says nothing. May import torch.
+All ranks must call a collective together; a process that is alone communicates nothing. Imports torch and numpy.
 """
 
 import os
@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 
 _CPU = torch.device("cpu")
-RANK, WORLD, LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"  # what torchrun tells each process
+RANK, WORLD, LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"  # set by torchrun
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ProcessGroup:
     """One process among `world` that work on the same run.
 
-    >>> Ranks().is_alone, Ranks(rank=1, world=3).share(8)
+    >>> ProcessGroup().is_alone, ProcessGroup(rank=1, world=3).share(8)
     (True, slice(3, 6, None))
     """
 
@@ -68,29 +68,29 @@ class Ranks:
         return box[0]
 
 
-ALONE = Ranks()
+ALONE = ProcessGroup()
 
 
-def asked_for() -> bool:
-    """Whether torchrun has started this process as one of several.
+def under_torchrun() -> bool:
+    """Whether torchrun started this process as one of several.
 
-    >>> asked_for()
+    >>> under_torchrun()
     False
     """
     return int(os.environ.get(WORLD, "1")) > 1
 
 
 @contextmanager
-def joined(device: str) -> Generator[Ranks]:
-    """This process among those that torchrun has started; alone where it has not.
+def join_group(device: str) -> Generator[ProcessGroup]:
+    """This process among those that torchrun started; alone where it did not.
 
     Each process has a GPU of its own, by its number on the machine.
 
-    >>> with joined("cpu") as ranks:
-    ...     ranks.is_alone
+    >>> with join_group("cpu") as group:
+    ...     group.is_alone
     True
     """
-    if not asked_for():
+    if not under_torchrun():
         yield ALONE
         return
     place = _CPU
@@ -99,22 +99,22 @@ def joined(device: str) -> Generator[Ranks]:
         torch.accelerator.set_device_index(place)
     dist.init_process_group("cpu:gloo" if place.type == "cpu" else None)
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size(), place)
+        yield ProcessGroup(dist.get_rank(), dist.get_world_size(), place)
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def without_them(ranks: Ranks) -> Generator[None]:
-    """A process that is gone, which the others notice in whatever they tell each other next, is told in a sentence."""
+def peer_loss_as_error(group: ProcessGroup) -> Generator[None]:
+    """Turn the error that the next collective raises when a rank has died into one sentence."""
     try:
         yield
     except RuntimeError as error:
         lost = isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "NCCL", "Connection"))
-        if ranks.is_alone or not lost:
+        if group.is_alone or not lost:
             raise
         reason = str(error).splitlines()[0][:200]
         raise ConnectionError(
-            f"process {ranks.rank} of {ranks.world} that train together has lost the others ({reason}); the same "
-            "command goes on from the last checkpoint"
+            f"rank {group.rank} of {group.world} lost contact with the other ranks ({reason}); the same command "
+            "resumes from the last checkpoint"
         ) from error

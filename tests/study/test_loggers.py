@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from study.small_runs import config, digits, one_thread  # noqa: F401
 
-from emabank.study import watchers as module
+from emabank.study import loggers as module
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.config import RunConfig
+from emabank.study.loggers import loggers, scalars_of
 from emabank.study.measures import Measured
 from emabank.study.place import Place
 from emabank.study.recipe import Recipe
-from emabank.study.watchers import scalars_of, watchers
 
 RUN = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
 
@@ -83,7 +83,7 @@ def test_a_run_shows_what_its_own_files_say(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_nobody_is_shown_anything_unasked(tmp_path: Path):
-    with watchers(Place(), tmp_path, RUN) as observe:
+    with loggers(Place(), tmp_path, RUN) as observe:
         observe(trained_to(1))
     assert not list(tmp_path.iterdir())
 
@@ -94,7 +94,7 @@ def test_a_package_that_is_missing_is_one_sentence(name: str, asked: Any, tmp_pa
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, name, raising=False)
     for _ in range(2):
-        with pytest.raises(ValueError, match=said), watchers(Place(**{name: asked}), tmp_path, RUN):
+        with pytest.raises(ValueError, match=said), loggers(Place(**{name: asked}), tmp_path, RUN):
             pass
         (tmp_path / name).mkdir(exist_ok=True)  # a folder of that name is no package, though Python would import it
 
@@ -121,13 +121,13 @@ def test_tensorboard_reads_back_what_the_run_says(tmp_path: Path):
 
 def test_a_resumed_run_does_not_garble_the_curves_of_tensorboard(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    with watchers(Place(tensorboard=True), tmp_path, RUN) as observe:
+    with loggers(Place(tensorboard=True), tmp_path, RUN) as observe:
         for epoch in range(1, 6):
             observe(trained_to(epoch))
     assert {epoch for _, epoch in curves(tmp_path)} == {1, 2, 3, 4, 5}
     (first,) = (tmp_path / "tensorboard").iterdir()
     first.rename(first.with_name(first.name.replace("events.out.tfevents.", "events.out.tfevents.0")))  # long ago
-    with watchers(Place(tensorboard=True), tmp_path, RUN) as observe:  # from a checkpoint in epoch 4
+    with loggers(Place(tensorboard=True), tmp_path, RUN) as observe:  # from a checkpoint in epoch 4
         for epoch in range(4, 8):
             observe(trained_to(epoch, shift=0.5))
     found = {epoch: value for (name, epoch), value in curves(tmp_path).items() if name == "train/loss"}
@@ -136,7 +136,7 @@ def test_a_resumed_run_does_not_garble_the_curves_of_tensorboard(tmp_path: Path)
 
 def test_tensorboard_takes_numbers_that_are_not_finite(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    with watchers(Place(tensorboard=True), tmp_path, RUN) as observe:
+    with loggers(Place(tensorboard=True), tmp_path, RUN) as observe:
         observe(trained_to(1, shift=math.nan))
     assert math.isnan(curves(tmp_path)["train/loss", 1])
 
@@ -158,7 +158,7 @@ def test_wandb_is_given_the_configuration_and_every_epoch(wandb: Any, tmp_path: 
     )
     folder = tmp_path / "0123456789abcdef"
     folder.mkdir()
-    with watchers(Place(wandb="mine"), folder, RUN) as observe:
+    with loggers(Place(wandb="mine"), folder, RUN) as observe:
         assert (wandb.run.id, wandb.run.project) == (folder.name, "mine")
         assert wandb.run.config["recipe"]["training"]["network"] == "resnet8"
         for epoch in (1, 2):
@@ -174,5 +174,5 @@ def test_wandb_that_cannot_start_is_one_sentence(wandb: Any, tmp_path: Path, mon
 
     monkeypatch.setattr(wandb, "init", refuse)
     said = r"^wandb could not be started \(No API key configured.\); log in with `wandb login`, set WANDB_MODE=offline"
-    with pytest.raises(ValueError, match=said), watchers(Place(wandb="mine"), tmp_path, RUN):
+    with pytest.raises(ValueError, match=said), loggers(Place(wandb="mine"), tmp_path, RUN):
         pass

@@ -11,29 +11,29 @@ from pathlib import Path
 import pytest
 from processes import SOURCE, wait_until
 
-from emabank.study.executors.attempt import Attempt
+from emabank.study.executors.remote import RemoteCommand
 from emabank.study.executors.worker import LOCKED, PARENT
 
 LONG = "import time; print('begun', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + LONG
 WORKER = """
 import signal, sys
-from emabank.study.executors.attempt import Attempt
-attempt = Attempt((sys.executable, "-c", sys.argv[2]), log=sys.argv[1], grace=0.5)
+from emabank.study.executors.remote import RemoteCommand
+command = RemoteCommand((sys.executable, "-c", sys.argv[2]), log=sys.argv[1], grace=0.5)
 def interrupted(number, frame):
-    attempt.stop()
+    command.stop()
     print("stopped", flush=True)
     raise SystemExit(7)
 signal.signal(signal.SIGUSR2, interrupted)
-attempt()
+command()
 """
 
 
 def test_it_gives_the_exit_code_and_keeps_what_was_printed(tmp_path: Path):
     log = tmp_path / "log.txt"
     code = "import os; print(os.environ['COLOUR'], os.environ['" + PARENT + "']); raise SystemExit(3)"
-    attempt = Attempt((sys.executable, "-c", code), log=str(log), environment={"COLOUR": "green"})
-    assert attempt() == 3
+    command = RemoteCommand((sys.executable, "-c", code), log=str(log), environment={"COLOUR": "green"})
+    assert command() == 3
     assert f"green {os.getpid()}" in log.read_text()
 
 
@@ -53,16 +53,16 @@ def test_a_signal_handler_can_stop_it_while_it_is_waited_for(tmp_path: Path, com
 
 
 def test_a_folder_in_use_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("emabank.study.executors.attempt._BETWEEN_TRIES", 0.1)
+    monkeypatch.setattr("emabank.study.executors.remote._BETWEEN_TRIES", 0.1)
     mark = tmp_path / "mark"
     code = f"import pathlib; mark = pathlib.Path({str(mark)!r}); was = mark.exists(); mark.touch(); "
     code += f"raise SystemExit(0 if was else {LOCKED})"
     command = (sys.executable, "-c", code)
-    assert Attempt(command, log=str(tmp_path / "log.txt"))() == 0
+    assert RemoteCommand(command, log=str(tmp_path / "log.txt"))() == 0
     mark.unlink()
-    assert Attempt(command, log=str(tmp_path / "log.txt"), patience=0)() == LOCKED
+    assert RemoteCommand(command, log=str(tmp_path / "log.txt"), patience=0)() == LOCKED
 
 
 def test_it_travels():
-    attempt = pickle.loads(pickle.dumps(Attempt((sys.executable, "-c", "pass"), log="/dev/null")))
-    assert attempt() == 0
+    command = pickle.loads(pickle.dumps(RemoteCommand((sys.executable, "-c", "pass"), log="/dev/null")))
+    assert command() == 0

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from emabank.study.progress import counting, duration, is_due, plain_line, progress
+from emabank.study.executors.progress import counting, duration, is_due, plain_line, progress
 
 
 def made(*, terminal: bool) -> Console:
@@ -49,17 +49,17 @@ def test_a_terminal_gets_a_bar_with_what_was_told():
 
 @pytest.mark.parametrize("epochs", [1, 2, 11, 12, 13, 25, 60, 200, 1000])
 def test_lines_are_due_now_and_then_whatever_the_length(epochs: int):
-    due = [epoch for epoch in range(1, epochs + 1) if is_due(epoch, epochs, told=epoch - 1)]
+    due = [epoch for epoch in range(1, epochs + 1) if is_due(epoch, epochs, last=epoch - 1)]
     assert due[0] == 1 and due[-1] == epochs
     assert len(due) <= 25 and (len(due) == epochs or len(due) >= 12)
 
 
 def test_of_those_told_of_late_one_line_is_enough():
     # Looked at only every few seconds: of several epochs that have passed, the last is told.
-    assert is_due(17, 60, told=3) and not is_due(4, 60, told=3)
-    assert is_due(5, 60, told=0), "the first look is told whatever it sees"
-    assert not is_due(60, 60, told=60), "nothing twice"
-    assert not is_due(0, 60, told=0), "nothing has happened yet"
+    assert is_due(17, 60, last=3) and not is_due(4, 60, last=3)
+    assert is_due(5, 60, last=0), "the first look is told whatever it sees"
+    assert not is_due(60, 60, last=60), "nothing twice"
+    assert not is_due(0, 60, last=0), "nothing has happened yet"
 
 
 def test_what_a_line_says():
@@ -86,32 +86,32 @@ def test_times_to_wait_are_as_exact_as_one_wants_to_know(seconds: float, words: 
 # Counting ------------------------------------------------------------------------------------------------------------
 
 
-def counted(*, terminal: bool, told: list[int], total: int = 100_000) -> str:
+def counted(*, terminal: bool, calls: list[int], total: int = 100_000) -> str:
     console = made(terminal=terminal)
     with counting(console, "images decoded") as tell:
-        for done in told:
+        for done in calls:
             tell(done, total)
     return written(console)
 
 
 def test_counting_prints_a_few_plain_lines():
-    lines = counted(terminal=False, told=list(range(0, 100_001, 100))).splitlines()
+    lines = counted(terminal=False, calls=list(range(0, 100_001, 100))).splitlines()
     assert lines[0] == "images decoded: 100 of 100,000" and lines[-1] == "images decoded: 100,000 of 100,000"
     assert len(lines) <= 15
 
 
 def test_counting_to_nothing_or_not_at_all_prints_nothing():
-    assert counted(terminal=False, told=[]) == ""
-    assert counted(terminal=False, told=[0], total=0) == ""
+    assert counted(terminal=False, calls=[]) == ""
+    assert counted(terminal=False, calls=[0], total=0) == ""
 
 
 def test_counting_on_a_terminal_is_a_bar():
-    output = counted(terminal=True, told=[0, 50_000, 100_000])
+    output = counted(terminal=True, calls=[0, 50_000, 100_000])
     assert "images decoded" in output and "100000/100000" in output and "━" in output
 
 
 def test_without_anything_to_count_a_terminal_gets_no_bar():
-    assert "images decoded" not in counted(terminal=True, told=[])
+    assert "images decoded" not in counted(terminal=True, calls=[])
 
 
 def test_an_error_while_counting_is_not_kept():

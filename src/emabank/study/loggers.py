@@ -19,12 +19,12 @@ Log = Callable[[int, dict[str, float]], None]
 
 
 @contextmanager
-def watchers(place: Place, folder: Path, config: RunConfig) -> Generator[Observe]:
+def loggers(place: Place, folder: Path, config: RunConfig) -> Generator[Observe]:
     """Yield a function that shows a training, after each epoch, to whoever was asked for.
 
     >>> from emabank.study.config import Recipe
     >>> config = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
-    >>> with watchers(Place(), Path("runs"), config) as observe:  # nobody was asked for
+    >>> with loggers(Place(), Path("runs"), config) as observe:  # nobody was asked for
     ...     callable(observe)
     True
     """

@@ -1,4 +1,4 @@
-"""The loop that executors share: start what waits, look at what runs, tell of it, and end in good order.
+"""The loop that executors share: start what waits, look at what runs, show it, and end in good order.
 
 What an executor adds is how a task is started, and how its worker is asked to stop.
 """
@@ -17,7 +17,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, in_order
-from emabank.study.executors.display import Display, display, failures
+from emabank.study.executors.progress import Display, display, failures, say
 from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.environment import now
 from emabank.study.runs.folder import FAILED, LOG, Progress, RunFolder
@@ -29,15 +29,15 @@ _BETWEEN_LOOKS = 0.5  # seconds between two looks at a run's progress
 _LOG_LINES, _LOG_BYTES = 12, 8192
 
 
-class Started:
-    """A task that was started: what it has told since, and how it ended."""
+class TaskHandle:
+    """A task that was started: what it has said since, and how it ended."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.folder = RunFolder(task.folder)
         task.folder.mkdir(parents=True, exist_ok=True)
         self.log = task.folder / LOG
-        self._told = self.folder.progress()  # of an earlier start, perhaps
+        self._progress = self.folder.progress()  # of an earlier start, perhaps
         self._failed_before = _stamp(task.folder / FAILED)
         with open(self.log, "ab") as log:
             log.write(f"--- {now()} {task.title}\n".encode())
@@ -50,15 +50,15 @@ class Started:
         raise NotImplementedError
 
     def news(self) -> Progress | None:
-        """What the run has told since the last look; None: nothing new."""
+        """What the run has said since the last look; None: nothing new."""
         if time.monotonic() - self._looked < _BETWEEN_LOOKS:
             return None
         self._looked = time.monotonic()
-        told = self.folder.progress()
-        if told == self._told:
+        progress = self.folder.progress()
+        if progress == self._progress:
             return None
-        self._told = told
-        return told
+        self._progress = progress
+        return progress
 
     def outcome(self, code: int | None, reason: str) -> Outcome:
         """How it ended, with this exit code. The folder has the last word: a run that is done is done, whatever became
@@ -70,7 +70,7 @@ class Started:
         if _stamp(self.task.folder / FAILED) != self._failed_before:
             reason = f"{reason}: {self.folder.failure()}"
         elif code not in INTERRUPTED:
-            with suppress(OSError):  # a full disk, say; the report tells it all the same
+            with suppress(OSError):  # a full disk, say; it is reported all the same
                 mark_failed(self.task.folder, reason)
         return Outcome(task=self.task, state="failed", seconds=seconds, reason=reason, log=self._last_lines())
 
@@ -83,10 +83,10 @@ class Started:
         return tuple([line for line in lines if line.strip()][-_LOG_LINES:])
 
 
-Running = TypeVar("Running", bound=Started)
+Running = TypeVar("Running", bound=TaskHandle)
 
 
-def carry_out_all(
+def run_tasks(
     tasks: Sequence[Task],
     start: Callable[[Task], Running],
     stop: Callable[[list[Running], list[int]], None],
@@ -95,7 +95,7 @@ def carry_out_all(
     poll: float,
     console: Console | None = None,
 ) -> list[Outcome]:
-    """Carry out every task that is not done; the outcomes come in the order of the tasks, each task once.
+    """Run every task that is not done; the outcomes come in the order of the tasks, each task once.
 
     `at_once` so many are started at a time; None: all. What failed is reported at the end, when the others have
     finished. The first Ctrl-C lets workers write their checkpoints, further ones hasten the end; then
@@ -104,16 +104,16 @@ def carry_out_all(
     console = console or Console()
     tasks = in_order(tasks)
     with _interrupts() as interrupts, display(console, len(tasks)) as shown:
-        outcomes = _carry_out(tasks, start, stop, shown, interrupts, at_once or len(tasks), poll)
+        outcomes = _run(tasks, start, stop, shown, interrupts, at_once or len(tasks), poll)
         if interrupts:
             shown.say(f"interrupted: {len(outcomes)} of {len(tasks)} runs ended, the same command resumes the rest")
             raise KeyboardInterrupt
     for line in failures(outcomes):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(console, line)
     return outcomes
 
 
-def _carry_out(
+def _run(
     tasks: list[Task],
     start: Callable[[Task], Running],
     stop: Callable[[list[Running], list[int]], None],
@@ -145,13 +145,13 @@ def _carry_out(
                 except OSError as error:
                     ended(Outcome(task=task, state="failed", reason=f"could not be started: {error}"))
             time.sleep(poll)
-            for each in list(running):
-                progress = each.news()
+            for handle in list(running):
+                progress = handle.news()
                 if progress is not None:
-                    shown.progressed(each.task, progress)
-                outcome = each.poll()
+                    shown.progressed(handle.task, progress)
+                outcome = handle.poll()
                 if outcome is not None:
-                    running.remove(each)
+                    running.remove(handle)
                     ended(outcome)
     finally:
         stop(running, interrupts)
@@ -159,11 +159,7 @@ def _carry_out(
 
 
 def reason_of(code: int) -> str:
-    """An exit code in words, negative for a signal.
-
-    >>> reason_of(3), reason_of(-15)
-    ('exit code 3', 'killed by SIGTERM')
-    """
+    """An exit code in words, negative for a signal."""
     if code == 0:
         return "ended without finishing the run"
     if code > 0:
@@ -172,7 +168,7 @@ def reason_of(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:  # a real-time signal has no name
         name = f"signal {-code}"
-    return f"killed by {name}" + (", for want of memory perhaps" if -code == signal.SIGKILL else "")
+    return f"killed by {name}" + (" (possibly out of memory)" if -code == signal.SIGKILL else "")
 
 
 def _stamp(path: Path) -> int | None:

@@ -19,7 +19,7 @@ _BETWEEN_TRIES = 2.0  # seconds
 _BETWEEN_LOOKS = 0.1
 
 
-class Attempt:
+class RemoteCommand:
     """One start of a task; called, it gives the exit code of the task's command.
 
     When a worker dies, its task is started elsewhere at once, while the old process may still be writing its last

@@ -9,7 +9,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST = 2**25  # bytes; glibc allows no more
 
 
-def keep_memory() -> bool:
+def keep_freed_memory() -> bool:
     """Have this process keep freed memory, from here on; False where that cannot be had (no glibc).
 
     A tensor of some megabytes is otherwise given back when it is freed, and fetched again page by page, zeroed by the

@@ -1,4 +1,4 @@
-"""Warm workers with real processes: started at once, and in all else what `python -m` of the same module would be."""
+"""Worker processes, forked (warm) and from nothing (cold): the same promises, however they end or are interrupted."""
 
 import json
 import os
@@ -12,10 +12,11 @@ import processes
 import pytest
 from processes import HEAD, SOURCE, is_alive, wait_until
 
-from emabank.study.executors.warm import AVAILABLE
+from emabank.study.executors.local import FORKS
 from emabank.study.runs.folder import RunFolder
 
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="workers are forked on Linux alone")
+pytestmark = pytest.mark.skipif(not FORKS, reason="workers are forked on Linux alone")
+BOTH = pytest.mark.parametrize("warm", [(), ("small_worker",)], ids=["cold", "warm"])
 
 # A worker's module that needs no torch: it notes by which process it is imported, and runs the code it is given.
 MODULE = f"""
@@ -125,7 +126,7 @@ def imported(root: Path) -> list[list[str]]:
     return [line.split() for line in (root / "imports.txt").read_text().splitlines()]
 
 
-# As a cold worker ----------------------------------------------------------------------------------------------------
+# How a worker ends ----------------------------------------------------------------------------------------------------
 
 ENDS = {
     "done": "print('hello', folder.name); print('as an error', file=sys.stderr); done()",
@@ -155,7 +156,7 @@ def test_however_a_worker_ends_it_is_told_as_of_a_process_that_started_from_noth
     assert found["warm"]["three"] == ["failed", "exit code 3", ["three"]]
     assert found["warm"]["raises"][1] == "exit code 1"
     assert found["warm"]["raises"][2][-1] == "ValueError: the rate is [too] high"
-    assert found["warm"]["killed"][1] == "killed by SIGKILL, for want of memory perhaps"
+    assert found["warm"]["killed"][1] == "killed by SIGKILL (possibly out of memory)"
     assert found["warm"]["interrupted"][2][0] == "before"
     assert found["warm"]["interrupted"][2][-1] == "KeyboardInterrupt"
     for name in ENDS:
@@ -258,9 +259,10 @@ while True: time.sleep(0.05)
 WATCHFUL = "from emabank.study.executors.worker import stop_with_executor\nstop_with_executor(every=0.05)\n" + KIND
 
 
+@BOTH
 @pytest.mark.parametrize("whole_group", [False, True], ids=["the executor alone", "as a terminal does"])
-def test_ctrl_c_gives_workers_time_for_a_checkpoint(tmp_path: Path, whole_group: bool):
-    with Executing(tmp_path, dict.fromkeys("abc", KIND)) as executing:
+def test_ctrl_c_gives_workers_time_for_a_checkpoint(tmp_path: Path, whole_group: bool, warm: tuple[str, ...]):
+    with Executing(tmp_path, dict.fromkeys("abc", KIND), warm=warm) as executing:
         executing.until_ready("ab")
         (os.killpg if whole_group else os.kill)(executing.process.pid, signal.SIGINT)
         said = executing.ended()
@@ -310,8 +312,9 @@ tasks = []
         assert (tmp_path / name / "log.txt").read_text().endswith("KeyboardInterrupt\n")
 
 
-def test_ctrl_c_pressed_again_ends_deaf_workers_too(tmp_path: Path):
-    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=60) as executing:
+@BOTH
+def test_ctrl_c_pressed_again_hastens_the_end(tmp_path: Path, warm: tuple[str, ...]):
+    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=60, warm=warm) as executing:
         executing.until_ready("ab")
         for _ in ("SIGINT", "SIGTERM"):
             executing.process.send_signal(signal.SIGINT)
@@ -325,9 +328,19 @@ def test_ctrl_c_pressed_again_ends_deaf_workers_too(tmp_path: Path):
     assert executing.process.returncode == -signal.SIGINT
 
 
+@BOTH
+def test_deaf_workers_are_killed_when_their_time_is_over(tmp_path: Path, warm: tuple[str, ...]):
+    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=0.1, warm=warm) as executing:
+        executing.until_ready("ab")
+        executing.process.send_signal(signal.SIGINT)
+        executing.ended()
+    assert executing.process.returncode == -signal.SIGINT
+
+
+@BOTH
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_workers_notice_when_the_executor_was_killed(tmp_path: Path, number: signal.Signals):
-    with Executing(tmp_path, dict.fromkeys("abc", WATCHFUL)) as executing:
+def test_workers_notice_when_the_executor_was_killed(tmp_path: Path, number: signal.Signals, warm: tuple[str, ...]):
+    with Executing(tmp_path, dict.fromkeys("abc", WATCHFUL), warm=warm) as executing:
         executing.until_ready("ab")
         servers = {parent_of(worker) for worker in executing.workers}
         executing.process.send_signal(number)

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task
-from emabank.study.executors.display import display, failures
+from emabank.study.executors.progress import display, failures
 from emabank.study.runs.folder import Progress
 
 TASK = Task(id="a", title="resnet8 [rate 0.1]", folder=Path("runs/a"), command=("train",))

@@ -11,7 +11,7 @@ from study.small_runs import config, in_float64, trained
 from study.small_runs import one_thread as one_thread
 from together import together
 
-from emabank.study.ranks import ALONE, Ranks
+from emabank.study.distributed import ALONE, ProcessGroup
 
 SHORT = {"epochs": 2, "warmup_epochs": 0.4}
 
@@ -54,7 +54,7 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [0, 1, 5, 7, 100])
 def test_shares_are_all_of_it_in_order_and_alike(world: int, count: int):
-    shares = [range(count)[Ranks(rank, world).share(count)] for rank in range(world)]
+    shares = [range(count)[ProcessGroup(rank, world).share(count)] for rank in range(world)]
     assert [each for share in shares for each in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
