@@ -12,10 +12,10 @@ from rich.console import Console
 from study.small_runs import config, digits, left
 
 from emabank.study.carry_out import Job, carry_out
+from emabank.study.config import Place
 from emabank.study.executors import Executor, Outcome, Task
 from emabank.study.launch import task_of
-from emabank.study.place import Place
-from emabank.study.runs.folder import LOCK, RunFolder
+from emabank.study.runs.reader import LOCK, RunFolder
 
 EPOCHS = 300
 

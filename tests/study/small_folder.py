@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import AveragesConfig, Place, ProtocolConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
 from emabank.study.launch import task_of
-from emabank.study.place import Place
-from emabank.study.recipe import AveragesConfig
 from emabank.study.report.pairs import MAIN
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES, Study

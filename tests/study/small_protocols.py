@@ -8,16 +8,14 @@ import torch
 from torch import nn
 
 from emabank.study.carry_out import Job, carry_out, folder_of
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import DataConfig, HardwareConfig, MeasuringConfig, Place, ProtocolConfig, TrainingConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, make_images
-from emabank.study.place import Place
 from emabank.study.protocol import (
     Protocol,
     carry_out_protocol,
 )
-from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, TrainingConfig
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 
 DIGITS = digits_dataset()
 

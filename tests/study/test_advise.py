@@ -12,8 +12,8 @@ from study.small_runs import one_thread as one_thread
 
 from emabank.study.advise import advise_run, show_advice
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.place import Place
-from emabank.study.runs.folder import RunFolder
+from emabank.study.config import Place
+from emabank.study.runs.reader import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,9 @@ from emabank.study.arguments import (
     RunArguments,
     StatusArguments,
 )
-from emabank.study.config import DemoConfig, ProtocolConfig
+from emabank.study.config import DataConfig, DemoConfig, Place, ProtocolConfig, PublishedName, TrainingConfig
 from emabank.study.data.catalogue import DATASETS
-from emabank.study.place import Place
-from emabank.study.plain import toml_text
-from emabank.study.recipe import DataConfig, PublishedName, TrainingConfig
+from emabank.study.serialize import to_toml
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +135,7 @@ def test_flags_may_be_written_with_underscores_as_the_files_have_them():
 
 
 def test_trackers_that_are_not_installed_are_refused_before_any_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("emabank.study.place.find_spec", lambda name: None)
+    monkeypatch.setattr("emabank.study.config.find_spec", lambda name: None)
     for words, name in ((["--tensorboard"], "tensorboard"), (["--wandb", "mine"], "wandb")):
         assert refused("run", "dynamics", *words).startswith(f"{name} is asked for and not installed; ")
         said = refused("protocol", *words)
@@ -184,7 +182,7 @@ def test_of_two_files_the_last_one_counts_as_with_any_flag(file: Path):
 def test_what_a_dry_run_prints_is_a_file_that_gives_the_same(tmp_path: Path):
     words = ["--decays", "0.9", "--no-swa", "--dataset", "cifar10n", "--transfer", "cifar100", "--rates", "1e-5"]
     config = parsed("protocol", *words).protocol.completed()
-    (tmp_path / "again.toml").write_text(toml_text(config))
+    (tmp_path / "again.toml").write_text(to_toml(config))
     assert parsed("protocol", "--config", str(tmp_path / "again.toml")).protocol == config
 
 

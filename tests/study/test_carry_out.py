@@ -17,9 +17,10 @@ from study.small_runs import config, digits, left, logits_of, network_with, part
 from study.small_runs import one_thread as one_thread
 
 from emabank.study.carry_out import Job, StopRequest, carry_out, folder_of, main, to_text
+from emabank.study.config import Place
 from emabank.study.data.images import Dataset
-from emabank.study.place import Place
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.storage import read_state
 from emabank.study.train import Interrupted
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
@@ -43,7 +44,7 @@ def test_it_leaves_a_complete_folder(run: RunFolder, place: Place):
     names = run.snapshots()
     assert len(names) == 6
     assert run.predictions() == names
-    assert run.load_fork(1)["steps"] == 5
+    assert read_state(run.fork_path(1))["steps"] == 5
     assert not list(run.path.glob("checkpoint*"))
     assert {(row.run, row.seed) for row in run.rows()} == {(run.id, 0)}
     assert run.summary()["diverged"] is False

@@ -12,9 +12,9 @@ from scipy.special import logsumexp
 
 from emabank.study.comparisons import Column, Stage, pairs, tables, with_tuned_temperatures
 from emabank.study.config import Keep
-from emabank.study.rows import Row
-from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.opened import open_run
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.rows import Row
+from emabank.study.runs.writer import open_run
 
 SAMPLES, CLASSES = 60, 4
 LABELS = np.random.default_rng(0).integers(0, CLASSES, SAMPLES)

@@ -10,13 +10,10 @@ from study.small_runs import one_thread as one_thread
 from emabank.posthoc import snapshot_steps, synthesize
 from emabank.study.averages import windows
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.config import RunConfig
-from emabank.study.place import Place
-from emabank.study.plain import from_plain, to_plain
-from emabank.study.recipe import Recipe
-from emabank.study.rows import Row, read_rows
-from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.identity import run_id
+from emabank.study.config import Place, Recipe, RunConfig
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.rows import Row, read_rows
+from emabank.study.serialize import from_dict, run_id, to_dict
 
 RUN = config(posthoc=20, measuring={"recompute": "each-epoch"})
 WINDOWS = ["ema-5%", "ema-20%", "ema-60%", "ema-85%", "ema-100%"]
@@ -112,15 +109,15 @@ def test_a_run_that_diverged_has_no_fields(tmp_path: Path):
 
 
 def test_runs_without_it_are_the_runs_they_were():
-    plain = to_plain(RunConfig(recipe=config().recipe, rate=0.4, seed=1, trained_on="80%"))
+    plain = to_dict(RunConfig(recipe=config().recipe, rate=0.4, seed=1, trained_on="80%"))
     assert "posthoc" not in plain
     known = RunConfig(recipe=Recipe(), rate=0.4, seed=1, trained_on="80%", fingerprint="f")
-    assert run_id(to_plain(known)) == "b2cc2527120fc76a", "as before there were such runs"
+    assert run_id(to_dict(known)) == "b2cc2527120fc76a", "as before there were such runs"
 
 
 def test_a_run_with_it_is_another_run_and_comes_back_from_its_file():
-    assert run_id(to_plain(RUN)) != run_id(to_plain(config(measuring={"recompute": "each-epoch"})))
-    assert from_plain(RunConfig, to_plain(RUN), where="here") == RUN
+    assert run_id(to_dict(RUN)) != run_id(to_dict(config(measuring={"recompute": "each-epoch"})))
+    assert from_dict(RunConfig, to_dict(RUN), where="here") == RUN
 
 
 def test_it_needs_validation_images():

@@ -17,15 +17,13 @@ from rich.console import Console
 from emabank.study import launch
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.cli import main
-from emabank.study.config import Keep, ProtocolConfig
+from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Keep, Place, ProtocolConfig, TrainingConfig
 from emabank.study.data.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
 from emabank.study.launch import executor_for, launch_protocol, locally, show_plan, task_of, title
-from emabank.study.place import Place
-from emabank.study.plain import read_toml
 from emabank.study.protocol import carry_out_protocol, resolved, tuning_jobs
-from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, TrainingConfig
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
+from emabank.study.serialize import read_toml
 from emabank.study.studies.arms import arm_jobs, supposed
 
 CONFIG = ProtocolConfig(

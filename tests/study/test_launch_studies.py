@@ -27,15 +27,14 @@ from emabank.study import carry_out as carry_out_module
 from emabank.study import launch_studies as launching
 from emabank.study.carry_out import carry_out, folder_of
 from emabank.study.cli import main
-from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.config import Place, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.progress import duration
 from emabank.study.launch_studies import launch_studies, show_studies_plan
 from emabank.study.models.operations import Counted
-from emabank.study.place import Place
 from emabank.study.protocol import plan_protocol, resolved
-from emabank.study.runs.opened import mark_failed
+from emabank.study.runs.writer import mark_failed
 from emabank.study.studies import listing
 from emabank.study.studies import run as run_module
 from emabank.study.studies.catalogue import STUDIES

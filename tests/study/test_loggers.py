@@ -14,11 +14,9 @@ from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study import loggers as module
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.config import RunConfig
+from emabank.study.config import Place, Recipe, RunConfig
 from emabank.study.loggers import loggers, scalars_of
 from emabank.study.measures import Measured
-from emabank.study.place import Place
-from emabank.study.recipe import Recipe
 
 RUN = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
 
@@ -72,7 +70,7 @@ def test_a_run_shows_what_its_own_files_say(tmp_path: Path, monkeypatch: pytest.
         opened.append(folder)
 
     monkeypatch.setattr(module, "_tensorboard", recorder)
-    monkeypatch.setattr("emabank.study.place.find_spec", lambda name: SimpleNamespace(origin="somewhere"))
+    monkeypatch.setattr("emabank.study.config.find_spec", lambda name: SimpleNamespace(origin="somewhere"))
     job = Job(config(measuring={"recompute": "each-epoch", "on_train": True}))
     run = carry_out(job, Place(runs=tmp_path, tensorboard=True), digits()[0])
     assert opened == [run.path, run.path]

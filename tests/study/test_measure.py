@@ -18,7 +18,7 @@ from emabank.study.data.images import Dataset
 from emabank.study.data.splits import Parts
 from emabank.study.measure import Predicted, predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.measures import Measured
-from emabank.study.rows import Row
+from emabank.study.runs.rows import Row
 from emabank.study.train import Training
 from emabank.study.transfer import linear_evaluation
 

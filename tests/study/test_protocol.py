@@ -17,8 +17,8 @@ from torch import nn
 
 from emabank.study import load_results
 from emabank.study.carry_out import Job, folder_of
+from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, Place, TrainingConfig
 from emabank.study.data.images import Dataset, fingerprint, make_images
-from emabank.study.place import Place
 from emabank.study.protocol import (
     Choice,
     Protocol,
@@ -32,8 +32,7 @@ from emabank.study.protocol import (
     swa_job,
     tuning_jobs,
 )
-from emabank.study.recipe import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 from emabank.study.schedules import Schedule
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
@@ -109,7 +108,7 @@ def test_choosing_reads_nothing_but_what_the_runs_said_of_validation(
     def refuse(*_: Any) -> Any:
         raise AssertionError("a choice reached for what it must not see")
 
-    for name in ("rows", "load_predictions", "load_snapshot", "predictions", "history", "load_fork"):
+    for name in ("rows", "load_predictions", "load_snapshot", "predictions", "history", "fork_path"):
         monkeypatch.setattr(RunFolder, name, refuse)
     really = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda self, **given: read.append(self.name) or really(self, **given))

@@ -13,12 +13,12 @@ import torch
 from study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
 
 from emabank.study import load_results
+from emabank.study.config import TrainingConfig
 from emabank.study.protocol import (
     Protocol,
     carry_out_protocol,
 )
-from emabank.study.recipe import TrainingConfig
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
 

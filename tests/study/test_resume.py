@@ -19,9 +19,8 @@ from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.carry_out import Job, carry_out, folder_of, to_text
-from emabank.study.config import Keep, RunConfig
-from emabank.study.place import Place
-from emabank.study.runs.opened import OpenRun
+from emabank.study.config import Keep, Place, RunConfig
+from emabank.study.runs.writer import RunWriter
 from emabank.study.train import Interrupted, Training
 
 
@@ -150,16 +149,16 @@ def test_killed_before_any_of_its_last_writes_it_leaves_the_same(tmp_path: Path,
     last = 0
 
     def killing(name: str) -> None:
-        write = getattr(OpenRun, name)
+        write = getattr(RunWriter, name)
 
-        def method(self: OpenRun, *given: Any, **options: Any) -> None:
+        def method(self: RunWriter, *given: Any, **options: Any) -> None:
             nonlocal writes
             writes += 1
             if writes > last:
                 raise Killed
             write(self, *given, **options)
 
-        monkeypatch.setattr(OpenRun, name, method)
+        monkeypatch.setattr(RunWriter, name, method)
 
     names = ("save_snapshot", "save_predictions", "save_history", "write_rows", "write_test_curves", "mark_done")
     for name in names:

@@ -10,7 +10,7 @@ import pytest
 from processes import SOURCE
 from study.studies.small_studies import manifests, runs_in
 
-from emabank.study.place import Place
+from emabank.study.config import Place
 
 SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 WORDS = ["run", "constant-lr", "--seeds", "2", "--device", "cpu", "--jobs", "2"]
@@ -99,7 +99,7 @@ import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from emabank.study.arguments import parse
-from emabank.study.place import Place
+from emabank.study.config import Place
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.run import Runner, pairs_of
 from study.studies.small_studies import DIGITS, Counting

@@ -31,9 +31,9 @@ from emabank.selection import BestTracker
 from emabank.study import carry_out
 from emabank.study.carry_out import Job, to_text
 from emabank.study.cli import main
+from emabank.study.config import Place
 from emabank.study.executors import local
-from emabank.study.locks import is_locked
-from emabank.study.place import Place
+from emabank.study.runs.locks import is_locked
 
 PRELOADED = ["torch._dynamo", "emabank.study.carry_out", "emabank.study.launch_studies", "torture.faults"]
 LONG = pytest.mark.torture

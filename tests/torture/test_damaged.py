@@ -17,11 +17,10 @@ from torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left
 from torture.room import room
 
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.place import Place
+from emabank.study.config import Place
 from emabank.study.report.load import load_evidence
-from emabank.study.runs import checkpoints
-from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.results import load_results
+from emabank.study.runs import storage
+from emabank.study.runs.reader import RunFolder, load_results
 from emabank.study.train import Interrupted
 
 JOB = Job(config(data={"subset": 60}, training={"epochs": 3, "width": 2}), forks=(1,))
@@ -155,7 +154,7 @@ def is_fork_gone_or_same(place: Path, name: str) -> bool:
     """
     fork = place / name
     return "/forks/" in name and (
-        not fork.exists() or str(checkpoints.read(fork)) == str(checkpoints.read(finished() / name))
+        not fork.exists() or str(storage.read_state(fork)) == str(storage.read_state(finished() / name))
     )
 
 

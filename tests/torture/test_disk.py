@@ -18,7 +18,7 @@ from torture.faults import LONG, Faults, difference, faults, left, undisturbed
 from torture.room import room
 
 from emabank.study.carry_out import Job, carry_out
-from emabank.study.place import Place
+from emabank.study.config import Place
 from emabank.study.reporting import make_report
 from emabank.study.studies.catalogue import STUDIES
 

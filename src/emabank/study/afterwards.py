@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from emabank import EMABank, PowerEMA
 from emabank.posthoc import Snapshots, snapshot_steps
 from emabank.study.config import RunConfig
-from emabank.study.plain import to_plain
-from emabank.study.runs.identity import run_id
+from emabank.study.serialize import run_id, to_dict
 
 WIDTHS = (0.05, 0.1)
 """Relative widths: those of EDM2."""
@@ -32,7 +31,7 @@ class Afterwards:
         self._epochs = max(1, math.ceil(epochs / snapshots)) if snapshots else 0
         self._inside = max(1, min(steps_per_epoch // every, snapshots // epochs)) if snapshots else 0
         self._steps_per_epoch, self._steps = steps_per_epoch, epochs * steps_per_epoch
-        self._run = run_id(to_plain(config))
+        self._run = run_id(to_dict(config))
         self._bank: EMABank | None = None
         self._snapshots: Snapshots | None = None
         if snapshots:

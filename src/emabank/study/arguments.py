@@ -12,15 +12,12 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 
 import tyro
 
-from emabank.study.config import DemoConfig, ProtocolConfig
+from emabank.study.config import DemoConfig, Place, ProtocolConfig, PublishedName, check_at_least
 from emabank.study.own_arguments import AverageArguments, BenchArguments, DecayArguments
-from emabank.study.place import Place
-from emabank.study.plain import changed, read_toml
-from emabank.study.recipe import PublishedName
 from emabank.study.report.pairs import Scale
+from emabank.study.serialize import apply_overrides, read_toml
 from emabank.study.studies.catalogue import studies_named
 from emabank.study.studies.scales import protocol_of
-from emabank.study.values import check_from
 
 _PROG = "emabank"
 _MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
@@ -88,7 +85,7 @@ class RunArguments:
     """Say which runs there are, which are done, and what the others would cost on this machine; train nothing."""
 
     def __post_init__(self) -> None:
-        check_from("seeds", self.seeds, 1)
+        check_at_least("seeds", self.seeds, 1)
         pairs = {pair for study in studies_named(self.study) for pair in study.pairs_at(self.scale)}
         self.place.check_trackers()
         for config in (protocol_of(pair, self.scale) for pair in sorted(pairs)):
@@ -99,7 +96,7 @@ class RunArguments:
         """A protocol with the settings that were asked for."""
         seeds = {} if self.seeds is None else {"seeds": self.seeds}
         config = replace(config, hardware=replace(config.hardware, device=self.device), **seeds)
-        return changed(config, [each for some in self.set for each in some])
+        return apply_overrides(config, [each for some in self.set for each in some])
 
 
 @dataclass(frozen=True, kw_only=True)

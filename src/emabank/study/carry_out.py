@@ -17,23 +17,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from emabank.study.config import RunConfig
+from emabank.study.config import Place, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
 from emabank.study.executors.worker import LOCKED, stop_with_executor
 from emabank.study.grid import grid
-from emabank.study.locks import LockedError
 from emabank.study.loggers import loggers
 from emabank.study.malloc import keep_freed_memory
 from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.models import build_network
-from emabank.study.place import Place
-from emabank.study.plain import from_plain, to_plain
-from emabank.study.runs import checkpoints
+from emabank.study.runs import storage
 from emabank.study.runs.environment import now
-from emabank.study.runs.folder import FORKS, POSTHOC, Progress
-from emabank.study.runs.opened import OpenRun, RunFolder, open_run
+from emabank.study.runs.locks import LockedError
+from emabank.study.runs.reader import FORKS, POSTHOC, Progress
+from emabank.study.runs.writer import RunFolder, RunWriter, open_run
+from emabank.study.serialize import from_dict, to_dict
 from emabank.study.train import Interrupted, Training
 
 MakeModel = Callable[[], nn.Module]
@@ -86,13 +85,13 @@ def carry_out(
 
 
 @contextmanager
-def _opened(config: RunConfig, place: Place, group: ProcessGroup) -> Generator[OpenRun | None]:
+def _opened(config: RunConfig, place: Place, group: ProcessGroup) -> Generator[RunWriter | None]:
     """The run's folder, to be written; None where it is another process that writes."""
     if not group.is_first:
         yield None
         return
     also = None if group.is_alone else {"processes": group.world}
-    with open_run(place.runs, to_plain(config), threads=config.recipe.hardware.threads, also=also) as run:
+    with open_run(place.runs, to_dict(config), threads=config.recipe.hardware.threads, also=also) as run:
         yield run
 
 
@@ -114,7 +113,7 @@ def _random_state_kept(device: torch.device) -> Generator[None]:
 
 def folder_of(config: RunConfig, place: Place) -> RunFolder:
     """Where a run is, or will be."""
-    return RunFolder.of(place.runs, to_plain(config))
+    return RunFolder.of(place.runs, to_dict(config))
 
 
 def network_of(config: RunConfig, dataset: Dataset) -> MakeModel:
@@ -133,7 +132,7 @@ def device_of(config: RunConfig) -> torch.device:
 
 def _carry_out(
     job: Job,
-    run: OpenRun | None,
+    run: RunWriter | None,
     place: Place,
     dataset: Dataset,
     make_model: MakeModel,
@@ -178,7 +177,7 @@ def _carry_out(
         return
     rows = rows_of_history(run.id, config, training.measured)
     for kept in all_kept:
-        about = {**to_plain(kept.keep), "mean": parts.normalisation.mean, "std": parts.normalisation.std}
+        about = {**to_dict(kept.keep), "mean": parts.normalisation.mean, "std": parts.normalisation.std}
         run.save_snapshot(kept.keep.name, kept.model.state_dict(), metadata=about)
         run.save_predictions(kept.keep.name, {**kept.predictions})
         rows += rows_of_kept(run.id, config, kept, parts)
@@ -195,23 +194,23 @@ def _carry_out(
     )
 
 
-def _state_to_go_on_from(job: Job, run: OpenRun) -> dict[str, Any] | None:
+def _state_to_go_on_from(job: Job, run: RunWriter) -> dict[str, Any] | None:
     _forget_damaged_forks(run)
     state = run.load_checkpoint()
     if state is None and job.fork is not None and job.fork.exists():
         try:
-            return checkpoints.read(job.fork)
+            return storage.read_state(job.fork)
         except ValueError as error:
             sentence = f"{error} ({job.config.recipe.training.epochs} epochs are trained from the beginning instead)"
             warnings.warn(sentence, RuntimeWarning, stacklevel=2)
     return state
 
 
-def _forget_damaged_forks(run: OpenRun) -> None:
+def _forget_damaged_forks(run: RunWriter) -> None:
     """Remove what this run has kept for others before it was interrupted, where it is not whole any more."""
     for path in sorted((run.path / FORKS).glob("[!.]*")):
         try:
-            checkpoints.read(path)
+            storage.read_state(path)
         except ValueError as error:
             path.unlink()
             sentence = f"{error} (removed: runs that would start from it train from the beginning)"
@@ -282,17 +281,15 @@ class StopRequest:
 def to_text(job: Job, place: Place) -> str:
     """A job as text, for the command line of a worker."""
     fork = None if job.fork is None else str(job.fork)
-    return json.dumps(
-        {"config": to_plain(job.config), "fork": fork, "forks": list(job.forks), "place": to_plain(place)}
-    )
+    return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
 
 
 def from_text(text: str) -> tuple[Job, Place]:
     """What `to_text` was given."""
     given = json.loads(text)
     fork = None if given["fork"] is None else Path(given["fork"])
-    job = Job(from_plain(RunConfig, given["config"], where="the job"), fork, tuple(given["forks"]))
-    return job, from_plain(Place, given["place"], where="the job")
+    job = Job(from_dict(RunConfig, given["config"], where="the job"), fork, tuple(given["forks"]))
+    return job, from_dict(Place, given["place"], where="the job")
 
 
 def work_together(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:

@@ -14,8 +14,8 @@ from emabank.study.config import Keep
 from emabank.study.metrics.agreement import churn, jensen_shannon
 from emabank.study.metrics.calibration import apply_temperature, ece
 from emabank.study.metrics.classification import loss, softmax
-from emabank.study.rows import Row
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.rows import Row
 
 
 class Column(NamedTuple):

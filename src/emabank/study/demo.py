@@ -16,14 +16,22 @@ import emabank
 from emabank import EMA
 from emabank.checkpoint import write_atomically
 from emabank.study.averages import rules
-from emabank.study.config import DemoConfig, RunConfig
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    DemoConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Recipe,
+    RunConfig,
+    TrainingConfig,
+)
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Images, normalisation_of
 from emabank.study.data.splits import Parts, stratified_split, symmetric_noise
 from emabank.study.executors.progress import progress
 from emabank.study.measures import Measured
 from emabank.study.models import build_network
-from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
 from emabank.study.report.demo.picture import demo_figure, demo_page
 from emabank.study.report.demo.record import Chosen, Record, Row
 from emabank.study.report.demo.table import closing_line, comparison_table

@@ -14,7 +14,7 @@ from emabank.posthoc import Synthesis, snapshot_steps, synthesize_many
 from emabank.study.averages import stops, windows
 from emabank.study.data.splits import Parts
 from emabank.study.measures import Measured, by_split, measures
-from emabank.study.rows import BatchNorm
+from emabank.study.runs.rows import BatchNorm
 from emabank.study.train import Training
 
 PROFILE_ERROR, DISTANCE = "profile_error", "weight_distance"

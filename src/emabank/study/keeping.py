@@ -7,8 +7,7 @@ from torch import Tensor
 
 from emabank import Best, BestTracker, EMABank
 from emabank.study.averages import columns
-from emabank.study.config import Keep
-from emabank.study.recipe import AveragesConfig
+from emabank.study.config import AveragesConfig, Keep
 
 LIVE = "live"
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 
 from emabank.study.carry_out import Job, folder_of, to_text, work_together
-from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.config import HardwareConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import join_group, under_torchrun
@@ -19,12 +19,10 @@ from emabank.study.executors import Executor, Task, raise_if_failed
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.executors.progress import counting
 from emabank.study.executors.torchrun import TorchrunExecutor, follow
-from emabank.study.place import Place
-from emabank.study.plain import toml_text
 from emabank.study.protocol import CarryOut, Protocol, carry_out_protocol, resolved, tuning_jobs
-from emabank.study.recipe import HardwareConfig
 from emabank.study.report.columns import protocol_tables
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
+from emabank.study.serialize import to_toml
 
 _WORKER = "emabank.study.carry_out"
 _WARM = _WORKER, "torch._dynamo"  # the latter is imported by every optimizer
@@ -67,7 +65,7 @@ def show_plan(config: ProtocolConfig, place: Place, *, console: Console | None =
     console = console or Console()
     config = resolved(config)
     dataset = read_data(config, place, Console(stderr=True))
-    console.print(toml_text(config), highlight=False, markup=False, soft_wrap=True)
+    console.print(to_toml(config), highlight=False, markup=False, soft_wrap=True)
     for job in tuning_jobs(config, data=fingerprint(dataset)):
         folder = folder_of(job.config, place)
         console.print(f"# {title(job.config)}: {folder.path}, {folder.state()}", highlight=False, soft_wrap=True)

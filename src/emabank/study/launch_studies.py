@@ -13,14 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from emabank.study.carry_out import Job, folder_of
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import DataConfig, Place, ProtocolConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome
 from emabank.study.executors.progress import duration
 from emabank.study.launch import executing, executor_for, read_data, task_of, title
-from emabank.study.place import Place
 from emabank.study.protocol import Chosen, Planned, choose_all, plan_protocol
-from emabank.study.recipe import DataConfig
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.arms import arm_jobs
 from emabank.study.studies.catalogue import Study

@@ -9,9 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from emabank.study.config import RunConfig
-from emabank.study.place import Place
-from emabank.study.plain import to_plain
+from emabank.study.config import Place, RunConfig
+from emabank.study.serialize import to_dict
 from emabank.study.train import Training
 
 Observe = Callable[[Training], None]
@@ -81,7 +80,7 @@ def _wandb(project: str, folder: Path, config: RunConfig) -> Generator[Log]:
     wandb: Any = import_module("wandb")
     try:
         # The run's own id: a run that is resumed here goes on there as well, and what it has told is not told again.
-        run = wandb.init(project=project, id=folder.name, resume="allow", dir=str(folder), config=to_plain(config))
+        run = wandb.init(project=project, id=folder.name, resume="allow", dir=str(folder), config=to_dict(config))
     except wandb.Error as error:
         raise ValueError(
             f"wandb could not be started ({str(error).strip().splitlines()[0]}); log in with `wandb login`, set "

@@ -20,7 +20,7 @@ from emabank.study.keeping import Kept
 from emabank.study.measures import Measured, by_split, measures
 from emabank.study.metrics.calibration import apply_temperature, calibrated_ece, ece, fit_temperature
 from emabank.study.metrics.classification import loss, softmax
-from emabank.study.rows import Part, Row
+from emabank.study.runs.rows import Part, Row
 from emabank.study.train import Training
 from emabank.study.transfer import evaluate_transfer
 

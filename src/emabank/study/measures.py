@@ -11,7 +11,7 @@ import numpy as np
 from emabank.study.data.images import Images
 from emabank.study.data.splits import Parts
 from emabank.study.metrics.classification import accuracy, clean_accuracy, loss, memorised
-from emabank.study.rows import BatchNorm, Part
+from emabank.study.runs.rows import BatchNorm, Part
 
 
 class Measured(NamedTuple):

@@ -14,15 +14,14 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from emabank.study.carry_out import Job, carry_out, folder_of
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.folders import load_image_folder
 from emabank.study.data.images import Dataset, Images, make_images
 from emabank.study.data.labelled import LabelledImages
 from emabank.study.executors.progress import counting, progress
 from emabank.study.launch import show, title
-from emabank.study.place import Place
 from emabank.study.protocol import Protocol, carry_out_protocol, resolved
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 
 Data = Dataset | tuple[Tensor, Tensor, Tensor, Tensor] | str | os.PathLike[str]
 

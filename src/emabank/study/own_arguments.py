@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from emabank.study.values import check_choices, check_from
+from emabank.study.config import check_at_least, check_choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class AverageArguments:
         if sum(options.values()) > 1:
             names = " and ".join(name for name, is_set in options.items() if is_set)
             raise ValueError(f"{names} exclude each other; choose one, or none for the plain mean")
-        check_from("last", self.last, 1)
+        check_at_least("last", self.last, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class DecayArguments:
     """How many optimizer steps an epoch has, to say it in epochs too. By default that is unknown."""
 
     def __post_init__(self) -> None:
-        check_from("every", self.every, 1)
+        check_at_least("every", self.every, 1)
         if self.steps_per_epoch is not None and not 0 < self.steps_per_epoch < math.inf:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give a number above 0, such as 391")
         forms = ("decay", "per_step", "half_life", "window", "half_life_epochs", "window_epochs")
@@ -134,7 +134,7 @@ class BenchArguments:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check_from("threads", self.threads, 1)
+        check_at_least("threads", self.threads, 1)
         if not self.averages or not all(1 <= count <= 5 for count in self.averages):
             raise ValueError(f"averages must be numbers from 1 to 5; got {' '.join(map(str, self.averages)) or 'none'}")
         if not 0 < self.seconds <= 3600:

@@ -16,17 +16,13 @@ from torch import Tensor
 from emabank.study.averages import columns
 from emabank.study.carry_out import Job, MakeModel, folder_of, network_of, transfer_targets
 from emabank.study.comparisons import Column, Stage, pairs, tables, with_tuned_temperatures
-from emabank.study.config import Keep, ProtocolConfig, RunConfig
+from emabank.study.config import Keep, MeasuringConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset, fingerprint
-from emabank.study.place import Place
-from emabank.study.plain import to_plain
 from emabank.study.predict import features_of
-from emabank.study.recipe import MeasuringConfig
-from emabank.study.runs.folder import file_checksum
-from emabank.study.runs.identity import run_id
-from emabank.study.runs.opened import RunFolder, write_json, write_rows
-from emabank.study.runs.results import ROWS_CHECKSUM
-from emabank.study.runs.sealed import sealed
+from emabank.study.runs.reader import ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
+from emabank.study.runs.storage import file_checksum, with_checksum, write_json
+from emabank.study.runs.writer import write_rows
+from emabank.study.serialize import run_id, to_dict
 from emabank.study.train import LIVE, SWA
 
 CRITERIA = {"accuracy": "acc.", "loss": "loss"}
@@ -160,7 +156,7 @@ def held_from(config: ProtocolConfig, choice: Choice) -> int:
 def swa_job(config: ProtocolConfig, refit: Job, place: Place) -> Job:
     """The run with SWA that is forked from a refit."""
     epoch = config.swa_epoch
-    fork = folder_of(refit.config, place).path / "forks" / f"epoch-{epoch}.pt"
+    fork = folder_of(refit.config, place).fork_path(epoch)
     return Job(replace(refit.config, keep=(), constant_from=epoch, swa=True), fork=fork)
 
 
@@ -267,7 +263,7 @@ def carry_out_protocol(
     measured = _stages(config, chosen.choices, chosen.tuned, refitted, swa, noisy=noisy)
     rows = [row for each in measured for row in pairs(each)]
     rows += with_tuned_temperatures(chosen.tuned, refitted) if refitted else []
-    plain = {"config": to_plain(config), **planned.prints}
+    plain = {"config": to_dict(config), **planned.prints}
     summary = {
         **plain,
         "choices": [{**choice._asdict(), "averages": dict(choice.averages)} for choice in chosen.choices],
@@ -281,9 +277,9 @@ def carry_out_protocol(
     }
     folder = place.runs / f"protocol-{run_id(plain)}"
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / "rows.jsonl", rows)
-    checksum = {ROWS_CHECKSUM: file_checksum(folder / "rows.jsonl")}
-    write_json(folder / "summary.json", sealed({**summary, **checksum}))
+    write_rows(folder / ROWS, rows)
+    checksum = {ROWS_CHECKSUM: file_checksum(folder / ROWS)}
+    write_json(folder / SUMMARY, with_checksum({**summary, **checksum}))
     return Protocol(
         config=config,
         folder=folder,

@@ -14,7 +14,7 @@ from rich.text import Text
 from emabank.study.executors.progress import duration
 from emabank.study.report.evidence import LeftOut
 from emabank.study.report.load import load_studies
-from emabank.study.runs.folder import CONFIG, RunFolder, State
+from emabank.study.runs.reader import CONFIG, RunFolder, State
 
 _STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
 

@@ -27,7 +27,7 @@ from emabank.study.keeping import LIVE, Keeping, Kept
 from emabank.study.measures import Measured, by_split, evaluation_batch, measures
 from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.predict import Key, Logits, computing, predict_each
-from emabank.study.rows import Part
+from emabank.study.runs.rows import Part
 from emabank.study.schedules import Schedule
 
 SWA = "swa"

@@ -13,9 +13,9 @@ from rich.console import Console
 from emabank.study.executors import Task
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.executors.worker import LOCKED
-from emabank.study.locks import locked
-from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.opened import open_run
+from emabank.study.runs.locks import locked
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.writer import open_run
 
 DONE = "tell(2, 2); done()"
 
@@ -123,7 +123,7 @@ def test_why_the_run_itself_says_that_it_failed_is_told_and_an_old_reason_is_not
 
 
 def test_a_run_in_use_elsewhere_fails_here_and_is_left_alone(tmp_path: Path):
-    refused = "from emabank.study.locks import locked\nwith locked(folder / 'lock', what='run x'): done()"
+    refused = "from emabank.study.runs.locks import locked\nwith locked(folder / 'lock', what='run x'): done()"
     with open_run(tmp_path, {"epochs": 1}, threads=1) as run:
         outcomes, _ = carried_out([task(tmp_path, run.id, refused)])
         assert outcomes[run.id].state == "failed"
@@ -133,7 +133,7 @@ def test_a_run_in_use_elsewhere_fails_here_and_is_left_alone(tmp_path: Path):
 
 
 TAKES = f"""
-from emabank.study.locks import LockedError, locked
+from emabank.study.runs.locks import LockedError, locked
 try:
     with locked(folder / "lock", what="run x"):
         done()

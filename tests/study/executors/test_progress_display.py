@@ -7,7 +7,7 @@ from rich.console import Console
 
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.progress import display, failures
-from emabank.study.runs.folder import Progress
+from emabank.study.runs.reader import Progress
 
 TASK = Task(id="a", title="resnet8 [rate 0.1]", folder=Path("runs/a"), command=("train",))
 OTHER = Task(id="b", title="resnet8 [rate 0.8]", folder=Path("runs/b"), command=("train",))

@@ -13,7 +13,7 @@ import pytest
 from processes import HEAD, SOURCE, is_alive, wait_until
 
 from emabank.study.executors.local import FORKS
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="workers are forked on Linux alone")
 BOTH = pytest.mark.parametrize("warm", [(), ("small_worker",)], ids=["cold", "warm"])

@@ -6,15 +6,21 @@ from dataclasses import replace
 import pytest
 
 from emabank.study.carry_out import Job, carry_out, folder_of
-from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.config import (
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Place,
+    ProtocolConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
 from emabank.study.launch import task_of
-from emabank.study.place import Place
-from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, TrainingConfig
 from emabank.study.report.pairs import CONSTANT, MAIN
-from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.manifest import PREFIX, Manifest, read_manifest
+from emabank.study.runs.reader import RunFolder
 from emabank.study.studies import catalogue
 
 DIGITS = digits_dataset()

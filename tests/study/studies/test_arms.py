@@ -9,14 +9,20 @@ from study.small_runs import left
 from study.small_runs import one_thread as one_thread
 
 from emabank.study.carry_out import Job, carry_out, folder_of
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Place,
+    ProtocolConfig,
+    TrainingConfig,
+)
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import fingerprint
-from emabank.study.place import Place
-from emabank.study.plain import to_plain
 from emabank.study.protocol import Choice, Chosen, choose_all, plan_protocol, refit_job, tuning_jobs
-from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, TrainingConfig
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
+from emabank.study.serialize import to_dict
 from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.kinds import is_the_refit
 
@@ -74,7 +80,7 @@ def changes(arm: str, config: ProtocolConfig = PAPER, **given: Any) -> list[dict
     chosen = chosen_for(config, **given)
     found: list[dict[str, Any]] = []
     for job, refit in zip(arm_jobs(arm, config, chosen, Place()), chosen.refits, strict=True):
-        after, before = leaves(to_plain(job.config)), leaves(to_plain(refit.config))
+        after, before = leaves(to_dict(job.config)), leaves(to_dict(refit.config))
         assert after.keys() == before.keys()
         found.append({key: after[key] for key in after if after[key] != before[key] and key not in MEASURED})
     return found
@@ -202,7 +208,7 @@ def test_what_is_supposed_has_the_runs_that_tuning_will_ask_for():
     assert [len(found.refits), len(found.swa)] == [2, 2]
     assert supposed(replace(PAPER, swa=False), Place()).swa == []
     for job, refit in zip(found.refits, real.refits, strict=True):
-        a, b = leaves(to_plain(job.config)), leaves(to_plain(refit.config))
+        a, b = leaves(to_dict(job.config)), leaves(to_dict(refit.config))
         different = {key for key in a if a[key] != b[key]}
         assert different <= {"rate", "keep", "fingerprint", "transfer_fingerprints"}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from emabank.study.place import Place
+from emabank.study.config import Place
 from emabank.study.studies import catalogue
 from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.catalogue import STUDIES, Study, studies_named

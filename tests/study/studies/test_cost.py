@@ -10,19 +10,20 @@ from study.small_runs import one_thread as one_thread
 from torch import nn
 
 from emabank.study.carry_out import Job, carry_out, network_of
-from emabank.study.config import Keep, RunConfig
-from emabank.study.data.digits import digits_dataset
-from emabank.study.data.images import fingerprint
-from emabank.study.place import Place
-from emabank.study.recipe import (
+from emabank.study.config import (
     AveragesConfig,
     DataConfig,
     HardwareConfig,
+    Keep,
     LearntName,
     MeasuringConfig,
+    Place,
     Recipe,
+    RunConfig,
     TrainingConfig,
 )
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import fingerprint
 from emabank.study.studies.catalogue import STUDIES, wanted
 from emabank.study.studies.cost import (
     CORES,

@@ -9,10 +9,8 @@ import pytest
 from interpreter import run
 
 from emabank.study.averages import rules
-from emabank.study.config import ProtocolConfig
-from emabank.study.place import Place
+from emabank.study.config import AveragesConfig, Place, ProtocolConfig
 from emabank.study.protocol import resolved, tuning_jobs
-from emabank.study.recipe import AveragesConfig
 from emabank.study.report.pairs import CLEAN, CONSTANT, NOISY
 from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.kinds import is_the_refit, needs_refits, run_of, runs_needed, with_period

@@ -22,12 +22,11 @@ from study.studies.small_studies import (
 )
 
 from emabank.study.carry_out import folder_of
-from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.config import Place, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.launch import title
-from emabank.study.place import Place
-from emabank.study.runs.folder import RunFolder, read_json
 from emabank.study.runs.manifest import Manifest
+from emabank.study.runs.reader import RunFolder, read_json
 from emabank.study.studies import run as run_module
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.run import Runner, pairs_of, with_seeds

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from emabank.study.carry_out import folder_of
-from emabank.study.config import ProtocolConfig
-from emabank.study.place import Place
+from emabank.study.config import Place, ProtocolConfig
 from emabank.study.protocol import CRITERIA, Choice, Chosen, refit_job, swa_job, tuning_jobs
 from emabank.study.studies.arms import arm_jobs
 from emabank.study.studies.catalogue import studies_named, wanted

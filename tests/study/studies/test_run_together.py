@@ -9,9 +9,9 @@ from study.small_runs import one_thread as one_thread
 from study.studies.small_studies import DIGITS, Counting, manifests, small_scale
 
 from emabank.study.carry_out import Job
+from emabank.study.config import Place
 from emabank.study.executors import Outcome
-from emabank.study.locks import LockedError
-from emabank.study.place import Place
+from emabank.study.runs.locks import LockedError
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.run import Runner, pairs_of

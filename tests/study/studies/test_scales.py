@@ -9,10 +9,9 @@ import torch
 from interpreter import run
 
 from emabank.study.averages import rules
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import AveragesConfig, DataConfig, DatasetName, Network, ProtocolConfig, TrainingConfig
 from emabank.study.models import build_network
 from emabank.study.protocol import resolved
-from emabank.study.recipe import AveragesConfig, DataConfig, DatasetName, Network, TrainingConfig
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY
 from emabank.study.studies.cost import SIZES
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of, title_of

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from emabank.study.config import DataConfig
 from emabank.study.data.cifar import check_alignment, load_cifar, load_cifar_n
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.folders import load_tiny_imagenet
 from emabank.study.data.images import Dataset, make_images
 from emabank.study.data.labelled import LabelledImages, Tell
 from emabank.study.data.splits import Parts, make_parts, stratified_split
-from emabank.study.recipe import DataConfig
 
 
 def load_dataset(config: DataConfig, folder: Path, *, cache: Path | None = None, tell: Tell | None = None) -> Dataset:

@@ -26,8 +26,8 @@ from rich.console import Console
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
 from emabank.study.executors.worker import LOCKED, PARENT
-from emabank.study.locks import is_locked
-from emabank.study.runs.folder import LOCK
+from emabank.study.runs.locks import is_locked
+from emabank.study.runs.reader import LOCK
 
 FORKS = sys.platform == "linux"  # macOS has libraries that do not survive a fork
 _AFTER_SIGTERM = 5.0  # seconds until SIGKILL

@@ -20,8 +20,8 @@ from emabank.study.executors import Outcome, Task, in_order
 from emabank.study.executors.progress import Display, display, failures, say
 from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.environment import now
-from emabank.study.runs.folder import FAILED, LOG, Progress, RunFolder
-from emabank.study.runs.opened import mark_failed
+from emabank.study.runs.reader import FAILED, LOG, Progress, RunFolder
+from emabank.study.runs.writer import mark_failed
 
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # ended so, a run was stopped and has not failed
 

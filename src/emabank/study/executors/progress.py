@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from emabank.study.executors import Outcome, Task
-from emabank.study.runs.folder import LOG, Progress
+from emabank.study.runs.reader import LOG, Progress
 
 _LINES = 12  # how many plain lines a run may print, roughly
 

@@ -21,7 +21,7 @@ from emabank.study.executors.loop import INTERRUPTED, TaskHandle, reason_of, run
 from emabank.study.executors.progress import say
 from emabank.study.executors.remote import RemoteCommand
 from emabank.study.executors.worker import LOCKED
-from emabank.study.runs.folder import LOG, RunFolder
+from emabank.study.runs.reader import LOG, RunFolder
 
 _BETWEEN_QUEUES = 5.0  # seconds between two looks at the queue, which is the whole cluster's
 _MOST_TIMEOUTS = 1000  # a run that goes on from its checkpoint may run out of time as often as it likes

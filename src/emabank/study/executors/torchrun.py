@@ -12,7 +12,7 @@ from rich.console import Console
 from emabank.study.distributed import ProcessGroup
 from emabank.study.executors import Outcome, Task, in_order
 from emabank.study.executors.progress import display
-from emabank.study.runs.folder import Progress, RunFolder
+from emabank.study.runs.reader import Progress, RunFolder
 
 Tell = Callable[[Progress], None]
 Work = Callable[[Sequence[str], ProcessGroup, Tell], None]

@@ -15,8 +15,8 @@ from emabank.study.report.pairs import Scale
 from emabank.study.report.read_run import DAMAGE, in_words, read_run, renamed, why_not_done, without_place
 from emabank.study.report.summary import is_count, is_number, is_text, read_summary
 from emabank.study.report.written import LIST
-from emabank.study.runs.folder import CONFIG, DONE, FAILED, RunFolder
 from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
+from emabank.study.runs.reader import CONFIG, DONE, FAILED, RunFolder
 
 _REPORT = "report"
 _PROTOCOL = "protocol-"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from emabank.study.config import RunConfig
-from emabank.study.plain import from_plain
 from emabank.study.report.evidence import Curve, Predictions, Run
 from emabank.study.report.summary import is_number, is_text
-from emabank.study.rows import Row
-from emabank.study.runs.folder import DONE, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, RunFolder
+from emabank.study.runs.reader import DONE, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, RunFolder
+from emabank.study.runs.rows import Row
+from emabank.study.serialize import from_dict
 
 DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, RecursionError)
 """What files that hold something else than they should can raise."""
@@ -34,7 +34,7 @@ def read_run(folder: RunFolder) -> Run:
         why = why_not_done(folder)
         if why:
             raise ValueError(why)
-        config = from_plain(RunConfig, folder.config(), where="config.json")
+        config = from_dict(RunConfig, folder.config(), where="config.json")
         rates, conditions = _rates(folder, config), _conditions(folder)
         return Run(
             id=folder.id,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from emabank.study.config import ProtocolConfig
-from emabank.study.plain import from_plain
 from emabank.study.report.evidence import LIVE
-from emabank.study.runs.sealed import read_sealed
+from emabank.study.runs.storage import read_checked
+from emabank.study.serialize import from_dict
 
 SUMMARY = "summary.json"
 
@@ -28,8 +28,8 @@ def read_summary(folder: Path) -> tuple[dict[str, Any], ProtocolConfig]:
     if not (folder / SUMMARY).is_file():
         raise ValueError(f"{where} is not there; run the study again")
     try:
-        summary = read_sealed(folder / SUMMARY)
-        config = from_plain(ProtocolConfig, summary["config"], where="config")
+        summary = read_checked(folder / SUMMARY)
+        config = from_dict(ProtocolConfig, summary["config"], where="config")
         for name, fits in _PARTS.items():
             if not fits(summary[name], config):
                 raise ValueError(f"see {name} there")

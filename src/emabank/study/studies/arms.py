@@ -1,8 +1,7 @@
 """Runs beside those of a protocol: the same seed and learning rate with one thing changed. May import protocol."""
 
 from emabank.study.carry_out import Job, folder_of
-from emabank.study.config import ProtocolConfig
-from emabank.study.place import Place
+from emabank.study.config import Place, ProtocolConfig
 from emabank.study.protocol import CRITERIA, Choice, Chosen, held_from, refit_job, swa_job, tuning_jobs
 from emabank.study.studies.kinds import arm_of, is_the_refit
 
@@ -43,5 +42,5 @@ def _job(arm: str, config: ProtocolConfig, choice: Choice, refit: Job, place: Pl
     epoch = held_from(config, choice)
     run = arm_of(arm, config, refit.config, held_from=epoch)
     if arm == "constant":
-        return Job(run, fork=folder_of(refit.config, place).path / "forks" / f"epoch-{epoch}.pt")
+        return Job(run, fork=folder_of(refit.config, place).fork_path(epoch))
     return Job(run)

@@ -7,9 +7,8 @@ nothing but numbers that are known: that is for `emabank list`.
 from typing import NamedTuple
 
 from emabank.study.averages import stops, windows
-from emabank.study.config import RunConfig
+from emabank.study.config import Recipe, RunConfig
 from emabank.study.models.operations import Counted, counted
-from emabank.study.recipe import Recipe
 
 _CHOSEN = 5  # sets of weights that validation chooses, to be kept and measured at the end
 _HEAD = 2  # for each set, images of a target: their features, and about as much for the head
@@ -103,7 +102,7 @@ def usual_speed(config: RunConfig, yardstick: Yardstick = OURS) -> Speed:
 def counted_for(recipe: Recipe) -> Counted:
     """The operations and parameters of a complete recipe's network for the images of its data set.
 
-    >>> from emabank.study.recipe import TrainingConfig
+    >>> from emabank.study.config import TrainingConfig
     >>> counted_for(Recipe(training=TrainingConfig(width=8))).parameters
     19074
     """
@@ -114,7 +113,7 @@ def counted_for(recipe: Recipe) -> Counted:
 def cost_of(config: RunConfig, speed: Speed) -> Cost:
     """What a whole run costs: training, what is measured each epoch, and what is measured of the weights it keeps.
 
-    >>> from emabank.study.recipe import TrainingConfig
+    >>> from emabank.study.config import TrainingConfig
     >>> run = RunConfig(recipe=Recipe(training=TrainingConfig(epochs=10)), rate=0.1, seed=0, trained_on="100%")
     >>> round(cost_of(run, Speed(1.0, 0.0, 0.0)).seconds)  # ten times 1297 images
     12970

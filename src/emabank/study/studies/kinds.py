@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from emabank.study.averages import columns
-from emabank.study.config import Keep, ProtocolConfig, RunConfig
-from emabank.study.recipe import AveragesConfig, MeasuringConfig
+from emabank.study.config import AveragesConfig, Keep, MeasuringConfig, ProtocolConfig, RunConfig
 
 _CURVES = MeasuringConfig(test_curves=True)
 _POSTHOC = 100  # snapshots in a run: about 9 GB of a ResNet-18

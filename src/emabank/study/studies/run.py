@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emabank.study.carry_out import Job, folder_of
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome
-from emabank.study.locks import locked
-from emabank.study.place import Place
 from emabank.study.protocol import Chosen, Planned, carry_out_protocol, choose_all, plan_protocol, resolved
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.locks import locked
 from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, write_manifest
+from emabank.study.runs.reader import RunFolder
 from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.catalogue import Study, wanted
 from emabank.study.studies.kinds import needs_refits

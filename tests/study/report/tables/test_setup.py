@@ -5,15 +5,14 @@ from dataclasses import replace
 from study.report.made_evidence import made_evidence
 from study.report.tables.looking import at, setting, whole
 
-from emabank.study.config import ProtocolConfig
-from emabank.study.plain import to_plain
-from emabank.study.recipe import AveragesConfig, DataConfig, TrainingConfig
+from emabank.study.config import AveragesConfig, DataConfig, ProtocolConfig, TrainingConfig
 from emabank.study.report.tables.settings import label
 from emabank.study.report.tables.setup import hyperparameters
+from emabank.study.serialize import to_dict
 
 
 def told(config: ProtocolConfig, pair: str = "cifar100-resnet18"):
-    return replace(setting(pair), config=to_plain(config.completed()))
+    return replace(setting(pair), config=to_dict(config.completed()))
 
 
 def test_every_row_says_what_a_real_configuration_says():

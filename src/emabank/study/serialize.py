@@ -1,9 +1,11 @@
-"""Configurations as plain values and back: what is written into a run's folder, and what a TOML file gives.
+"""Configurations as plain values, as TOML files and back, and the identity of a run. Standard library only.
 
-Unknown keys and values of the wrong kind are errors that name the key. Imports the standard library alone.
+Unknown keys and values of the wrong kind are errors that name the key.
 """
 
+import hashlib
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -17,32 +19,36 @@ IF_USED: Mapping[str, bool] = {"if used": True}
 """The metadata of a field that is left out of plain values where it has its default: one that was added later, and must
 not change the identity of all runs that do not use it."""
 
+FORMAT = 1  # raised when the same configuration comes to mean another training
+DIGITS = 16
+
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path as a text"}
 
 
-def to_plain(value: Any) -> Any:
+def to_dict(value: Any) -> Any:
     """Dataclasses as dicts, tuples as lists, paths as texts; numbers, texts, booleans and None as they are.
 
     >>> from emabank.study.config import Keep
-    >>> to_plain(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last"))
+    >>> to_dict(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last"))
     {'weights': 'live', 'epoch': 3, 'batchnorm': 'own', 'selected_by': 'last'}
     """
     if is_dataclass(value):
         values = {field: getattr(value, field.name) for field in fields(value)}
-        used = {
-            field: each for field, each in values.items() if each != field.default or "if used" not in field.metadata
+        return {
+            field.name: to_dict(item)
+            for field, item in values.items()
+            if item != field.default or "if used" not in field.metadata
         }
-        return {field.name: to_plain(each) for field, each in used.items()}
     if isinstance(value, tuple | list):
-        return [to_plain(each) for each in cast("list[Any]", value)]
+        return [to_dict(item) for item in cast("list[Any]", value)]
     return str(value) if isinstance(value, Path) else value
 
 
-def from_plain(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
+def from_dict(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
     """Build a dataclass from plain values; `where` begins the sentence of an error.
 
     >>> from emabank.study.config import Keep
-    >>> from_plain(Keep, {"weights": "live", "epoch": "3"}, where="keep.toml")
+    >>> from_dict(Keep, {"weights": "live", "epoch": "3"}, where="keep.toml")
     Traceback (most recent call last):
     ...
     ValueError: keep.toml: epoch is '3'; give a whole number
@@ -78,7 +84,7 @@ def read_toml(path: Path, kind: type[T]) -> T:
         values = _read(path.read_bytes().decode("utf-8-sig"))
     except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ValueError(f"{path} is not a TOML file: {error}") from None
-    return from_plain(kind, values, where=str(path))
+    return from_dict(kind, values, where=str(path))
 
 
 def _read(text: str) -> dict[str, Any]:
@@ -92,15 +98,15 @@ def _read(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def changed(config: T, settings: Sequence[str]) -> T:
+def apply_overrides(config: T, settings: Sequence[str]) -> T:
     """A configuration with other settings, each as `key=value`: keys as in a TOML file, the table may be left out.
 
     >>> from emabank.study.config import ProtocolConfig
-    >>> config = changed(ProtocolConfig(), ["epochs=10", "data.noise=0.4", "rates=[0.1, 0.2]", "network=resnet20"])
-    >>> config.training.epochs, config.data.noise, config.rates, config.training.network
-    (10, 0.4, (0.1, 0.2), 'resnet20')
+    >>> config = apply_overrides(ProtocolConfig(), ["epochs=10", "rates=[0.1, 0.2]", "network=resnet20"])
+    >>> config.training.epochs, config.rates, config.training.network
+    (10, (0.1, 0.2), 'resnet20')
     """
-    values = to_plain(config)
+    values = to_dict(config)
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign:
@@ -111,7 +117,7 @@ def changed(config: T, settings: Sequence[str]) -> T:
         except ValueError:  # a word needs no quotation marks here
             value = text.strip()
         table[name] = value
-    return from_plain(type(config), values, where="--set")
+    return from_dict(type(config), values, where="--set")
 
 
 def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
@@ -126,14 +132,14 @@ def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     return tables[table], name
 
 
-def toml_text(config: Any) -> str:
+def to_toml(config: Any) -> str:
     """A configuration as the TOML file that gives it; what is None is left out, as TOML has no such value.
 
     >>> from emabank.study.config import Keep
-    >>> toml_text(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last")).splitlines()[:2]
+    >>> to_toml(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last")).splitlines()[:2]
     ['weights = "live"', 'epoch = 3']
     """
-    return "\n".join(_toml_lines(to_plain(config), "")) + "\n"
+    return "\n".join(_toml_lines(to_dict(config), "")) + "\n"
 
 
 def _toml_lines(table: Mapping[str, Any], name: str) -> list[str]:
@@ -176,7 +182,7 @@ def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(f"{where}: {key} is {value!r}; give a table")
-        return from_plain(cast("type[Any]", kind), cast("Mapping[str, Any]", value), where=f"{where}, {key}")
+        return from_dict(cast("type[Any]", kind), cast("Mapping[str, Any]", value), where=f"{where}, {key}")
     return _converted_value(kind, value, where, key)
 
 
@@ -188,3 +194,79 @@ def _converted_value(kind: Any, value: Any, where: str, key: str) -> Any:
     if type(value) is kind:
         return value
     raise ValueError(f"{where}: {key} is {value!r}; give {_WORDS[kind]}")
+
+
+# The identity of a run -----------------------------------------------------------------------------------------------
+
+
+def run_id(config: Mapping[str, Any]) -> str:
+    """The name of the run that a complete configuration describes: 16 hexadecimal digits.
+
+    The order of the keys, a list or a tuple, and 1 or 1.0 make no difference, since a training cannot tell them
+    apart; True and 1, or a key that is missing and one that is None, do.
+
+    >>> run_id({"network": "resnet8", "epochs": 60})
+    'd8cb8c03b3709a2a'
+    >>> run_id({"epochs": 60.0, "network": "resnet8"})
+    'd8cb8c03b3709a2a'
+    """
+    text = f"emabank run {FORMAT}\n{canonical_json(config)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def canonical_json(config: Mapping[str, Any]) -> str:
+    r"""The one JSON text of a configuration: keys sorted, no spaces, ASCII, whole numbers without a point.
+
+    >>> canonical_json({"rates": (0.1, 1.0), "name": "é", "decay": None})
+    '{"decay":null,"name":"\\u00e9","rates":[0.1,1]}'
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"the configuration of a run is a {type(config).__name__}; give a dict of plain values")
+    return json.dumps(_canonical(config, ""), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def first_difference(one: Any, other: Any, place: str = "") -> str | None:
+    """Where two configurations differ first, in words; None when they are the same.
+
+    >>> first_difference({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}})
+    'a.b.1 is 2 and not 3'
+    """
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        one = {str(i): item for i, item in enumerate(cast("list[Any]", one))}
+        other = {str(i): item for i, item in enumerate(cast("list[Any]", other))}
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        ones, others = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
+        for key in sorted({*ones, *others}):
+            here = f"{place}.{key}" if place else key
+            if key not in ones or key not in others:
+                return f"{here} is {'missing' if key not in ones else 'there and should not be'}"
+            difference = first_difference(ones[key], others[key], here)
+            if difference is not None:
+                return difference
+        return None
+    same = one == other and isinstance(one, bool) == isinstance(other, bool)
+    return None if same else f"{place or 'it'} is {one!r} and not {other!r}"
+
+
+def _canonical(value: Any, place: str) -> Any:
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{place} is {value}; a run is known by its configuration, so give a finite number")
+        return int(value) if value.is_integer() else float(value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_key(key, place): _canonical(item, f"{place}.{key}" if place else str(key)) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [_canonical(item, f"{place}.{i}") for i, item in enumerate(cast("list[Any]", value))]
+    raise ValueError(
+        f"{place} is a {type(value).__name__}; a run is known by plain values alone, so give numbers, strings, "
+        "booleans, None, lists and dicts"
+    )
+
+
+def _key(key: object, place: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"the key {key!r} in {place or 'the configuration'} is not a string; give string keys")
+    return key

@@ -3,7 +3,6 @@
 torch comes with the functions that write, through emabank.checkpoint.
 """
 
-import json
 import math
 import os
 import re
@@ -14,12 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from emabank.study.locks import LockedError, locked
-from emabank.study.rows import Row, rows_text
-from emabank.study.runs import arrays, checkpoints
-from emabank.study.runs.arrays import Predictions
+from emabank.study.runs import storage
 from emabank.study.runs.environment import environment, now
-from emabank.study.runs.folder import (
+from emabank.study.runs.locks import LockedError, locked
+from emabank.study.runs.reader import (
     CONFIG,
     DONE,
     ENVIRONMENT,
@@ -35,19 +32,15 @@ from emabank.study.runs.folder import (
     SNAPSHOTS,
     TEST_CURVES,
     RunFolder,
-    State,
-    checked_name,
-    file_checksum,
-    read_json,
+    check_name,
 )
-from emabank.study.runs.identity import FORMAT, first_difference, run_id
-from emabank.study.runs.sealed import sealed
+from emabank.study.runs.rows import Row, rows_text
+from emabank.study.runs.storage import file_checksum, read_json, with_checksum, write_json, write_text
+from emabank.study.serialize import FORMAT, first_difference
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from torch import Tensor
-
-__all__ = ["OpenRun", "Predictions", "RunFolder", "State", "mark_failed", "open_run", "run_id", "write_rows"]
 
 _BETWEEN_PROGRESS = 1.0  # seconds
 # Of write_atomically, and of safetensors inside it.
@@ -57,11 +50,11 @@ _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp|\.tmp[A-Za-z0-9]{6}")
 @contextmanager
 def open_run(
     root: str | os.PathLike[str], config: Mapping[str, Any], *, threads: int, also: Mapping[str, Any] | None = None
-) -> Generator["OpenRun"]:
+) -> Generator["RunWriter"]:
     """Open the run that a configuration describes for writing, below the folder of all runs; made if not there.
 
     While it is open no other process can open it. An exception inside marks the run as failed; Ctrl-C does not. The
-    next opening goes on from what is there. `also` goes into environment.json.
+    next opening resumes from what is there. `also` goes into environment.json.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
@@ -76,7 +69,7 @@ def open_run(
     'running'
     'done'
     """
-    run = OpenRun(RunFolder.of(root, config).path)
+    run = RunWriter(RunFolder.of(root, config).path)
     run.path.mkdir(parents=True, exist_ok=True)
     with locked(run.path / LOCK, what=f"run {run.id}"):
         _check_config(run, config)
@@ -90,35 +83,35 @@ def open_run(
             raise
 
 
-class OpenRun(RunFolder):
+class RunWriter(RunFolder):
     """A run that this process alone may write, until the `open_run` that gave it is left."""
 
     # While it trains -------------------------------------------------------------------------------------------------
 
-    _told = -math.inf
+    _last_progress = -math.inf
 
     def tell(self, epoch: int, epochs: int, words: str, *, seconds_left: float | None = None) -> None:
-        """Say how far the training is. Told too often, all but about one a second and the last are left out."""
-        if time.monotonic() - self._told < _BETWEEN_PROGRESS and epoch < epochs:
+        """Say how far the training is; about one call per second and the last are written."""
+        if time.monotonic() - self._last_progress < _BETWEEN_PROGRESS and epoch < epochs:
             return
-        self._told = time.monotonic()
-        said = {"epoch": epoch, "epochs": epochs, "words": words, "seconds_left": seconds_left, "time": now()}
+        self._last_progress = time.monotonic()
+        progress = {"epoch": epoch, "epochs": epochs, "words": words, "seconds_left": seconds_left, "time": now()}
         with suppress(OSError):  # a courtesy; what matters will meet the same trouble and say so
-            write_json(self.path / PROGRESS, said)
+            write_json(self.path / PROGRESS, progress)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Keep a state to resume from: nested dicts, lists and tuples of plain values and tensors."""
         self._refuse_when_done()
-        checkpoints.save(self.path, state)
+        storage.save_checkpoint(self.path, state)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """The newest state that is whole, tensors on the CPU; None: train from the beginning."""
-        return checkpoints.load(self.path)
+        return storage.load_checkpoint(self.path)
 
     def save_fork(self, epoch: int, state: Mapping[str, Any]) -> None:
         """Keep the state after an epoch for other runs to start from."""
         self._refuse_when_done()
-        checkpoints.write(self.path / FORKS / f"epoch-{epoch}.pt", state)
+        storage.write_state(self.fork_path(epoch), state)
 
     # What it leaves --------------------------------------------------------------------------------------------------
 
@@ -132,12 +125,12 @@ class OpenRun(RunFolder):
     ) -> None:
         """Keep weights as a safetensors file, which other programs read too, with plain values noted beside them."""
         self._refuse_when_done()
-        arrays.write_weights(self.path / SNAPSHOTS / f"{checked_name(name)}.safetensors", tensors, metadata or {})
+        storage.write_weights(self.snapshot_path(name), tensors, metadata or {})
 
     def save_predictions(self, name: str, parts: "Mapping[str, tuple[ArrayLike, ArrayLike]]") -> None:
         """Keep what weights say: logits and labels for each part of the data, which is "train", "val" or "test"."""
         self._refuse_when_done()
-        arrays.write_predictions(self.path / PREDICTIONS / f"{checked_name(name)}.npz", parts)
+        storage.write_predictions(self.path / PREDICTIONS / f"{check_name(name)}.npz", parts)
 
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Write all measurements of the run, in place of those that were there; a run that is done may be too."""
@@ -151,7 +144,7 @@ class OpenRun(RunFolder):
         """Write what windows and stopping epochs that were tried after the training gave on validation images."""
         self._write_rows(POSTHOC_ROWS, rows)
 
-    def mark_done(self, summary: Mapping[str, Any] | None = None, *, keep_checkpoint: bool = False) -> None:
+    def mark_done(self, summary: Mapping[str, Any] | None = None) -> None:
         """End the run well: list what it left, with sizes and checksums, and remove its checkpoints."""
         names = [
             name
@@ -162,9 +155,8 @@ class OpenRun(RunFolder):
             names += [f"{folder}/{path.name}" for path in sorted((self.path / folder).glob("[!.]*"))]
         files = {name: self._as_it_is(name) for name in names}
         done = {"time": now(), "summary": _plain(dict(summary or {})), "files": files}
-        write_json(self.path / DONE, sealed(done))
-        if not keep_checkpoint:
-            checkpoints.remove(self.path)
+        write_json(self.path / DONE, with_checksum(done))
+        storage.remove_checkpoints(self.path)
 
     def fail(self, message: str) -> None:
         """Mark the run as failed; the next opening takes the mark away."""
@@ -184,7 +176,7 @@ class OpenRun(RunFolder):
     def _list_again(self, name: str, now: tuple[int | None, int | None]) -> None:
         files = self._left()
         if files is not None and files.get(name) != now:
-            write_json(self.path / DONE, sealed({**read_json(self.path / DONE), "files": {**files, name: now}}))
+            write_json(self.path / DONE, with_checksum({**read_json(self.path / DONE), "files": {**files, name: now}}))
 
     def _as_it_is(self, name: str) -> tuple[int, int]:
         """The size and the checksum of a file."""
@@ -204,7 +196,7 @@ def mark_failed(path: Path, message: str) -> None:
     ...     RunFolder(folder).state(), RunFolder(folder).failure()
     ('failed', 'killed by SIGKILL')
     """
-    run = OpenRun(path)
+    run = RunWriter(path)
     with suppress(LockedError), locked(path / LOCK, what=f"run {run.id}"):
         run.fail(message)
 
@@ -218,31 +210,13 @@ def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
     ...     Path(folder, "rows.jsonl").stat().st_size
     0
     """
-    _write_text(Path(path), rows_text(rows))
-
-
-def write_json(path: Path, content: Any) -> None:
-    r"""Write a JSON file atomically.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json(Path(folder, "done.json"), {"epochs": 3})
-    ...     Path(folder, "done.json").read_text()
-    '{\n "epochs": 3\n}\n'
-    """
-    _write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _write_text(path: Path, text: str) -> None:
-    from emabank.checkpoint import write_atomically
-
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_text(Path(path), rows_text(rows))
 
 
 # Opening -------------------------------------------------------------------------------------------------------------
 
 
-def _check_config(run: OpenRun, config: Mapping[str, Any]) -> None:
+def _check_config(run: RunWriter, config: Mapping[str, Any]) -> None:
     path = run.path / CONFIG
     if not path.exists():
         write_json(path, {"format": FORMAT, "config": _plain(config)})
@@ -264,10 +238,10 @@ def _tidy(path: Path) -> None:
             for entry in list(folder.iterdir()):
                 if _TEMPORARY.fullmatch(entry.name):
                     entry.unlink(missing_ok=True)
-    checkpoints.finish(path)
+    storage.finish_checkpoint(path)
 
 
-def _take_up(run: OpenRun, session: dict[str, Any]) -> None:
+def _take_up(run: RunWriter, session: dict[str, Any]) -> None:
     (run.path / FAILED).unlink(missing_ok=True)
     if (run.path / DONE).exists():
         if run.is_done():

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank.study.runs import identity
-from emabank.study.runs.identity import canonical, first_difference, run_id
+from emabank.study import serialize
+from emabank.study.serialize import canonical_json, first_difference, run_id
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=4),
@@ -31,8 +31,8 @@ def test_the_id_is_the_start_of_a_sha256_over_a_text_that_can_be_written_by_hand
 
 
 def test_every_process_finds_the_same_id():
-    code = f"from emabank.study.runs.identity import run_id; print(run_id({CONFIG!r}))"
-    source = str(Path(identity.__file__).parents[3])
+    code = f"from emabank.study.serialize import run_id; print(run_id({CONFIG!r}))"
+    source = str(Path(serialize.__file__).parents[2])
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": source}
         command = [sys.executable, "-c", code]
@@ -44,7 +44,7 @@ def test_every_process_finds_the_same_id():
 def test_order_and_a_way_through_json_do_not_matter(config: dict[str, Any]):
     assert run_id(dict(reversed(config.items()))) == run_id(config)
     assert run_id(json.loads(json.dumps(config))) == run_id(config)
-    assert run_id(json.loads(canonical(config))) == run_id(config)
+    assert run_id(json.loads(canonical_json(config))) == run_id(config)
 
 
 @given(one=CONFIGS, other=CONFIGS)
@@ -64,7 +64,7 @@ def test_a_key_that_is_none_is_not_a_key_that_is_missing():
 
 def test_the_format_is_part_of_the_id(monkeypatch: pytest.MonkeyPatch):
     before = run_id(CONFIG)
-    monkeypatch.setattr(identity, "FORMAT", 2)
+    monkeypatch.setattr(serialize, "FORMAT", 2)
     assert run_id(CONFIG) != before
 
 

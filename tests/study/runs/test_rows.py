@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank.study.rows import COLUMNS, Row, from_json_line, read_rows, rows_text, to_json_line
+from emabank.study.runs.rows import COLUMNS, Row, from_json_line, read_rows, rows_text, to_json_line
 
 FIELDS: dict[str, Any] = {
     "run": "d8cb8c03b3709a2a",

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from emabank.study import locks
-from emabank.study.locks import LockedError, is_locked, locked
+from emabank.study.runs import locks
+from emabank.study.runs.locks import LockedError, is_locked, locked
 
-SOURCE = str(Path(locks.__file__).parents[2])
+SOURCE = str(Path(locks.__file__).parents[3])
 HOLD = """
 import sys
-from emabank.study.locks import locked
+from emabank.study.runs.locks import locked
 with locked(sys.argv[1], what="run a"):
     {inside}
     print("held", flush=True)
@@ -118,7 +118,7 @@ def test_one_process_cannot_hold_it_twice_and_frees_it_on_an_exception(tmp_path:
 def test_asking_does_not_get_in_the_way_of_taking(tmp_path: Path):
     path = tmp_path / "lock"
     path.touch()
-    ask = "import sys\nfrom emabank.study.locks import is_locked\nprint(0, flush=True)\n"
+    ask = "import sys\nfrom emabank.study.runs.locks import is_locked\nprint(0, flush=True)\n"
     ask += "while True: is_locked(sys.argv[1])"
     with subprocess.Popen(
         [sys.executable, "-c", ask, str(path)],

@@ -1,24 +1,31 @@
-"""A run's folder, read: how the run stands, what it was told and what it left. Needs no lock and writes nothing.
+"""A run's folder, read: its state, its configuration, what it left; and all rows below a folder as one pandas frame.
 
-torch and numpy come with the functions that hand out their arrays.
+Needs no lock and writes nothing. torch, numpy and pandas are imported by the functions that need them. All names of
+files in a run's folder are here.
 """
 
 import os
 import re
 import stat
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from emabank.study.locks import is_locked
-from emabank.study.rows import Row, read_rows
-from emabank.study.runs import arrays, checkpoints
-from emabank.study.runs.identity import run_id
-from emabank.study.runs.sealed import read_any, read_sealed
+from emabank.study.runs.locks import is_locked
+from emabank.study.runs.rows import COLUMNS, Row, read_rows
+from emabank.study.runs.storage import (
+    Predictions,
+    file_checksum,
+    read_any,
+    read_json,
+    read_predictions,
+    read_weights,
+)
+from emabank.study.serialize import run_id
 
 if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
     from torch import Tensor
 
 State = Literal["waiting", "running", "done", "failed"]
@@ -26,6 +33,9 @@ CONFIG, ENVIRONMENT, HISTORY, PROGRESS = "config.json", "environment.json", "his
 DONE, FAILED, LOCK, LOG = "done.json", "failed.json", "lock", "log.txt"
 ROWS, TEST_CURVES, POSTHOC_ROWS = "rows.jsonl", "test_curves.jsonl", "posthoc.jsonl"
 SNAPSHOTS, PREDICTIONS, FORKS, POSTHOC = "snapshots", "predictions", "forks", "posthoc"
+
+SUMMARY, ROWS_CHECKSUM = "summary.json", "rows_checksum"
+"""Where a protocol keeps the checksum of the rows beside it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%@+=-]{0,99}")
 
@@ -42,11 +52,7 @@ class Progress:
     """When this was said, in UTC."""
 
     def is_sound(self) -> bool:
-        """Whether all of it is of the kind that it should be: it comes from a file.
-
-        >>> Progress(epoch=1, epochs=2, words="", seconds_left=None, time="").is_sound()
-        True
-        """
+        """Whether all of it is of the kind that it should be: it comes from a file."""
         numbers = (self.epoch, self.epochs, 0 if self.seconds_left is None else self.seconds_left)
         return (
             type(self.epoch) is type(self.epochs) is int
@@ -57,7 +63,7 @@ class Progress:
 
 
 class RunFolder:
-    """One run as it lies in its folder. Whoever wants to write to it uses `emabank.study.runs.open_run`.
+    """One run as it lies in its folder. `emabank.study.runs.writer.open_run` writes it.
 
     >>> RunFolder.of("runs", {"network": "resnet8", "epochs": 60}).path.as_posix()
     'runs/d8cb8c03b3709a2a'
@@ -77,10 +83,10 @@ class RunFolder:
     def id(self) -> str:
         return self.path.name
 
-    # How it stands ---------------------------------------------------------------------------------------------------
+    # Its state ---------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Waiting means never started, or interrupted: either way the next start goes on from what is there."""
+        """Waiting means never started, or interrupted: either way the next start resumes from what is there."""
         if self.is_done():
             return "done"
         if is_locked(self.path / LOCK):
@@ -108,7 +114,7 @@ class RunFolder:
         return None
 
     def summary(self) -> dict[str, Any]:
-        """What was said when the run ended; empty before."""
+        """The summary written when the run ended; empty before."""
         found = read_json(self.path / DONE).get("summary")
         return found if isinstance(found, dict) else {}
 
@@ -118,14 +124,14 @@ class RunFolder:
         return None if message is None else str(message)
 
     def progress(self) -> Progress | None:
-        """How far the run says that it is; None before it has said so."""
+        """How far the run says that it is; None before it says so."""
         try:
-            told = Progress(**read_json(self.path / PROGRESS))
+            progress = Progress(**read_json(self.path / PROGRESS))
         except TypeError:  # not there, or written by another emabank
             return None
-        return told if told.is_sound() else None
+        return progress if progress.is_sound() else None
 
-    # What it was told and what it left -------------------------------------------------------------------------------
+    # Its configuration, and what it left ------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
         """The complete configuration."""
@@ -157,25 +163,29 @@ class RunFolder:
         """What windows and stopping epochs that were tried after the training gave on validation images."""
         return self._rows(POSTHOC_ROWS)
 
-    def load_fork(self, epoch: int) -> dict[str, Any]:
-        """The state after an epoch, kept for other runs to start from."""
-        return checkpoints.read(self._kept(f"{FORKS}/epoch-{epoch}.pt"))
+    def fork_path(self, epoch: int) -> Path:
+        """Where the state after an epoch is kept, for other runs to start from."""
+        return self.path / FORKS / f"epoch-{epoch}.pt"
 
     def snapshots(self) -> list[str]:
         """The names of the kept weights."""
         return self._names(SNAPSHOTS, ".safetensors")
 
+    def snapshot_path(self, name: str) -> Path:
+        """Where kept weights are."""
+        return self.path / SNAPSHOTS / f"{check_name(name)}.safetensors"
+
     def load_snapshot(self, name: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
         """Kept weights as a state dict on the CPU, and what was noted beside them."""
-        return arrays.read_weights(self._kept(f"{SNAPSHOTS}/{checked_name(name)}.safetensors"))
+        return read_weights(self._kept(f"{SNAPSHOTS}/{check_name(name)}.safetensors"))
 
     def predictions(self) -> list[str]:
         """The names of the weights whose predictions were kept."""
         return self._names(PREDICTIONS, ".npz")
 
-    def load_predictions(self, name: str) -> dict[str, arrays.Predictions]:
+    def load_predictions(self, name: str) -> dict[str, Predictions]:
         """What kept weights say, by part of the data."""
-        return arrays.read_predictions(self._kept(f"{PREDICTIONS}/{checked_name(name)}.npz"))
+        return read_predictions(self._kept(f"{PREDICTIONS}/{check_name(name)}.npz"))
 
     def _left(self) -> dict[str, tuple[int | None, int | None]] | None:
         """What the run left when it ended well: size and checksum by name; None: it has not, or the mark is damaged."""
@@ -189,11 +199,11 @@ class RunFolder:
     def _kept(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
-            there = sorted(other.stem for other in path.parent.glob("[!.]*"))
-            raise FileNotFoundError(f"{path} is not there; the run has {', '.join(there) or 'none'} in that folder")
-        return self._whole(name)
+            names = sorted(other.stem for other in path.parent.glob("[!.]*"))
+            raise FileNotFoundError(f"{path} is not there; the run has {', '.join(names) or 'none'} in that folder")
+        return self._intact(name)
 
-    def _whole(self, name: str) -> Path:
+    def _intact(self, name: str) -> Path:
         """The path of a file of the run, once it has been seen to be as the run left it."""
         path = self.path / name
         if not stat.S_ISREG(path.stat().st_mode):  # what is missing or not readable says so itself
@@ -204,13 +214,13 @@ class RunFolder:
         return path
 
     def _rows(self, name: str) -> list[Row]:
-        return read_rows(self._whole(name)) if (self.path / name).exists() else []
+        return read_rows(self._intact(name)) if (self.path / name).exists() else []
 
     def _names(self, folder: str, suffix: str) -> list[str]:
         return sorted(path.name.removesuffix(suffix) for path in (self.path / folder).glob(f"[!.]*{suffix}"))
 
     def _json(self, name: str) -> Any:
-        path = self._whole(name)
+        path = self._intact(name)
         try:
             return read_any(path)
         except ValueError as error:
@@ -220,45 +230,58 @@ class RunFolder:
         return f"remove the folder {self.path} to train the run again"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds; empty when there is none, or it does not match its checksum.
-
-    >>> read_json(Path("no/such/file"))
-    {}
-    """
-    try:
-        return read_sealed(path)
-    except (OSError, ValueError):
-        return {}
-
-
 def _is_inside(name: str) -> bool:
     """Whether a name of a file leads to a place in the run's own folder: the list may come from elsewhere."""
     return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
-def file_checksum(path: Path) -> int:
-    """CRC-32 of a file.
-
-    >>> file_checksum(Path(__file__)) == zlib.crc32(Path(__file__).read_bytes())
-    True
-    """
-    total = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            total = zlib.crc32(block, total)
-    return total
-
-
-def checked_name(name: str) -> str:
-    """A name that can be a file's on every system, as it was given.
-
-    >>> checked_name("ema-0.998")
-    'ema-0.998'
-    """
+def check_name(name: str) -> str:
+    """A name that can be a file's on every system, as it was given."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a file of a run; give up to 100 letters, digits and . _ % @ + = -, beginning with a "
             "letter or digit"
         )
     return name
+
+
+# All rows below a folder ---------------------------------------------------------------------------------------------
+
+# Nullable where a row may hold None; a value that is None becomes NaN.
+_DTYPES = {**dict.fromkeys(COLUMNS, "string"), "seed": "int64", "epoch": "Int64", "value": "float64"}
+
+
+def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
+    """Every row of every run below a folder (that of all runs, or that of one), a column for each field of `Row`.
+
+    Rows of one file stay in their order, files come in the order of their paths. Without any rows the frame is empty
+    and has its columns and types all the same.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     load_results(folder).shape
+    (0, 13)
+    """
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        reason = "is not a folder" if folder.exists() else "is not there"
+        raise FileNotFoundError(f"the folder {folder} {reason}; give the folder that holds the runs, or one run's")
+    rows: list[Row] = []
+    for path in sorted(path for name in (ROWS, TEST_CURVES) for path in folder.rglob(name)):
+        rows += _rows_of(path)
+    columns = {name: pandas.Series([getattr(row, name) for row in rows], dtype=_DTYPES[name]) for name in COLUMNS}
+    # Two protocols that share runs both have the rows that compare these.
+    return pandas.DataFrame(columns).drop_duplicates(ignore_index=True)
+
+
+def _rows_of(path: Path) -> list[Row]:
+    """The rows of a file of a run or a protocol; `ValueError` where they are not those that it left."""
+    expected = read_json(path.parent / SUMMARY).get(ROWS_CHECKSUM)
+    if expected is not None:
+        if file_checksum(path) != expected:
+            raise ValueError(f"{path} is damaged: its content does not match its checksum; run the study again")
+        return read_rows(path)
+    folder = RunFolder(path.parent)
+    return folder.rows() if path.name == ROWS else folder.test_curves()
