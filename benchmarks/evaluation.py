@@ -34,7 +34,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from emabank import EMA, EMABank, recalibrate_batchnorm
 from emabank.study.bench import Contestant, spread
-from emabank.study.carry_out import network_of
 from emabank.study.config import DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
 from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Images, make_images, normalisation_of
@@ -44,6 +43,7 @@ from emabank.study.malloc import keep_freed_memory
 from emabank.study.metrics.classification import accuracy
 from emabank.study.models import NETWORKS, build_network
 from emabank.study.predict import predict, predict_each
+from emabank.study.run_job import network_of
 from emabank.study.train import Training
 
 SHARED, COPIES, SECOND = "one shared pass", "each alone, module copies", "each alone, copied into a second model"

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emabank.study.carry_out import network_of
 from emabank.study.config import (
     AveragesConfig,
     DataConfig,
@@ -29,6 +28,7 @@ from emabank.study.data.loader import Loader
 from emabank.study.data.splits import Parts
 from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.measures import evaluation_batch
+from emabank.study.run_job import network_of
 from emabank.study.runs import storage
 from emabank.study.runs.reader import RunFolder
 from emabank.study.schedules import Schedule

@@ -9,8 +9,8 @@ from study.small_runs import one_thread as one_thread
 
 from emabank.posthoc import snapshot_steps, synthesize
 from emabank.study.averages import windows
-from emabank.study.carry_out import Job, carry_out
 from emabank.study.config import Place, Recipe, RunConfig
+from emabank.study.run_job import Job, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
 from emabank.study.serialize import from_dict, run_id, to_dict
@@ -26,7 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def run(place: Place) -> RunFolder:
-    return carry_out(Job(RUN), place, digits()[0])
+    return run_job(Job(RUN), place, digits()[0])
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_run_is_done_with_it_and_keeps_the_snapshots(run: RunFolder):
 
 
 def test_other_rows_do_not_know_of_it(run: RunFolder, tmp_path: Path):
-    plain = carry_out(Job(config(measuring={"recompute": "each-epoch"})), Place(runs=tmp_path), digits()[0])
+    plain = run_job(Job(config(measuring={"recompute": "each-epoch"})), Place(runs=tmp_path), digits()[0])
     bare = [(row.weights, row.epoch, row.metric, row.split, row.batchnorm, row.value) for row in plain.rows()]
     ours = [(row.weights, row.epoch, row.metric, row.split, row.batchnorm, row.value) for row in run.rows()]
     assert bare == ours
@@ -94,14 +94,14 @@ def test_other_rows_do_not_know_of_it(run: RunFolder, tmp_path: Path):
 
 def test_without_batch_norm_nothing_is_recomputed(tmp_path: Path):
     small = config(posthoc=4, training={"network": "vgg-small", "width": 4, "epochs": 2}, rate=0.05)
-    run = carry_out(Job(small), Place(runs=tmp_path), digits()[0])
+    run = run_job(Job(small), Place(runs=tmp_path), digits()[0])
     rows = read_rows(run.path / "posthoc.jsonl")
     assert {row.batchnorm for row in rows} == {"averaged"}
     assert np.isfinite([row.value for row in rows if row.metric == "accuracy"]).all()
 
 
 def test_a_run_that_diverged_has_no_fields(tmp_path: Path):
-    run = carry_out(Job(config(posthoc=4, rate=1e9)), Place(runs=tmp_path), digits()[0])
+    run = run_job(Job(config(posthoc=4, rate=1e9)), Place(runs=tmp_path), digits()[0])
     assert run.summary()["diverged"] and read_rows(run.path / "posthoc.jsonl") == []
 
 

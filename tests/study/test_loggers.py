@@ -13,10 +13,10 @@ import pytest
 from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study import loggers as module
-from emabank.study.carry_out import Job, carry_out
 from emabank.study.config import Place, Recipe, RunConfig
 from emabank.study.loggers import loggers, scalars_of
 from emabank.study.measures import Measured
+from emabank.study.run_job import Job, run_job
 
 RUN = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
 
@@ -72,11 +72,11 @@ def test_a_run_shows_what_its_own_files_say(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(module, "_tensorboard", recorder)
     monkeypatch.setattr("emabank.study.config.find_spec", lambda name: SimpleNamespace(origin="somewhere"))
     job = Job(config(measuring={"recompute": "each-epoch", "on_train": True}))
-    run = carry_out(job, Place(runs=tmp_path, tensorboard=True), digits()[0])
+    run = run_job(job, Place(runs=tmp_path, tensorboard=True), digits()[0])
     assert opened == [run.path, run.path]
     assert shown == of_rows(run.path)
     assert {epoch for _, epoch in shown} == {1, 2, 3, 4} and len(shown) == 4 * (2 + 7 * 2 + 4 * 4)
-    carry_out(job, Place(runs=tmp_path, tensorboard=True), digits()[0])
+    run_job(job, Place(runs=tmp_path, tensorboard=True), digits()[0])
     assert len(opened) == 2, "a run that is done is not shown again"
 
 
@@ -113,7 +113,7 @@ def curves(folder: Path) -> dict[tuple[str, int], float]:
 
 def test_tensorboard_reads_back_what_the_run_says(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    run = carry_out(Job(config()), Place(runs=tmp_path, tensorboard=True), digits()[0])
+    run = run_job(Job(config()), Place(runs=tmp_path, tensorboard=True), digits()[0])
     assert curves(run.path) == pytest.approx(of_rows(run.path), rel=1e-6)  # it keeps float32
 
 

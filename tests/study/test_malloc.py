@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from emabank.study import carry_out, malloc
+from emabank.study import malloc, run_job
 
 FAULTS = """
 import resource, sys
@@ -54,8 +54,8 @@ def test_a_system_that_refuses_is_believed(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_worker_keeps_its_memory_and_says_what_it_was_given_wrong(monkeypatch: pytest.MonkeyPatch):
     asked: list[bool] = []
-    monkeypatch.setattr(carry_out, "keep_freed_memory", lambda: asked.append(True))
-    monkeypatch.setattr(carry_out, "stop_with_executor", lambda: None)
+    monkeypatch.setattr(run_job, "keep_freed_memory", lambda: asked.append(True))
+    monkeypatch.setattr(run_job, "stop_with_executor", lambda: None)
     with pytest.raises(ValueError, match="Expecting value"):
-        carry_out.main(["no job"])
+        run_job.main(["no job"])
     assert asked == [True]

@@ -12,12 +12,12 @@ from sklearn.metrics import accuracy_score, log_loss
 from study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.carry_out import network_of
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.data.splits import Parts
 from emabank.study.measure import Predicted, predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.measures import Measured
+from emabank.study.run_job import network_of
 from emabank.study.runs.rows import Row
 from emabank.study.train import Training
 from emabank.study.transfer import linear_evaluation

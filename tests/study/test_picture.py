@@ -6,10 +6,10 @@ import pytest
 from study.small_runs import digits, trained
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.carry_out import network_of
 from emabank.study.config import DataConfig, HardwareConfig, MeasuringConfig, Recipe, RunConfig, TrainingConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.measure import predicted, rows_of_kept
+from emabank.study.run_job import network_of
 
 EPOCHS = 60
 

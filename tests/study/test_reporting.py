@@ -245,7 +245,7 @@ def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatc
 def test_none_of_them_needs_torch(bare: Path):
     done = run(f"""
 import json
-from emabank.study.cli import main
+from emabank.study.commands import main
 codes = [main([*words, {str(bare)!r}]) for words in (["report"], ["claims", "--short"], ["status"])]
 assert codes == [0, 0, 0], codes
 loaded = {{"matplotlib.figure", "numpy", "rich"}}

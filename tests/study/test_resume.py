@@ -18,8 +18,8 @@ from study.small_runs import Drawer, MakeModel, config, digits, left, training_o
 from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
-from emabank.study.carry_out import Job, carry_out, folder_of, to_text
 from emabank.study.config import Keep, Place, RunConfig
+from emabank.study.run_job import Job, encode_job, folder_of, run_job
 from emabank.study.runs.writer import RunWriter
 from emabank.study.train import Interrupted, Training
 
@@ -144,7 +144,7 @@ class Killed(BaseException):
 
 def test_killed_before_any_of_its_last_writes_it_leaves_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     job, dataset = Job(config(training={"epochs": 2, "width": 2}), forks=(1,)), digits()[0]
-    want = left(carry_out(job, Place(runs=tmp_path / "whole"), dataset))
+    want = left(run_job(job, Place(runs=tmp_path / "whole"), dataset))
     place, writes, deaths = Place(runs=tmp_path / "killed"), 0, 0
     last = 0
 
@@ -166,7 +166,7 @@ def test_killed_before_any_of_its_last_writes_it_leaves_the_same(tmp_path: Path,
     while not (folder := folder_of(job.config, place)).is_done():
         writes = 0
         try:
-            carry_out(job, place, dataset)
+            run_job(job, place, dataset)
         except Killed:
             deaths += 1
             assert folder.state() == "waiting"
@@ -184,7 +184,7 @@ KILL = """
 import os, random, signal, sys, time
 from pathlib import Path
 import torch._dynamo  # the optimizer of every victim would import it
-from emabank.study import carry_out
+from emabank.study import run_job
 
 text, checkpoint, rounds = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 random.seed(0)
@@ -200,7 +200,7 @@ for _ in range(rounds):
     before = stamp()
     victim = os.fork()
     if victim == 0:
-        os._exit(carry_out.main([text]))
+        os._exit(run_job.main([text]))
     while stamp() in (None, before):
         assert os.waitpid(victim, os.WNOHANG) == (0, 0), "the victim ended by itself"
         time.sleep(0.002)
@@ -224,18 +224,18 @@ def killed_often(epochs: int) -> RunConfig:
 def finish(job: Job, place: Place, *, kills: int) -> None:
     """Start the worker once more, and compare what it leaves with what an undisturbed run leaves."""
     folder = folder_of(job.config, place)
-    command = [sys.executable, "-m", "emabank.study.carry_out", to_text(job, place)]
+    command = [sys.executable, "-m", "emabank.study.run_job", encode_job(job, place)]
     finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
     assert folder.is_done(contents=True)
     assert len(folder.environment()) == kills + 1
-    assert left(folder) == left(carry_out(job, Place(runs=place.runs / "whole"), digits()[0]))
+    assert left(folder) == left(run_job(job, Place(runs=place.runs / "whole"), digits()[0]))
 
 
 def test_killed_at_random_moments_it_leaves_byte_for_byte_what_an_undisturbed_run_leaves(tmp_path: Path):
     job, place = Job(killed_often(12), forks=(2, 5)), Place(runs=tmp_path, checkpoint_seconds=0)
     checkpoint = folder_of(job.config, place).path / "checkpoint.pt"
-    command = [sys.executable, "-c", KILL, to_text(job, place), str(checkpoint), "5"]
+    command = [sys.executable, "-c", KILL, encode_job(job, place), str(checkpoint), "5"]
     finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     kills = int(finished.stdout)
@@ -247,7 +247,7 @@ def test_killed_at_random_moments_it_leaves_byte_for_byte_what_an_undisturbed_ru
 def test_workers_killed_very_often_leave_byte_for_byte_what_an_undisturbed_run_leaves(tmp_path: Path):
     job, place = Job(killed_often(30), forks=(2, 5)), Place(runs=tmp_path, checkpoint_seconds=0)
     folder, kills, moments = folder_of(job.config, place), 0, random.Random(1)
-    command = [sys.executable, "-m", "emabank.study.carry_out", to_text(job, place)]
+    command = [sys.executable, "-m", "emabank.study.run_job", encode_job(job, place)]
 
     def last_written() -> int:
         checkpoint = folder.path / "checkpoint.pt"

@@ -27,7 +27,7 @@ from emabank import EMABank, checkpoint
 from emabank.averaging import average_checkpoints
 from emabank.rules import rule_from_dict
 from emabank.selection import BestTracker
-from emabank.study.cli import main
+from emabank.study.commands import main
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.cifar import read_pickle
 from emabank.study.data.download import unpack

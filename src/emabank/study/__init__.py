@@ -8,13 +8,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from emabank.study.api import run_protocol as run_protocol
     from emabank.study.config import AveragesConfig as AveragesConfig
     from emabank.study.config import DataConfig as DataConfig
     from emabank.study.config import HardwareConfig as HardwareConfig
     from emabank.study.config import MeasuringConfig as MeasuringConfig
     from emabank.study.config import ProtocolConfig as ProtocolConfig
     from emabank.study.config import TrainingConfig as TrainingConfig
-    from emabank.study.own import run_protocol as run_protocol
     from emabank.study.runs.reader import load_results as load_results
 
 _HOME = {
@@ -25,7 +25,7 @@ _HOME = {
     "ProtocolConfig": "config",
     "TrainingConfig": "config",
     "load_results": "runs.reader",
-    "run_protocol": "own",
+    "run_protocol": "api",
 }
 
 __all__ = [

@@ -17,11 +17,11 @@ from rich.text import Text
 
 from emabank import Best
 from emabank.advice import Advice, advise, critical_value, gain_text
+from emabank.study.executors.progress import say
 from emabank.study.metrics.classification import log_softmax
 from emabank.study.runs.reader import CONFIG, RunFolder
 from emabank.study.runs.rows import Row
 from emabank.study.runs.storage import Predictions
-from emabank.study.status import say
 
 Criterion = Literal["accuracy", "loss"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from emabank.study.executors.progress import counting
+from emabank.study.executors.progress import counting, say
 from emabank.study.report.build import Report, build_report, try_next
 from emabank.study.report.claims.all import claims
 from emabank.study.report.claims.show import claims_text, summary
 from emabank.study.report.forms.terminal import terminal
 from emabank.study.report.load import load_evidence
-from emabank.study.status import say, tell_left_out
+from emabank.study.status import tell_left_out
 
 SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test-accuracy")
 """The tables that are printed when no others are asked for."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emabank.study.executors.progress import duration
+from emabank.study.executors.progress import duration, say
 from emabank.study.report.evidence import LeftOut
 from emabank.study.report.load import load_studies
 from emabank.study.runs.reader import CONFIG, RunFolder, State
@@ -57,8 +57,3 @@ def tell_left_out(left_out: Sequence[LeftOut], console: Console) -> None:
         say(console, "Left out:")
         for what, why in left_out:
             say(console, f"  {what}: {why}")
-
-
-def say(console: Console, sentence: str) -> None:
-    """Print a sentence as it is, in one line."""
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from emabank.study.carry_out import folder_of
 from emabank.study.config import Place, ProtocolConfig
 from emabank.study.protocol import CRITERIA, Choice, Chosen, refit_job, swa_job, tuning_jobs
-from emabank.study.studies.arms import arm_jobs
+from emabank.study.run_job import folder_of
 from emabank.study.studies.catalogue import studies_named, wanted
 from emabank.study.studies.scales import SCALES, Scale
+from emabank.study.studies.scheduler import variant_jobs
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "run_ids.json"
 DATA = "0123456789abcdef"  # in place of fingerprints of files that are not here
@@ -41,7 +41,7 @@ def planned_ids(scale: Scale) -> dict[str, dict[str, list[str]]]:
         for average, epoch in ((-1, config.training.epochs), (1, 2 + config.training.epochs // 4)):
             follow = chosen(config, average=average, epoch=epoch)
             jobs |= {f"refit {epoch}": follow.refits, f"swa {epoch}": follow.swa}
-            jobs |= {f"{arm} {epoch}": arm_jobs(arm, config, follow, PLACE) for arm in setting.arms}
+            jobs |= {f"{arm} {epoch}": variant_jobs(arm, config, follow, PLACE) for arm in setting.arms}
         ids[setting.name] = {kind: [folder_of(job.config, PLACE).id for job in some] for kind, some in jobs.items()}
     return ids
 

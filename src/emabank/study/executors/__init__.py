@@ -63,29 +63,19 @@ class TasksFailedError(ChildProcessError):
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """Raise `TasksFailedError` when a task failed: for callers that need all of them.
-
-    >>> task = Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",))
-    >>> raise_if_failed([Outcome(task=task, state="done"), Outcome(task=task, state="failed", reason="exit code 1")])
-    Traceback (most recent call last):
-    emabank.study.executors.TasksFailedError: 1 of 2 runs failed: seed 0; see runs/a/log.txt, then start it again
-    """
-    failed = [outcome.task for outcome in outcomes if outcome.state == "failed"]
+    """Raise `TasksFailedError` when a task failed: for callers that need all of them."""
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if failed:
-        titles = ", ".join(task.title for task in failed[:5]) + (", ..." if len(failed) > 5 else "")
-        log = failed[0].folder / "log.txt"
+        titles = ", ".join(outcome.task.title for outcome in failed[:5]) + (", ..." if len(failed) > 5 else "")
+        log = failed[0].task.folder / "log.txt"
         raise TasksFailedError(
-            f"{len(failed)} of {len(outcomes)} runs failed: {titles}; see {log.as_posix()}, then start it again"
+            f"{len(failed)} of {len(outcomes)} runs failed, the first with {failed[0].reason}: {titles}; see "
+            f"{log.as_posix()}, then start it again"
         )
 
 
 def in_order(tasks: Sequence[Task]) -> list[Task]:
-    """Each task once, in the order given: two studies that need the same run share it.
-
-    >>> task = Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",))
-    >>> len(in_order([task, task]))
-    1
-    """
+    """Each task once, in the order given: two studies that need the same run share it."""
     by_id: dict[str, Task] = {}
     for task in tasks:
         known = by_id.setdefault(task.id, task)

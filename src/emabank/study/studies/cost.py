@@ -86,9 +86,9 @@ times what they say of a training step (with other work on the machine). Whole s
 def usual_speed(config: RunConfig, yardstick: Yardstick = OURS) -> Speed:
     """What an image of a run costs on a machine that is known by its yardstick; nothing is measured.
 
-    >>> from emabank.study.studies.kinds import run_of
+    >>> from emabank.study.studies.variants import example_config
     >>> from emabank.study.studies.scales import protocol_of
-    >>> speed = usual_speed(run_of("tune", protocol_of("cifar100-resnet18", "paper")))
+    >>> speed = usual_speed(example_config("tune", protocol_of("cifar100-resnet18", "paper")))
     >>> f"{speed.training:.2f} s, {speed.flops / 1e9:.1f} GFLOP"
     '0.17 s, 1.1 GFLOP'
     """

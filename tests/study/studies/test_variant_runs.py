@@ -8,7 +8,6 @@ import pytest
 from study.small_runs import left
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.carry_out import Job, carry_out, folder_of
 from emabank.study.config import (
     AveragesConfig,
     DataConfig,
@@ -21,10 +20,11 @@ from emabank.study.config import (
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import fingerprint
 from emabank.study.protocol import Choice, Chosen, choose_all, plan_protocol, refit_job, tuning_jobs
+from emabank.study.run_job import Job, folder_of, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.serialize import to_dict
-from emabank.study.studies.arms import arm_jobs, supposed
-from emabank.study.studies.kinds import is_the_refit
+from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
+from emabank.study.studies.variants import equals_refit
 
 DIGITS = digits_dataset()
 SMALL = ProtocolConfig(
@@ -79,7 +79,7 @@ def changes(arm: str, config: ProtocolConfig = PAPER, **given: Any) -> list[dict
     """By seed: what is otherwise than in the refit, but for what is measured and kept."""
     chosen = chosen_for(config, **given)
     found: list[dict[str, Any]] = []
-    for job, refit in zip(arm_jobs(arm, config, chosen, Place()), chosen.refits, strict=True):
+    for job, refit in zip(variant_jobs(arm, config, chosen, Place()), chosen.refits, strict=True):
         after, before = leaves(to_dict(job.config)), leaves(to_dict(refit.config))
         assert after.keys() == before.keys()
         found.append({key: after[key] for key in after if after[key] != before[key] and key not in MEASURED})
@@ -101,7 +101,7 @@ def test_constant_holds_the_rate_from_the_chosen_epoch_and_changes_nothing_else(
 def test_bootstrapping_is_a_tuning_run_with_the_third_average_copied_back():
     expected = {"recipe.training.bootstrap": "ema-0.992", "trained_on": "80%"}
     assert changes("bootstrap") == [expected] * 2
-    for job in arm_jobs("bootstrap", PAPER, chosen_for(PAPER), Place()):
+    for job in variant_jobs("bootstrap", PAPER, chosen_for(PAPER), Place()):
         [tuned] = [
             each.config
             for each in tuning_jobs(replace(PAPER, measuring=MeasuringConfig()), data="abc")
@@ -113,7 +113,7 @@ def test_bootstrapping_is_a_tuning_run_with_the_third_average_copied_back():
 
 def test_what_is_chosen_afterwards_comes_from_a_tuning_run_with_snapshots():
     tuned = {(each.config.seed, each.config.rate): each.config for each in tuning_jobs(PAPER, data="abc")}
-    for job in arm_jobs("posthoc", PAPER, chosen_for(PAPER), Place()):
+    for job in variant_jobs("posthoc", PAPER, chosen_for(PAPER), Place()):
         assert job.config.posthoc == 100
         recipe = replace(job.config.recipe, measuring=MeasuringConfig())
         assert job.config.recipe.measuring == MeasuringConfig(recompute="each-epoch")
@@ -138,7 +138,7 @@ def test_another_period_changes_the_averages_alone(period: int):
 def test_what_is_measured_is_what_its_figures_need_and_no_more():
     chosen = chosen_for(PAPER)
     for arm in ("step", "every 4", "bootstrap", "constant"):
-        for job in arm_jobs(arm, PAPER, chosen, Place()):
+        for job in variant_jobs(arm, PAPER, chosen, Place()):
             measuring = job.config.recipe.measuring
             assert (job.config.keep, job.config.transfer, job.config.transfer_fingerprints) == ((), (), ())
             if arm == "constant":  # it goes on from a refit, so what was measured up to there must be the same
@@ -149,14 +149,14 @@ def test_what_is_measured_is_what_its_figures_need_and_no_more():
 
 def test_the_seeds_keep_the_rates_that_they_chose():
     for arm in ("step", "every 4", "bootstrap", "posthoc", "constant", "every 16"):
-        jobs = arm_jobs(arm, PAPER, chosen_for(PAPER), Place())
+        jobs = variant_jobs(arm, PAPER, chosen_for(PAPER), Place())
         assert [(job.config.seed, job.config.rate) for job in jobs] == [(0, 0.1), (1, 0.2)]
 
 
 @pytest.mark.parametrize("arm", ["", "steps", "every", "swa"])
 def test_an_unknown_arm_is_one_sentence(arm: str):
     with pytest.raises(ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, posthoc, or"):
-        arm_jobs(arm, PAPER, chosen_for(PAPER), Place())
+        variant_jobs(arm, PAPER, chosen_for(PAPER), Place())
 
 
 # What is the refit anyway, and what goes on from it -----------------------------------------------------------------
@@ -179,23 +179,23 @@ def test_where_the_refit_has_that_period_and_no_warm_up_it_is_the_arm(averages: 
     chosen = chosen_for(config)
     for period in (1, 2, 4, 8, 16, 64):
         arm = f"every {period}"
-        assert is_the_refit(arm, config) is (arm == same)
-        jobs = arm_jobs(arm, config, chosen, Place())
+        assert equals_refit(arm, config) is (arm == same)
+        jobs = variant_jobs(arm, config, chosen, Place())
         assert (jobs == chosen.refits) is (arm == same)
         ids = {folder_of(job.config, Place()).id for job in [*jobs, *chosen.refits]}
         assert len(ids) == (2 if arm == same else 4)
-    assert not any(is_the_refit(arm, config) for arm in ("step", "constant", "bootstrap"))
+    assert not any(equals_refit(arm, config) for arm in ("step", "constant", "bootstrap"))
 
 
 def test_a_held_rate_goes_on_from_the_refits_own_checkpoint(tmp_path: Path):
     place = Place(runs=tmp_path)
     noisy = replace(PAPER, data=DataConfig(noise=0.4))
     chosen = chosen_for(noisy, epoch=2)
-    for job, refit in zip(arm_jobs("constant", noisy, chosen, place), chosen.refits, strict=True):
+    for job, refit in zip(variant_jobs("constant", noisy, chosen, place), chosen.refits, strict=True):
         assert job.fork == folder_of(refit.config, place).path / "forks" / "epoch-2.pt"
         assert 2 in refit.forks
     assert all(
-        job.fork is None for arm in ("step", "bootstrap", "every 1") for job in arm_jobs(arm, noisy, chosen, place)
+        job.fork is None for arm in ("step", "bootstrap", "every 1") for job in variant_jobs(arm, noisy, chosen, place)
     )
 
 
@@ -203,10 +203,10 @@ def test_a_held_rate_goes_on_from_the_refits_own_checkpoint(tmp_path: Path):
 
 
 def test_what_is_supposed_has_the_runs_that_tuning_will_ask_for():
-    found, real = supposed(PAPER, Place()), chosen_for(PAPER)
+    found, real = placeholder_choices(PAPER, Place()), chosen_for(PAPER)
     assert [choice.seed for choice in found.choices] == [0, 1]
     assert [len(found.refits), len(found.swa)] == [2, 2]
-    assert supposed(replace(PAPER, swa=False), Place()).swa == []
+    assert placeholder_choices(replace(PAPER, swa=False), Place()).swa == []
     for job, refit in zip(found.refits, real.refits, strict=True):
         a, b = leaves(to_dict(job.config)), leaves(to_dict(refit.config))
         different = {key for key in a if a[key] != b[key]}
@@ -218,7 +218,7 @@ def test_what_cannot_be_trained_is_found_before_tuning():
     with pytest.raises(
         ValueError, match="milestones are 0.3 0.6 0.8; give rising shares of the run, after the warm-up"
     ):
-        arm_jobs("step", late, supposed(late, Place()), Place())
+        variant_jobs("step", late, placeholder_choices(late, Place()), Place())
 
 
 # Trained -------------------------------------------------------------------------------------------------------------
@@ -230,25 +230,25 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Chosen]:
     place = Place(runs=tmp_path_factory.mktemp("runs"))
     planned = plan_protocol(SMALL, place, DIGITS)
     for job in planned.tuning:
-        carry_out(job, place, DIGITS)
+        run_job(job, place, DIGITS)
     chosen = choose_all(SMALL, place, planned)
     for job in chosen.refits:
-        carry_out(job, place, DIGITS)
+        run_job(job, place, DIGITS)
     return place, chosen
 
 
 def one(arm: str, trained: tuple[Place, Chosen], *, runs: Path | None = None, fork: bool = True) -> RunFolder:
     """The only run of an arm, trained."""
     place, chosen = trained
-    [job] = arm_jobs(arm, SMALL, chosen, place)
-    return carry_out(job if fork else job._replace(fork=None), Place(runs=runs or place.runs), DIGITS)
+    [job] = variant_jobs(arm, SMALL, chosen, place)
+    return run_job(job if fork else job._replace(fork=None), Place(runs=runs or place.runs), DIGITS)
 
 
 def test_a_held_rate_from_the_fork_is_byte_for_byte_one_from_the_beginning(
     trained: tuple[Place, Chosen], tmp_path: Path
 ):
     place, chosen = trained
-    [job] = arm_jobs("constant", SMALL, chosen, place)
+    [job] = variant_jobs("constant", SMALL, chosen, place)
     assert job.fork is not None and job.fork.exists()
     forked, alone = one("constant", trained), one("constant", trained, runs=tmp_path, fork=False)
     assert forked.id == alone.id
@@ -291,5 +291,5 @@ def test_with_step_decay_the_warm_up_is_the_same_and_the_rest_is_not(trained: tu
 def test_the_data_of_an_arm_is_that_of_the_protocol(trained: tuple[Place, Chosen]):
     place, chosen = trained
     for arm in ("step", "constant", "bootstrap", "every 2"):
-        [job] = arm_jobs(arm, SMALL, chosen, place)
+        [job] = variant_jobs(arm, SMALL, chosen, place)
         assert job.config.fingerprint == fingerprint(DIGITS)

@@ -16,9 +16,9 @@ from sklearn.metrics import accuracy_score
 from study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.carry_out import Job, StopRequest, carry_out, folder_of, main, to_text
 from emabank.study.config import Place
 from emabank.study.data.images import Dataset
+from emabank.study.run_job import Job, StopRequest, encode_job, folder_of, main, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.storage import read_state
 from emabank.study.train import Interrupted
@@ -33,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture(scope="module")
 def run(place: Place) -> RunFolder:
-    return carry_out(Job(config(), forks=(1,)), place, digits()[0])
+    return run_job(Job(config(), forks=(1,)), place, digits()[0])
 
 
 def test_it_leaves_a_complete_folder(run: RunFolder, place: Place):
@@ -76,8 +76,8 @@ def test_what_was_chosen_is_what_was_kept_and_told_in_rows(run: RunFolder):
 
 def test_a_second_call_does_nothing(run: RunFolder, place: Place, monkeypatch: pytest.MonkeyPatch):
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.path.rglob("*")}
-    monkeypatch.setattr("emabank.study.carry_out.Training", None)
-    again = carry_out(Job(config()), place)
+    monkeypatch.setattr("emabank.study.run_job.Training", None)
+    again = run_job(Job(config()), place)
     assert again.path == run.path
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.path.rglob("*")} == before
 
@@ -113,7 +113,7 @@ def test_the_random_state_and_the_threads_are_as_before(place: Place, tmp_path: 
     torch.set_num_threads(1)
     for given in (config(training={"epochs": 1}, hardware={"threads": 2}), config(fingerprint="another")):
         try:
-            carry_out(Job(given), replace(place, runs=tmp_path), digits()[0])
+            run_job(Job(given), replace(place, runs=tmp_path), digits()[0])
         except ValueError:
             assert given.fingerprint == "another"
         assert torch.equal(torch.get_rng_state(), state)
@@ -122,7 +122,7 @@ def test_the_random_state_and_the_threads_are_as_before(place: Place, tmp_path: 
 
 def test_whatever_the_random_state_was_the_run_is_the_same(run: RunFolder, tmp_path: Path):
     torch.manual_seed(321)
-    again = carry_out(Job(config(), forks=(1,)), Place(runs=tmp_path), digits()[0])
+    again = run_job(Job(config(), forks=(1,)), Place(runs=tmp_path), digits()[0])
     assert left(again) == left(run)
     assert set(left(run)) >= {"config.json", "history.json", "rows.jsonl", "test_curves.jsonl", "forks/epoch-1.pt"}
 
@@ -132,17 +132,17 @@ def test_data_that_is_not_what_was_planned_for_is_refused_in_one_sentence(tmp_pa
     parts = with_garbage_for_test(parts_of(config()))
     other = Dataset("digits", 10, dataset.train, parts.test)
     with pytest.raises(ValueError, match=rf"^the data of digits has changed .* planned with {found}\); plan it again"):
-        carry_out(Job(config()), Place(runs=tmp_path), other)
+        run_job(Job(config()), Place(runs=tmp_path), other)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_device_that_was_not_resolved_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"^the device of a run is auto; resolve it"):
-        carry_out(Job(config(hardware={"device": "auto"})), Place(runs=tmp_path), digits()[0])
+        run_job(Job(config(hardware={"device": "auto"})), Place(runs=tmp_path), digits()[0])
 
 
 def test_a_run_that_diverges_is_done_and_says_so(tmp_path: Path):
-    run = carry_out(Job(config(rate=1e6)), Place(runs=tmp_path), digits()[0])
+    run = run_job(Job(config(rate=1e6)), Place(runs=tmp_path), digits()[0])
     assert run.is_done()
     assert run.summary()["diverged"] is True
     assert run.summary()["chosen"] == {}
@@ -153,13 +153,13 @@ def test_a_run_that_diverges_is_done_and_says_so(tmp_path: Path):
 def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_the_beginning(tmp_path: Path):
     trunk_config = config(trained_on="100%", training={"epochs": 3})
     place = Place(runs=tmp_path / "forked")
-    trunk = carry_out(Job(trunk_config, forks=(2,)), place, digits()[0])
+    trunk = run_job(Job(trunk_config, forks=(2,)), place, digits()[0])
     swa = replace(trunk_config, constant_from=2, swa=True)
     fork = trunk.path / "forks" / "epoch-2.pt"
     epochs: list[int] = []
-    forked = carry_out(Job(swa, fork=fork), place, digits()[0], tell=lambda epoch, words: epochs.append(epoch))
+    forked = run_job(Job(swa, fork=fork), place, digits()[0], tell=lambda epoch, words: epochs.append(epoch))
     assert epochs == [3]
-    alone = carry_out(Job(swa, fork=tmp_path / "none.pt"), Place(runs=tmp_path / "alone"), digits()[0])
+    alone = run_job(Job(swa, fork=tmp_path / "none.pt"), Place(runs=tmp_path / "alone"), digits()[0])
     assert left(forked) == left(alone)
     assert forked.snapshots() == ["live-last", "swa-recomputed-last"]
 
@@ -170,11 +170,11 @@ def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_th
 def test_asked_to_stop_it_leaves_a_checkpoint_and_has_not_failed(tmp_path: Path, run: RunFolder):
     place, calls = Place(runs=tmp_path), []
     with pytest.raises(Interrupted, match="asked to stop in epoch 2; the same command goes on from there"):
-        carry_out(Job(config(), forks=(1,)), place, digits()[0], should_stop=lambda: calls.append(1) or len(calls) == 7)
+        run_job(Job(config(), forks=(1,)), place, digits()[0], should_stop=lambda: calls.append(1) or len(calls) == 7)
     folder = folder_of(config(), place)
     assert folder.state() == "waiting"
     assert (folder.path / "checkpoint.pt").exists()
-    assert left(carry_out(Job(config(), forks=(1,)), place, digits()[0])) == left(run)
+    assert left(run_job(Job(config(), forks=(1,)), place, digits()[0])) == left(run)
     assert len(folder.environment()) == 2
 
 
@@ -191,10 +191,10 @@ def test_a_request_to_stop_is_noted_and_the_handlers_come_back():
 def test_a_worker_that_gets_a_signal_ends_with_130_and_the_same_command_finishes_the_run(tmp_path: Path):
     given = config(data={"subset": 100}, training={"epochs": 20, "width": 2})
     place = Place(runs=tmp_path / "stopped", checkpoint_seconds=0)
-    folder, text = folder_of(given, place), to_text(Job(given, forks=(1,)), place)
+    folder, text = folder_of(given, place), encode_job(Job(given, forks=(1,)), place)
     for number in (signal.SIGTERM, signal.SIGINT):
         before = stamp(folder.path / "checkpoint.pt")
-        command = [sys.executable, "-m", "emabank.study.carry_out", text]
+        command = [sys.executable, "-m", "emabank.study.run_job", text]
         process = subprocess.Popen(
             command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -207,7 +207,7 @@ def test_a_worker_that_gets_a_signal_ends_with_130_and_the_same_command_finishes
         assert folder.state() == "waiting"
     assert main([text]) == 0
     assert len(folder.environment()) == 3
-    assert left(folder) == left(carry_out(Job(given, forks=(1,)), Place(runs=tmp_path), digits()[0]))
+    assert left(folder) == left(run_job(Job(given, forks=(1,)), Place(runs=tmp_path), digits()[0]))
 
 
 def stamp(path: Path) -> int | None:
@@ -215,7 +215,7 @@ def stamp(path: Path) -> int | None:
 
 
 def test_a_worker_that_cannot_do_its_job_says_why_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    text = to_text(Job(config(fingerprint="0123456789abcdef")), Place(runs=tmp_path))
+    text = encode_job(Job(config(fingerprint="0123456789abcdef")), Place(runs=tmp_path))
     assert main([text]) == 1
     said = capsys.readouterr().out
     assert said.startswith("emabank: the data of digits has changed since this run was planned")
@@ -223,7 +223,7 @@ def test_a_worker_that_cannot_do_its_job_says_why_in_one_sentence(tmp_path: Path
 
 
 def test_a_job_as_text_is_plain_json_and_names_its_fork(tmp_path: Path):
-    told = json.loads(to_text(Job(config(), fork=tmp_path / "epoch-2.pt", forks=(3,)), Place(runs=tmp_path)))
+    told = json.loads(encode_job(Job(config(), fork=tmp_path / "epoch-2.pt", forks=(3,)), Place(runs=tmp_path)))
     assert told["fork"] == str(tmp_path / "epoch-2.pt")
     assert told["forks"] == [3]
     assert told["config"]["rate"] == 0.4

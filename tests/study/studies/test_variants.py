@@ -10,11 +10,11 @@ from interpreter import run
 
 from emabank.study.averages import rules
 from emabank.study.config import AveragesConfig, Place, ProtocolConfig
-from emabank.study.protocol import resolved, tuning_jobs
+from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.pairs import CLEAN, CONSTANT, NOISY
-from emabank.study.studies.arms import arm_jobs, supposed
-from emabank.study.studies.kinds import is_the_refit, needs_refits, run_of, runs_needed, with_period
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of
+from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
+from emabank.study.studies.variants import equals_refit, example_config, needs_refits, runs_needed, with_period
 
 PAPER = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
 ARMS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 4", "every 64")
@@ -26,15 +26,15 @@ PAIRS = [(pair, scale) for scale in SCALES for pair in (*CLEAN, *NOISY, CONSTANT
 
 @pytest.mark.parametrize(("pair", "scale"), PAIRS)
 def test_a_run_of_a_kind_is_what_protocol_and_arms_make_of_it_before_tuning(pair: str, scale: Any):
-    config = resolved(protocol_of(pair, scale))  # type: ignore[arg-type]
+    config = resolve(protocol_of(pair, scale))  # type: ignore[arg-type]
     place = Place()
-    chosen = supposed(config, place)
-    assert run_of("tune", config) == tuning_jobs(config, data="")[0].config
-    assert run_of("refit", config) == chosen.refits[0].config
-    assert run_of("swa", config) == chosen.swa[0].config
+    chosen = placeholder_choices(config, place)
+    assert example_config("tune", config) == tuning_jobs(config, data="")[0].config
+    assert example_config("refit", config) == chosen.refits[0].config
+    assert example_config("swa", config) == chosen.swa[0].config
     for arm in ARMS:
-        assert run_of(arm, config) == arm_jobs(arm, config, chosen, place)[0].config, arm
-    assert len({run_of(kind, config) for kind in ("tune", "refit", "swa", *ARMS[:4])}) == 7
+        assert example_config(arm, config) == variant_jobs(arm, config, chosen, place)[0].config, arm
+    assert len({example_config(kind, config) for kind in ("tune", "refit", "swa", *ARMS[:4])}) == 7
 
 
 @pytest.mark.parametrize("kind", ["", "steps", "every", "SWA"])
@@ -42,7 +42,7 @@ def test_an_unknown_kind_is_one_sentence(kind: str):
     with pytest.raises(
         ValueError, match=f"^there is no arm {kind!r}; give step, constant, bootstrap, posthoc, or every"
     ):
-        run_of(kind, ProtocolConfig())
+        example_config(kind, ProtocolConfig())
 
 
 # How many ------------------------------------------------------------------------------------------------------------
@@ -69,16 +69,16 @@ def test_what_is_wanted_is_counted_with_what_it_starts_from(stages: Any, arms: A
 
 def test_what_is_known_before_tuning_loads_no_torch():
     code = "import sys\nimport emabank.study.studies.{0}\nassert 'torch' not in sys.modules"
-    for module in ("catalogue", "cost", "kinds", "listing", "scales"):
+    for module in ("catalogue", "cost", "variants", "listing", "scales"):
         assert run(code.format(module)).returncode == 0, module
-    assert "AssertionError" in run(code.format("arms")).stderr, "a control: what makes jobs of it does load torch"
+    assert "AssertionError" in run(code.format("scheduler")).stderr, "a control: what makes jobs of it does load torch"
 
 
 def test_at_demo_and_small_scale_the_first_period_costs_nothing():
     for scale in ("demo", "small"):
         config = protocol_of("cifar100-resnet18", scale)
         assert config is not None
-        assert [is_the_refit(f"every {period}", config) for period in PERIODS[scale]] == [True, False, False, False]
+        assert [equals_refit(f"every {period}", config) for period in PERIODS[scale]] == [True, False, False, False]
 
 
 def test_only_what_starts_from_a_refit_or_is_one_waits_for_it():

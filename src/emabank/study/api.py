@@ -1,27 +1,26 @@
-"""The protocol for people's own models and data: `run_protocol`.
-
-May import everything of the study but the commands.
-"""
+"""The protocol for a user's own model and data: `run_protocol`."""
 
 import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from emabank.study.carry_out import Job, carry_out, folder_of
 from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.folders import load_image_folder
 from emabank.study.data.images import Dataset, Images, make_images
 from emabank.study.data.labelled import LabelledImages
-from emabank.study.executors.progress import counting, progress
-from emabank.study.launch import show, title
-from emabank.study.protocol import Protocol, carry_out_protocol, resolved
-from emabank.study.runs.reader import RunFolder
+from emabank.study.executors import Outcome
+from emabank.study.executors.progress import counting, progress, say
+from emabank.study.launch import show
+from emabank.study.protocol import Protocol, resolve
+from emabank.study.run_job import Job, folder_of, run_job, task_of
+from emabank.study.studies.scheduler import Setting, run_setting
 
 Data = Dataset | tuple[Tensor, Tensor, Tensor, Tensor] | str | os.PathLike[str]
 
@@ -43,9 +42,9 @@ def run_protocol(
     pixels square). `config` says the rest; its data set and network are yours. With `config.transfer` the model needs a
     method `features(x)`, what its last layer sees, and files of that data set are looked for in the folder `data`.
 
-    The runs go on in this process, one after the other. Called again with the same arguments it goes on where it was
-    interrupted, and trains nothing twice: a run is known by its configuration, the data, and the model as it is when it
-    is new.
+    The runs are trained in this process, one after the other. Called again with the same arguments it resumes where it
+    was interrupted, and trains nothing twice: a run is known by its configuration, the data, and the model as it is
+    when it is new.
 
     >>> import tempfile
     >>> from emabank.study import ProtocolConfig, TrainingConfig, run_protocol
@@ -65,7 +64,7 @@ def run_protocol(
     """
     console = console or Console()
     config = config or ProtocolConfig()
-    config = resolved(
+    config = resolve(
         replace(
             config,
             data=replace(config.data, dataset="own"),
@@ -75,24 +74,21 @@ def run_protocol(
     dataset = _dataset(data, size, console)
     place = Place(runs=Path(runs))
 
-    def one_by_one(jobs: Sequence[Job]) -> list[RunFolder]:
-        folders: list[RunFolder] = []
+    def one_by_one(jobs: Sequence[Job]) -> dict[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
         for job in jobs:
+            task = task_of(job, place)
             if not folder_of(job.config, place).is_done():
-                console.print(title(job.config), highlight=False)
+                say(console, task.title)
             with progress(console, job.config.recipe.training.epochs) as tell:
-                folders.append(carry_out(job, place, dataset, make_model=make_model, tell=tell))
-        return folders
+                run_job(job, place, dataset, make_model=make_model, tell=tell)
+            outcomes[task.id] = Outcome(task=task, state="done")
+        return outcomes
 
-    done = carry_out_protocol(
-        config,
-        place,
-        dataset,
-        one_by_one,
-        make_model=make_model,
-        model_fingerprint=_model_fingerprint(make_model, dataset),
-        say=lambda sentence: console.print(sentence, highlight=False, soft_wrap=True),
+    setting = Setting(
+        name="own", config=config, make_model=make_model, model_fingerprint=_model_fingerprint(make_model, dataset)
     )
+    done = run_setting(setting, place, dataset=dataset, run_jobs=one_by_one, say=partial(say, console))
     show(done, console)
     return done
 

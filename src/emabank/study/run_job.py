@@ -1,6 +1,6 @@
 """One run from its configuration to its finished folder, in this process; as a program, for an executor's worker.
 
-It resumes where the run was interrupted, and does nothing where it is done. May import everything below protocol.
+It resumes where the run was interrupted, and does nothing where it is done.
 """
 
 import json
@@ -21,6 +21,7 @@ from emabank.study.config import Place, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
+from emabank.study.executors import Task
 from emabank.study.executors.worker import LOCKED, stop_with_executor
 from emabank.study.grid import grid
 from emabank.study.loggers import loggers
@@ -36,10 +37,12 @@ from emabank.study.serialize import from_dict, to_dict
 from emabank.study.train import Interrupted, Training
 
 MakeModel = Callable[[], nn.Module]
+WORKER = "emabank.study.run_job"
+"""This module, as a program."""
 
 
 class Job(NamedTuple):
-    """A run to be carried out, and where it may start from."""
+    """A run to train, and where it may start from."""
 
     config: RunConfig
     fork: Path | None = None
@@ -48,7 +51,7 @@ class Job(NamedTuple):
     """Epochs after which checkpoints are kept for other runs."""
 
 
-def carry_out(
+def run_job(
     job: Job,
     place: Place,
     dataset: Dataset | None = None,
@@ -68,7 +71,7 @@ def carry_out(
     if group.from_first(folder.is_done()):
         return folder
     dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
-    _refuse_other_data(dataset, config.fingerprint)
+    _check_data(dataset, config.fingerprint)
     make_model = make_model or network_of(config, dataset)
     hardware = config.recipe.hardware
     threads = torch.get_num_threads()
@@ -78,7 +81,7 @@ def carry_out(
             if not group.from_first(run is not None and run.is_done()):  # another process may have finished it
                 with ExitStack() as stack:
                     observe = _unobserved if run is None else stack.enter_context(loggers(place, run.path, config))
-                    _carry_out(job, run, place, dataset, make_model, tell, observe, should_stop, group)
+                    _train(job, run, place, dataset, make_model, tell, observe, should_stop, group)
         return folder
     finally:
         torch.set_num_threads(threads)
@@ -126,11 +129,11 @@ def device_of(config: RunConfig) -> torch.device:
     """The device that a configuration names; `auto` must have been resolved before the run got its identity."""
     name = config.recipe.hardware.device
     if name == "auto":
-        raise ValueError("the device of a run is auto; resolve it with emabank.study.protocol.resolved first")
+        raise ValueError("the device of a run is auto; resolve it with emabank.study.protocol.resolve first")
     return torch.device(name)
 
 
-def _carry_out(
+def _train(
     job: Job,
     run: RunWriter | None,
     place: Place,
@@ -146,7 +149,7 @@ def _carry_out(
     parts = load_parts(config.recipe.data, dataset, config.trained_on)
     training = Training(config, parts, make_model, device=device_of(config), group=group)
     targets = _targets(config, place)
-    state = group.from_first(None if run is None else _state_to_go_on_from(job, run))
+    state = group.from_first(None if run is None else _state_to_resume_from(job, run))
     if state is not None:
         _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
     snapshots = folder_of(config, place).path / POSTHOC
@@ -154,17 +157,17 @@ def _carry_out(
 
     started, first = time.monotonic(), training.epoch
 
-    def told(epoch: int, words: str) -> None:
-        each = (time.monotonic() - started) / max(1, epoch - first)
+    def tell_both(epoch: int, words: str) -> None:
+        per_epoch = (time.monotonic() - started) / max(1, epoch - first)
         if run is not None:
-            run.tell(epoch, epochs, words, seconds_left=each * (epochs - epoch))
+            run.tell(epoch, epochs, words, seconds_left=per_epoch * (epochs - epoch))
         tell(epoch, words)
 
     training.run(
         run,
         forks=job.forks,
         checkpoint_seconds=place.checkpoint_seconds,
-        tell=told,
+        tell=tell_both,
         observe=observe,
         should_stop=should_stop,
     )
@@ -194,7 +197,7 @@ def _carry_out(
     )
 
 
-def _state_to_go_on_from(job: Job, run: RunWriter) -> dict[str, Any] | None:
+def _state_to_resume_from(job: Job, run: RunWriter) -> dict[str, Any] | None:
     _forget_damaged_forks(run)
     state = run.load_checkpoint()
     if state is None and job.fork is not None and job.fork.exists():
@@ -231,26 +234,22 @@ def _load(training: Training, state: dict[str, Any], what: str) -> None:
 
 
 def _targets(config: RunConfig, place: Place) -> list[Dataset]:
-    found = transfer_targets(config.transfer, place, split_seed=config.recipe.data.split_seed)
-    for target, planned in zip(found, config.transfer_fingerprints, strict=True):
-        _refuse_other_data(target, planned)
-    return found
+    targets = transfer_targets(config.transfer, place, split_seed=config.recipe.data.split_seed)
+    for target, planned in zip(targets, config.transfer_fingerprints, strict=True):
+        _check_data(target, planned)
+    return targets
 
 
 def transfer_targets(names: Sequence[str], place: Place, *, split_seed: int) -> list[Dataset]:
-    """The data sets that features are evaluated on.
-
-    >>> [target.classes for target in transfer_targets(["digits"], Place(), split_seed=0)]
-    [10]
-    """
+    """The data sets that features are evaluated on."""
     return [load_transfer_target(name, place.data, split_seed=split_seed, cache=place.cache) for name in names]
 
 
-def _refuse_other_data(dataset: Dataset, planned: str) -> None:
-    found = fingerprint(dataset)
-    if planned != found:
+def _check_data(dataset: Dataset, planned: str) -> None:
+    current = fingerprint(dataset)
+    if planned != current:
         raise ValueError(
-            f"the data of {dataset.name} has changed since this run was planned (fingerprint {found}, planned with "
+            f"the data of {dataset.name} has changed since this run was planned (fingerprint {current}, planned with "
             f"{planned}); plan it again with the data as it is"
         )
 
@@ -278,26 +277,63 @@ class StopRequest:
         self.received = True
 
 
-def to_text(job: Job, place: Place) -> str:
+def encode_job(job: Job, place: Place) -> str:
     """A job as text, for the command line of a worker."""
     fork = None if job.fork is None else str(job.fork)
     return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
 
 
-def from_text(text: str) -> tuple[Job, Place]:
-    """What `to_text` was given."""
-    given = json.loads(text)
-    fork = None if given["fork"] is None else Path(given["fork"])
-    job = Job(from_dict(RunConfig, given["config"], where="the job"), fork, tuple(given["forks"]))
-    return job, from_dict(Place, given["place"], where="the job")
+def decode_job(text: str) -> tuple[Job, Place]:
+    """What `encode_job` was given."""
+    values = json.loads(text)
+    fork = None if values["fork"] is None else Path(values["fork"])
+    job = Job(from_dict(RunConfig, values["config"], where="the job"), fork, tuple(values["forks"]))
+    return job, from_dict(Place, values["place"], where="the job")
+
+
+def task_of(job: Job, place: Place) -> Task:
+    """The process that runs a job."""
+    folder = folder_of(job.config, place)
+    command = (sys.executable, "-m", WORKER, encode_job(job, place))
+    threads = str(job.config.recipe.hardware.threads)
+    return Task(
+        id=folder.id,
+        title=title(job.config),
+        folder=folder.path,
+        command=command,
+        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+    )
+
+
+def title(config: RunConfig) -> str:
+    """What a run is called, as it is shown."""
+    return f"{_kind(config)}, rate {config.rate:g}, seed {config.seed}"
+
+
+def _kind(config: RunConfig) -> str:
+    training = config.recipe.training
+    if config.swa:
+        return "SWA"
+    if config.constant_from is not None:
+        return f"rate held from epoch {config.constant_from}"
+    kind = "tune" if config.trained_on == "80%" else "refit"
+    if training.bootstrap is not None:
+        kind += f", bootstrap from {training.bootstrap}"
+    if config.posthoc:
+        kind += ", with snapshots"
+    if training.schedule == "step":
+        kind += ", step decay"
+    elif config.trained_on == "100%" and not config.keep:  # a refit keeps what was chosen; this one is beside it
+        kind += f", averages every {config.recipe.averages.every}"
+    return kind
 
 
 def work_together(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:
-    """Carry out the job that the one argument describes, together with the other processes (executors.torchrun)."""
-    job, place = from_text(arguments[0])
+    """Run the job that the one argument describes, together with the other ranks (executors.torchrun)."""
+    job, place = decode_job(arguments[0])
     epochs = job.config.recipe.training.epochs
     with StopRequest() as request, peer_loss_as_error(group):
-        carry_out(
+        run_job(
             job,
             place,
             tell=lambda epoch, words: tell(
@@ -309,17 +345,17 @@ def work_together(arguments: Sequence[str], group: ProcessGroup, tell: Callable[
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out the job that the one argument describes, as `to_text` gave it."""
+    """Run the job that the one argument describes, as `encode_job` gave it."""
     stop_with_executor()
     keep_freed_memory()
-    job, place = from_text(arguments[0])
+    job, place = decode_job(arguments[0])
     try:
         with (
             StopRequest() as request,
             join_group(job.config.recipe.hardware.device) as group,
             peer_loss_as_error(group),
         ):
-            carry_out(job, place, should_stop=lambda: request.received, group=group)
+            run_job(job, place, should_stop=lambda: request.received, group=group)
     except Interrupted as error:
         print(error)
         return 130

@@ -9,11 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from study.parsing import parsed, refused
+from study.commands.parsing import parsed, refused
 
 from emabank import EMA, EMABank
-from emabank.study.decay import Meaning, meanings, show_decay
-from emabank.study.own_arguments import DecayArguments
+from emabank.study.commands.decay import DecayArguments, Meaning, meanings, show_decay
 
 PAPER = (0.968, 0.984, 0.992, 0.996, 0.998)
 
@@ -128,5 +127,5 @@ def test_the_ends():
         ("--window 15", "a window of 15 steps with an update every 16: give 16 steps or more"),
     ],
 )
-def test_what_makes_no_decay_is_refused(words: str, said: str):
-    assert said in refused("decay", *words.split())
+def test_what_makes_no_decay_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]):
+    assert said in refused(capsys, "decay", *words.split())

@@ -6,11 +6,11 @@ import pytest
 import torch
 from averaging.made import assert_average, everything_in, mean, read, state, write
 from interpreter import run
-from study.parsing import parsed, refused
+from study.commands.parsing import parsed, refused
 
 from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
-from emabank.study.cli import main
-from emabank.study.own_arguments import AverageArguments
+from emabank.study.commands import main
+from emabank.study.commands.average import AverageArguments
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +117,7 @@ def test_an_error_is_one_line_and_replaces_nothing(folder: Path, capsys: pytest.
     assert_average(read(out), mean(STATES))
 
 
-def test_arguments():
+def test_arguments(capsys: pytest.CaptureFixture[str]):
     arguments = parsed("average", "a", "b", "-o", "c", "--weights", "1", "2", "--key", "ema")
     assert arguments == AverageArguments(
         checkpoints=(Path("a"), Path("b")), out=Path("c"), weights=(1.0, 2.0), key="ema"
@@ -128,12 +128,12 @@ def test_arguments():
         (["a", "-o", "b", "--decay", "0.9", "--last", "3"], "decay and last"),
         (["a", "-o", "b", "--last", "0"], "last is 0"),
     ):
-        assert message in refused("average", *words)
+        assert message in refused(capsys, "average", *words)
 
 
 def test_it_needs_only_what_the_command_line_needs(folder: Path):
     out = folder.parent / "average.safetensors"
-    code = f"from emabank.study.cli import main\nsys.exit(main(['average', {str(folder)!r}, '-o', {str(out)!r}]))"
+    code = f"from emabank.study.commands import main\nsys.exit(main(['average', {str(folder)!r}, '-o', {str(out)!r}]))"
     process = run(code, blocked=("numpy", "pandas", "matplotlib", "safetensors", "jinja2", "PIL", "pooch"))
     assert process.returncode == 0, process.stderr
     assert_average(read(out), mean(STATES))

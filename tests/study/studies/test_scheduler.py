@@ -12,27 +12,27 @@ from study.studies.small_studies import (
     CONSTANT,
     DIGITS,
     MAIN,
+    MOST,
+    OVERHEAD,
     PROTOCOLS,
     WIDE,
     WRONG,
     Counting,
     manifests,
+    run_here,
     runs_in,
     small_scale,
 )
+from study.studies.small_studies import finished_studies as finished_studies
 
-from emabank.study.carry_out import folder_of
 from emabank.study.config import Place, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
-from emabank.study.launch import title
+from emabank.study.run_job import folder_of, title
 from emabank.study.runs.manifest import Manifest
 from emabank.study.runs.reader import RunFolder, read_json
-from emabank.study.studies import run as run_module
+from emabank.study.studies import scheduler
 from emabank.study.studies.catalogue import STUDIES
-from emabank.study.studies.run import Runner, pairs_of, with_seeds
-
-MOST = [name for name in STUDIES if name != "transfer"]  # of which these small protocols have nothing
-OVERHEAD = {"network": "resnet8", "bytes": 7}
+from emabank.study.studies.scheduler import settings_of
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -46,7 +46,7 @@ def small() -> Generator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         small_scale(patch)
-        patch.setattr(run_module, "measure_overhead", measure)
+        patch.setattr(scheduler, "measure_overhead", measure)
         yield asked
 
 
@@ -55,15 +55,9 @@ def title_of_pair(config: ProtocolConfig) -> str:
 
 
 def carried_out(names: Iterable[str], counting: Counting, *, load: Any = lambda config: DIGITS) -> dict[str, Manifest]:
-    studies = [STUDIES[name] for name in names]
-    runner = Runner(
-        studies, "demo", pairs_of(studies, "demo", lambda config: config), counting.place, command="emabank run x"
-    )
-    written = runner.run(load, counting)
-    assert {each.study: each for each in written} == {
-        study.name: as_written(manifests(counting.place)[study.name]) for study in studies
-    }
-    return {each.study: each for each in written}
+    written = run_here(names, counting, load=load)
+    assert written == {name: as_written(manifests(counting.place)[name]) for name in written}
+    return written
 
 
 def as_written(manifest: Manifest) -> Manifest:
@@ -72,11 +66,10 @@ def as_written(manifest: Manifest) -> Manifest:
     return replace(manifest, pairs=pairs)
 
 
-@pytest.fixture(scope="module")
-def finished(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Manifest], Counting]:
+@pytest.fixture
+def finished(finished_studies: tuple[dict[str, Manifest], Counting]) -> tuple[dict[str, Manifest], Counting]:
     """All studies at once."""
-    counting = Counting(Place(runs=tmp_path_factory.mktemp("finished") / "runs"))
-    return carried_out(MOST, counting), counting
+    return finished_studies
 
 
 @pytest.fixture
@@ -229,23 +222,21 @@ def test_calibration_alone_trains_no_refits_and_a_later_study_adds_them_to_the_s
 def test_an_arm_that_starts_from_refits_has_them_trained(tmp_path: Path):
     counting = Counting(Place(runs=tmp_path / "runs"))
     study = replace(STUDIES["constant-lr"], stages=("tune",))
-    runner = Runner([study], "demo", pairs_of([study], "demo", lambda config: config), counting.place, command="")
-    [manifest] = runner.run(lambda config: DIGITS, counting)
+    [manifest] = run_here([study], counting).values()
     assert [kind(config)[:4] for configs in counting.rounds for config in configs] == ["tune", "refi", "rate"]
     assert manifest.state == "done"
 
 
 def test_what_any_study_wants_of_a_pair_is_wanted_of_it_once():
     studies = [STUDIES[name] for name in ("bootstrap", "sampling-period", "generalization", "step-decay")]
-    pairs = {pair.name: pair for pair in pairs_of(studies, "demo", lambda config: config)}
+    pairs = {pair.name: pair for pair in settings_of(studies, "demo")}
     assert list(pairs) == [MAIN, WIDE, WRONG]
     assert pairs[MAIN].arms == ("bootstrap", "every 1", "every 2", "every 4", "every 8", "step")
     assert pairs[MAIN].stages == {"tune", "refit", "swa"}
     assert (pairs[WIDE].arms, pairs[WIDE].stages) == ((), {"tune", "refit", "swa"})
-    [alone] = pairs_of([STUDIES["bootstrap"]], "demo", with_seeds(4))
+    [alone] = settings_of([STUDIES["bootstrap"]], "demo", lambda config: replace(config, seeds=4))
     assert (alone.arms, alone.stages, alone.config.seeds) == (("bootstrap",), {"tune"}, 4)
     assert alone.config.hardware.device != "auto" and alone.config == alone.config.completed()
-    assert with_seeds(None)(PROTOCOLS[MAIN]) == PROTOCOLS[MAIN]
 
 
 # When something fails ------------------------------------------------------------------------------------------------
@@ -275,8 +266,8 @@ def test_a_run_that_fails_sets_its_pair_aside_and_the_others_finish(tmp_path: Pa
     }
     [config] = filter(is_wide, counting.rounds[0])
     log = folder_of(config, place).path / "log.txt"
-    sentence = f"{WIDE}: 1 of 1 runs failed, the first with exit code 3; see {log}"
-    assert written["lr-search"].reason == written["consistency"].reason == sentence
+    sentence = f"{WIDE}: 1 of 1 runs failed, the first with exit code 3: tune, rate 0.1, seed 0; see {log}"
+    assert written["lr-search"].reason == written["consistency"].reason == f"{sentence}, then start it again"
     assert not any(map(is_wide, counting.rounds[1])), "nothing more of it is tried"
     assert counting.noted[1]["lr-search"].state == "failed" and counting.noted[1]["batchnorm"].state == "running"
     by_pair = {pair.pair: pair.protocol for pair in written["consistency"].pairs}

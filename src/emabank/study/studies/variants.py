@@ -1,8 +1,7 @@
-"""The kinds of runs that studies ask for: how many of each, and what a run of each is told. Imports no torch.
+"""The kinds of runs that studies need: how many of each, and the configuration of a run of each. Imports no torch.
 
-A kind is a stage of the protocol ("tune", "refit", "swa") or an arm beside it ("step", "constant", "bootstrap",
-"posthoc", "every 4"). What is trained comes from protocol and arms, with what tuning chose; this knows what can be
-known before.
+A kind is a stage of the protocol ("tune", "refit", "swa") or a variant beside it ("step", "constant", "bootstrap",
+"posthoc", "every 4"), which has the seed and learning rate of a refit and one thing changed.
 """
 
 import math
@@ -20,25 +19,17 @@ BOOTSTRAPPED = 2
 
 
 def needs_refits(arm: str) -> bool:
-    """Whether an arm starts from refits, or is one of them.
-
-    >>> needs_refits("constant"), needs_refits("bootstrap")
-    (True, False)
-    """
+    """Whether a variant starts from refits, or is one of them."""
     return arm == "constant" or arm.startswith("every ")
 
 
-def is_the_refit(arm: str, config: ProtocolConfig) -> bool:
-    """Whether an arm is what the refits of a protocol are anyway.
-
-    >>> is_the_refit("every 1", ProtocolConfig()), is_the_refit("every 2", ProtocolConfig())
-    (True, False)
-    """
+def equals_refit(arm: str, config: ProtocolConfig) -> bool:
+    """Whether a variant is what the refits of a protocol are anyway."""
     return arm.startswith("every ") and with_period(config.averages, _period(arm)) == config.averages
 
 
 def runs_needed(config: ProtocolConfig, stages: Collection[str], arms: Iterable[str]) -> Counter[str]:
-    """How many runs of each kind there are, where these stages and arms of a protocol are wanted.
+    """How many runs of each kind there are, for these stages and variants of a protocol.
 
     >>> runs_needed(ProtocolConfig(rates=(0.1, 0.2), seeds=3), {"tune"}, ["constant"])
     Counter({'tune': 6, 'refit': 3, 'constant': 3})
@@ -49,15 +40,15 @@ def runs_needed(config: ProtocolConfig, stages: Collection[str], arms: Iterable[
         needed["refit"] = seeds
     if "swa" in stages and config.swa:
         needed["swa"] = seeds
-    return needed + Counter({arm: seeds for arm in arms if not is_the_refit(arm, config)})
+    return needed + Counter({arm: seeds for arm in arms if not equals_refit(arm, config)})
 
 
-def run_of(kind: str, config: ProtocolConfig) -> RunConfig:
+def example_config(kind: str, config: ProtocolConfig) -> RunConfig:
     """The first run of a kind if every seed chose the first rate, and the slowest average at the end.
 
-    It is what `supposed` in arms makes of a protocol, without fingerprints, and enough to know the cost.
+    It is what `placeholder_choices` makes of a protocol, without fingerprints: enough to know the cost.
 
-    >>> run_of("swa", ProtocolConfig()).constant_from
+    >>> example_config("swa", ProtocolConfig()).constant_from
     45
     """
     tuning = RunConfig(
@@ -74,11 +65,11 @@ def run_of(kind: str, config: ProtocolConfig) -> RunConfig:
         return refit
     if kind == "swa":
         return replace(refit, keep=(), constant_from=config.swa_epoch, swa=True)
-    return arm_of(kind, config, refit, held_from=max(end - 1, math.ceil(config.training.warmup)))
+    return variant_config(kind, config, refit, held_from=max(end - 1, math.ceil(config.training.warmup)))
 
 
-def arm_of(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int) -> RunConfig:
-    """The run of an arm that belongs to a refit; where that is what the refit has, the refit.
+def variant_config(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int) -> RunConfig:
+    """The variant of a refit; where that is what the refit has, the refit.
 
     step: the rate falls in steps. constant: it is held from an epoch on. bootstrap: on 80% of the images, an average
     copied into the live weights after each epoch. posthoc: on 80% of the images, with snapshots from which windows and
@@ -86,7 +77,7 @@ def arm_of(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int
     with the same horizon, sampled every T steps without a warm-up of the decay.
 
     >>> config = ProtocolConfig()
-    >>> arm_of("step", config, run_of("refit", config), held_from=1).recipe.training.schedule
+    >>> variant_config("step", config, example_config("refit", config), held_from=1).recipe.training.schedule
     'step'
     """
     bare = replace(refit, keep=(), transfer=(), transfer_fingerprints=())
@@ -104,7 +95,7 @@ def arm_of(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int
         recipe = replace(refit.recipe, measuring=MeasuringConfig(recompute="each-epoch"))
         return replace(bare, recipe=recipe, trained_on="80%", posthoc=_POSTHOC)
     if arm.startswith("every "):
-        if is_the_refit(arm, config):
+        if equals_refit(arm, config):
             return refit
         averages = with_period(config.averages, _period(arm))
         return replace(bare, recipe=replace(refit.recipe, averages=averages, measuring=_CURVES))
