@@ -255,6 +255,7 @@ CHANGED: dict[str, Any] = {
     "recipe.measuring.recompute": "each-epoch",
     "recipe.measuring.on_train": True,
     "recipe.measuring.test_curves": True,
+    "recipe.measuring.curve_images": 100,
     "recipe.hardware.device": "cpu",
     "recipe.hardware.threads": 2,
     "recipe.hardware.precision": "bf16",

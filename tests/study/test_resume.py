@@ -106,7 +106,7 @@ def test_trap40_stopped_after_every_step_it_ends_as_if_it_had_not_been(case: str
 
 def stopped(given: RunConfig, *, after: int) -> Training:
     training, calls = training_of(given, make_model=Dropping), []
-    with pytest.raises(Interrupted, match=r"^asked to stop in epoch \d; the same command goes on from there$"):
+    with pytest.raises(Interrupted, match=r"^asked to stop in epoch \d; the same command resumes from there$"):
         training.run(should_stop=lambda: calls.append(1) or len(calls) == after)
     return training
 

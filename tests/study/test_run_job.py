@@ -169,7 +169,7 @@ def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_th
 
 def test_asked_to_stop_it_leaves_a_checkpoint_and_has_not_failed(tmp_path: Path, run: RunFolder):
     place, calls = Place(runs=tmp_path), []
-    with pytest.raises(Interrupted, match="asked to stop in epoch 2; the same command goes on from there"):
+    with pytest.raises(Interrupted, match="asked to stop in epoch 2; the same command resumes from there"):
         run_job(Job(config(), forks=(1,)), place, digits()[0], should_stop=lambda: calls.append(1) or len(calls) == 7)
     folder = folder_of(config(), place)
     assert folder.state() == "waiting"

@@ -64,6 +64,7 @@ measuring = st.builds(
     recompute=st.sampled_from(["chosen", "each-epoch"]),
     on_train=st.booleans(),
     test_curves=st.booleans(),
+    curve_images=maybe(st.integers(10)),
 )
 hardware = st.builds(
     HardwareConfig,

@@ -88,7 +88,7 @@ def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images():
 
 def test_trap58_an_image_that_would_be_left_alone_at_the_end_of_an_epoch_is_trained_on_all_the_same():
     training = trained(config(data={"subset": 201}, training={"epochs": 1}))
-    assert len(training._parts.train) == 5 * 32 + 1
+    assert len(parts_of(training.config).train) == 5 * 32 + 1
     assert training.steps == 5
     assert np.isfinite(training.losses).all()
 
@@ -132,7 +132,7 @@ def test_trap35_the_averages_are_those_of_the_definition_on_one_count_of_steps(a
 
 def test_what_is_measured_is_what_a_network_with_these_weights_gives(run):
     training, weights = run
-    given, parts = training.config, training._parts
+    given, parts = training.config, parts_of(training.config)
     assert parts.validation is not None
     for split, part in (("val", parts.validation), ("train", parts.train)):
         for metric in ("accuracy", "loss"):
@@ -150,7 +150,7 @@ def test_what_is_measured_is_what_a_network_with_these_weights_gives(run):
 
 def test_recomputed_statistics_are_those_of_the_training_images_under_the_average(run):
     training, weights = run
-    parts = training._parts
+    parts = parts_of(training.config)
     assert parts.validation is not None
     found = values(training.measured, "val", "loss", "recomputed")
     assert found.keys() == {(name, epoch) for name in NAMES for epoch in range(1, 5)}
@@ -163,10 +163,14 @@ def test_recomputed_statistics_are_those_of_the_training_images_under_the_averag
 
 def test_memorised_and_clean_are_counted_apart_on_the_training_images(run):
     training, weights = run
-    train = training._parts.train
+    train = parts_of(training.config).train
     for metric in ("memorised", "clean_accuracy"):
         for place, value in values(training.measured, "train", metric, "averaged").items():
-            said = logits_of(network_with(training.config, weights[place]), train, training._parts).argmax(1).tolist()
+            said = (
+                logits_of(network_with(training.config, weights[place]), train, parts_of(training.config))
+                .argmax(1)
+                .tolist()
+            )
             hits = 0
             chosen = [i for i in range(len(train)) if (train.labels[i] != train.clean[i]) == (metric == "memorised")]
             for i in chosen:

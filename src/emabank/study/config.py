@@ -197,9 +197,13 @@ class MeasuringConfig:
     """Whether all are measured on the training images each epoch: how much wrong labels are memorised."""
     test_curves: bool = False
     """Whether all are measured on the test images each epoch."""
+    curve_images: int | None = field(default=None, metadata=IF_USED)
+    """So many training and test images only for what is measured each epoch beside validation, and for recomputed
+    statistics there: the same every epoch, with all classes alike. By default all."""
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_at_least("curve_images", self.curve_images, 10)
 
 
 @dataclass(frozen=True, kw_only=True)

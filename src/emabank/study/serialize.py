@@ -25,8 +25,10 @@ DIGITS = 16
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path as a text"}
 
 
-def to_dict(value: Any) -> Any:
+def to_dict(value: Any, *, unused: bool = False) -> Any:
     """Dataclasses as dicts, tuples as lists, paths as texts; numbers, texts, booleans and None as they are.
+
+    With `unused`, fields marked `IF_USED` are there even at their defaults.
 
     >>> from emabank.study.config import Keep
     >>> to_dict(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last"))
@@ -35,12 +37,12 @@ def to_dict(value: Any) -> Any:
     if is_dataclass(value):
         values = {field: getattr(value, field.name) for field in fields(value)}
         return {
-            field.name: to_dict(item)
+            field.name: to_dict(item, unused=unused)
             for field, item in values.items()
-            if item != field.default or "if used" not in field.metadata
+            if unused or item != field.default or "if used" not in field.metadata
         }
     if isinstance(value, tuple | list):
-        return [to_dict(item) for item in cast("list[Any]", value)]
+        return [to_dict(item, unused=unused) for item in cast("list[Any]", value)]
     return str(value) if isinstance(value, Path) else value
 
 
@@ -106,7 +108,7 @@ def apply_overrides(config: T, settings: Sequence[str]) -> T:
     >>> config.training.epochs, config.rates, config.training.network
     (10, (0.1, 0.2), 'resnet20')
     """
-    values = to_dict(config)
+    values = to_dict(config, unused=True)
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign:

@@ -20,8 +20,9 @@ from emabank import EMABank, Uniform, recalibrate_batchnorm
 from emabank.study.afterwards import Afterwards
 from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
-from emabank.study.data.loader import Loader, batches
-from emabank.study.data.splits import Parts
+from emabank.study.data.images import Images
+from emabank.study.data.loader import Batches, Loader, batches
+from emabank.study.data.splits import Parts, stratified_subset
 from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.keeping import LIVE, Keeping, Kept
 from emabank.study.measures import Measured, by_split, evaluation_batch, measures
@@ -87,9 +88,10 @@ class Training:
             memory_format=form,
             share=group.share,
         )
-        self._parts = parts
-        self._plain = {
-            split: batches(
+        self._parts = by_split(parts)
+
+        def in_order(part: Images) -> Batches:
+            return batches(
                 part,
                 size=evaluation_batch(part),
                 normalisation=parts.normalisation,
@@ -97,7 +99,14 @@ class Training:
                 memory_format=form,
                 share=group.share,
             )
-            for split, part in by_split(parts).items()
+
+        self._plain = {split: in_order(part) for split, part in self._parts.items()}
+        self._curve_parts: dict[Part, Images] = {
+            split: self._curve_part(split, part) for split, part in self._parts.items()
+        }
+        self._curves = {
+            split: self._plain[split] if part is self._parts[split] else in_order(part)
+            for split, part in self._curve_parts.items()
         }
         self.schedule = _schedule(config, steps_per_epoch=len(self.loader))
         self.optimizer = torch.optim.SGD(
@@ -124,7 +133,16 @@ class Training:
         self.measured: list[Measured] = []
         self.test_curves: list[Measured] = []
         self.losses: list[float] = []
-        self._loss = torch.zeros((), dtype=torch.float64)
+        self._last_agreement, self._next_agreement = (0, 0.0), 0
+        # Summed where it is computed, and read once an epoch.
+        self._loss = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+
+    def _curve_part(self, split: Part, part: Images) -> Images:
+        """The images that are measured each epoch: of validation all, since they choose."""
+        count = self._recipe.measuring.curve_images
+        if count is None or split == "val" or count >= len(part):
+            return part
+        return part.take(stratified_subset(part.clean, count, seed=self._recipe.data.split_seed))
 
     def placed(self, model: nn.Module) -> nn.Module:
         """A network where and in the memory order in which this run computes: another order has other last digits."""
@@ -163,19 +181,20 @@ class Training:
     ) -> None:
         """Train to the end from where it stands; checkpoints go to the store, those at the epochs in `forks` for good.
 
-        `tell` is told of each finished epoch, `observe` sees the training after it, `should_stop` is asked after every
-        step.
+        After each epoch `tell` gets its number and how it went, and `observe` the training. After a step `should_stop`
+        is asked: after every one, or where several ranks have to agree, about once a second.
         """
         saved = time.monotonic()
         while not self.is_over:
             self.model.train()
             for inputs, labels in self.loader:
-                stop = self._step(inputs, labels, stop=should_stop)
-                if store is not None and (stop or time.monotonic() - saved >= checkpoint_seconds):
+                self._step(inputs, labels)
+                may_save, stop = self._agree(should_stop)
+                if store is not None and may_save and (stop or time.monotonic() - saved >= checkpoint_seconds):
                     store.save_checkpoint(self.state_dict())
                     saved = time.monotonic()
                 if stop:
-                    raise Interrupted(f"asked to stop in epoch {self.epoch + 1}; the same command goes on from there")
+                    raise Interrupted(f"asked to stop in epoch {self.epoch + 1}; the same command resumes from there")
             self._end_epoch()
             if store is not None and self.epoch in forks:
                 store.save_fork(self.epoch, self.state_dict())
@@ -184,8 +203,8 @@ class Training:
         if store is not None:
             store.save_checkpoint(self.state_dict())
 
-    def _step(self, inputs: Tensor, labels: Tensor, *, stop: Callable[[], bool] = lambda: False) -> bool:
-        """One optimizer step on this process's share of a batch; whether any of the processes is to stop after it."""
+    def _step(self, inputs: Tensor, labels: Tensor) -> None:
+        """One optimizer step on this process's share of a batch; nothing is read back from the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(self.steps)
         with computing(self._recipe.hardware.precision, self.device):
@@ -199,9 +218,25 @@ class Training:
         if self.swa is not None:
             self.swa.update()
         # Of what the processes average to the mean over the batch, a share has `world` times its own part.
-        total, stops = self.group.totals(value.item() * self.loader.whole / self.group.world, stop())
-        self._loss += total
-        return stops > 0
+        self._loss += value.detach().to(self._loss.dtype) * self.loader.whole / self.group.world
+
+    def _agree(self, should_stop: Callable[[], bool]) -> tuple[bool, bool]:
+        """Whether a checkpoint may be written after this step, and whether to stop after it.
+
+        Several ranks agree on it about once a second, after the same step; then the first has the loss of all.
+        """
+        if self.group.is_alone:
+            return True, should_stop()
+        if self.steps < self._next_agreement:
+            return False, False
+        now = time.monotonic()
+        step, then = self._last_agreement
+        ahead = max(1, round((self.steps - step) / max(now - then, 1e-3))) if step else 1
+        # The first rank says after how many steps they ask again: clocks differ.
+        stops, ahead, loss = self.group.totals(should_stop(), ahead * self.group.is_first, float(self._loss))
+        self._loss.fill_(loss * self.group.is_first)
+        self._last_agreement, self._next_agreement = (self.steps, now), self.steps + int(ahead)
+        return True, stops > 0
 
     def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the batch; of a share its part, so that the mean over processes is the mean over the batch."""
@@ -210,7 +245,8 @@ class Training:
         return F.cross_entropy(logits, labels, reduction="sum") * (self.group.world / self.loader.whole)
 
     def _end_epoch(self) -> None:
-        self.losses.append(float(self._loss) / len(self._parts.train))
+        (loss,) = self.group.totals(float(self._loss))
+        self.losses.append(loss / len(self._parts["train"]))
         self._loss.zero_()
         self.diverged = not np.isfinite(self.losses[-1]) or self.bank.num_skipped > 0
         if not self.diverged:
@@ -218,7 +254,7 @@ class Training:
             self.diverged = not self._live_is_finite()
         if self.diverged:
             return
-        if self._parts.validation is not None:
+        if "val" in self._parts:
             self._choose()
         for keep in self.config.keep:
             if keep.epoch == self.epoch:
@@ -255,23 +291,29 @@ class Training:
         if self.has_batchnorm and self._recipe.measuring.recompute == "each-epoch":
             for bank in banks:
                 with local_statistics(self.model):
-                    recalibrate_batchnorm(bank, self._plain["train"])
+                    recalibrate_batchnorm(bank, self._curves["train"])
                 sets |= {(name, "recomputed"): bank.functional(name, batchnorm="recomputed") for name in bank.names}
         return sets
 
     def _on(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[Measured]:
-        found = self.logits(self.model, sets, split)
-        measured: list[Measured] = []
-        for (weights, batchnorm), logits in found.items():
-            for metric, value in measures(split, by_split(self._parts)[split], logits).items():
-                measured.append(Measured(self.epoch, weights, batchnorm, split, metric, value))
-        return measured
+        part = self._curve_parts[split]
+        return [
+            Measured(self.epoch, weights, batchnorm, split, metric, value)
+            for (weights, batchnorm), logits in self._logits(self.model, sets, self._curves[split]).items()
+            for metric, value in measures(split, part, logits).items()
+        ]
 
     def logits(self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], split: Part) -> dict[Key, Logits]:
-        """The logits of several sets of weights for all images of a split; each process computes those of its share."""
-        mine, precision = self._plain[split], self._recipe.hardware.precision
-        found = predict_each(model, sets, mine, precision=precision) if len(mine) else dict[Key, Logits]()
-        return {key: self.group.from_all(found.get(key)) for key in sets}
+        """The logits of several sets of weights for all images of a split."""
+        return self._logits(model, sets, self._plain[split])
+
+    def _logits(
+        self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], share: Batches
+    ) -> dict[Key, Logits]:
+        """Each process computes the logits of its share; all have all of them."""
+        precision = self._recipe.hardware.precision
+        computed = predict_each(model, sets, share, precision=precision) if len(share) else dict[Key, Logits]()
+        return {key: self.group.from_all(computed.get(key)) for key in sets}
 
     def _live_is_finite(self) -> bool:
         """Whether all that the live weights said in this epoch is finite; in the last one they are made to speak."""
@@ -357,7 +399,7 @@ class Training:
             "measured": [list(each) for each in self.measured],
             "test_curves": [list(each) for each in self.test_curves],
             "losses": list(self.losses),
-            "loss": self._loss.clone(),
+            "loss": self._loss.cpu().clone(),
             "random": random,
         }
 
@@ -375,7 +417,7 @@ class Training:
         self.measured = [Measured(*each) for each in state["measured"]]
         self.test_curves = [Measured(*each) for each in state["test_curves"]]
         self.losses = list(state["losses"])
-        self._loss = state["loss"].clone()
+        self._loss.copy_(state["loss"] * self.group.is_first)  # it has the loss of all
         begun = self.config.swa and self.epoch >= (self.config.constant_from or 0)
         if begun:
             self._begin_swa()

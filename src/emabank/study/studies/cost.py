@@ -127,9 +127,11 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
     averages = len(recipe.averages.names)
     sets = 1 + averages
     recomputed = recipe.measuring.recompute == "each-epoch"
-    on_test = test if recipe.measuring.test_curves and config.trained_on == "100%" else 0
-    each_epoch = sets * (held_out + on_test + (learnt if recipe.measuring.on_train else 0))
-    each_epoch += averages * (learnt + held_out + on_test) if recomputed else 0
+    most = recipe.measuring.curve_images or max(learnt, test)
+    on_test = min(test, most) if recipe.measuring.test_curves and config.trained_on == "100%" else 0
+    on_train = min(learnt, most)
+    each_epoch = sets * (held_out + on_test + (on_train if recipe.measuring.on_train else 0))
+    each_epoch += averages * (on_train + held_out + on_test) if recomputed else 0
     epochs = recipe.training.epochs - ((config.constant_from or 0) if config.swa else 0)
     targets = sum(SIZES[name].train + SIZES[name].test for name in config.transfer)
     kept = 1 + (_CHOSEN if config.trained_on == "80%" else len(config.keep) + config.swa)
