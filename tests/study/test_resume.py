@@ -1,11 +1,8 @@
 """A run interrupted anywhere, kill -9 included, ends bit for bit as if it had not been."""
 
 import os
-import random
-import signal
 import subprocess
 import sys
-import time
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -196,12 +193,12 @@ def stamp():
         return None
 
 kills = 0
-for _ in range(rounds):
+for number in range(rounds):
     before = stamp()
     victim = os.fork()
     if victim == 0:
         os._exit(run_job.main([text]))
-    while stamp() in (None, before):
+    while number % 2 and stamp() in (None, before):  # by turns while it starts, and after it has trained on
         assert os.waitpid(victim, os.WNOHANG) == (0, 0), "the victim ended by itself"
         time.sleep(0.002)
     time.sleep(random.uniform(0, 0.4))
@@ -228,40 +225,16 @@ def finish(job: Job, place: Place, *, kills: int) -> None:
     finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
     assert folder.is_done(contents=True)
-    assert len(folder.environment()) == kills + 1
+    assert 1 < len(folder.environment()) <= kills + 1
     assert left(folder) == left(run_job(job, Place(runs=place.runs / "whole"), digits()[0]))
 
 
 def test_killed_at_random_moments_it_leaves_byte_for_byte_what_an_undisturbed_run_leaves(tmp_path: Path):
-    job, place = Job(killed_often(12), forks=(2, 5)), Place(runs=tmp_path, checkpoint_seconds=0)
+    job, place = Job(killed_often(16), forks=(2, 5)), Place(runs=tmp_path, checkpoint_seconds=0)
     checkpoint = folder_of(job.config, place).path / "checkpoint.pt"
-    command = [sys.executable, "-c", KILL, encode_job(job, place), str(checkpoint), "5"]
+    command = [sys.executable, "-c", KILL, encode_job(job, place), str(checkpoint), "8"]
     finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     kills = int(finished.stdout)
-    assert kills >= 1
-    finish(job, place, kills=kills)
-
-
-@pytest.mark.slow
-def test_workers_killed_very_often_leave_byte_for_byte_what_an_undisturbed_run_leaves(tmp_path: Path):
-    job, place = Job(killed_often(30), forks=(2, 5)), Place(runs=tmp_path, checkpoint_seconds=0)
-    folder, kills, moments = folder_of(job.config, place), 0, random.Random(1)
-    command = [sys.executable, "-m", "emabank.study.run_job", encode_job(job, place)]
-
-    def last_written() -> int:
-        checkpoint = folder.path / "checkpoint.pt"
-        return checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-
-    for starting in (True, False) * 4:  # by turns while it starts, and after it has trained on
-        before = last_written()
-        worker = subprocess.Popen(command, env=ENVIRONMENT)
-        while not starting and last_written() == before and worker.poll() is None:
-            time.sleep(0.002)
-        time.sleep(moments.uniform(0, 1 if starting else 0.1))
-        worker.send_signal(signal.SIGKILL)
-        if worker.wait() == 0:
-            break
-        kills += folder.path.exists() and len(folder.environment()) > kills
     assert kills >= 1
     finish(job, place, kills=kills)

@@ -189,7 +189,7 @@ def test_a_request_to_stop_is_noted_and_the_handlers_come_back():
 
 
 def test_a_worker_that_gets_a_signal_ends_with_130_and_the_same_command_finishes_the_run(tmp_path: Path):
-    given = config(data={"subset": 100}, training={"epochs": 20, "width": 2})
+    given = config(data={"subset": 100}, training={"epochs": 12, "width": 2})
     place = Place(runs=tmp_path / "stopped", checkpoint_seconds=0)
     folder, text = folder_of(given, place), encode_job(Job(given, forks=(1,)), place)
     for number in (signal.SIGTERM, signal.SIGINT):
