@@ -26,7 +26,7 @@ from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Rec
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.splits import Parts
-from emabank.study.measures import by_split
+from emabank.study.evaluate import by_split
 from emabank.study.run_job import network_of
 from emabank.study.train import Training
 

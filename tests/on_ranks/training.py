@@ -7,7 +7,7 @@ from study.small_runs import config, in_float64, training_of
 from torch import Tensor
 
 from emabank.study.distributed import ProcessGroup
-from emabank.study.measures import Measured
+from emabank.study.evaluate import EpochMetric
 
 MEASURED = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
 
@@ -18,7 +18,7 @@ def ranks() -> ProcessGroup:
 
 def training(
     given: dict[str, Any],
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], list[Measured], list[float]]:
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], list[EpochMetric], list[float]]:
     """Live weights, averages, what was measured and the losses of a run of a network in float64."""
     run = training_of(config(**given), make_model=in_float64(config(**given)), group=ranks())
     run.run()

@@ -14,8 +14,8 @@ from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study import loggers as module
 from emabank.study.config import Place, Recipe, RunConfig
+from emabank.study.evaluate import EpochMetric
 from emabank.study.loggers import loggers, scalars_of
-from emabank.study.measures import Measured
 from emabank.study.run_job import Job, run_job
 
 RUN = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
@@ -27,11 +27,11 @@ def trained_to(epoch: int, shift: float = 0.0) -> Any:
         epoch=epoch,
         history=lambda: [{"epoch": e, "rate": 0.1 * e, "training_loss": e + shift} for e in range(1, epoch + 1)],
         measured=[
-            Measured(e, weights, statistics, "val", "accuracy", e / 100 + shift)
+            EpochMetric(e, weights, statistics, "val", "accuracy", e / 100 + shift)
             for e in range(1, epoch + 1)
             for weights, statistics in (("live", "own"), ("ema-7.1%", "averaged"), ("ema-7.1%", "recomputed"))
         ],
-        test_curves=[Measured(e, "live", "own", "test", "loss", 5.0 + e) for e in range(1, epoch + 1)],
+        test_curves=[EpochMetric(e, "live", "own", "test", "loss", 5.0 + e) for e in range(1, epoch + 1)],
     )
 
 
@@ -88,7 +88,7 @@ def test_nobody_is_shown_anything_unasked(tmp_path: Path):
 
 @pytest.mark.parametrize(("name", "asked"), [("tensorboard", True), ("wandb", "mine")])
 def test_a_package_that_is_missing_is_one_sentence(name: str, asked: Any, tmp_path: Path, monkeypatch):
-    said = rf'^{name} is asked for and not installed; pip install "emabank\[trackers\]"$'
+    said = rf'^{name} needs the {name} package: pip install "emabank\[trackers\]"$'
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, name, raising=False)
     for _ in range(2):

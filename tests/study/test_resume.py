@@ -41,9 +41,9 @@ def everything(training: Training) -> dict[str, Any]:
         "state": training.state_dict(),
         "measured": str([*training.measured, *training.test_curves]),
         "history": training.history(),
-        "chosen": training.keeping.chosen(),
+        "chosen": training.selector.selected(),
         "kept": [[str(kept.keep), kept.tensors] for kept in training.kept()],
-        "trackers": [training.keeping.averages.state_dict(), training.keeping.live.state_dict()],
+        "trackers": [training.selector.averages.state_dict(), training.selector.live.state_dict()],
     }
 
 
@@ -230,9 +230,9 @@ def finish(job: Job, place: Place, *, kills: int) -> None:
 
 
 def test_killed_at_random_moments_it_leaves_byte_for_byte_what_an_undisturbed_run_leaves(tmp_path: Path):
-    job, place = Job(killed_often(16), forks=(2, 5)), Place(runs=tmp_path, checkpoint_seconds=0)
+    job, place = Job(killed_often(12), forks=(2, 5)), Place(runs=tmp_path, checkpoint_seconds=0)
     checkpoint = folder_of(job.config, place).path / "checkpoint.pt"
-    command = [sys.executable, "-c", KILL, encode_job(job, place), str(checkpoint), "8"]
+    command = [sys.executable, "-c", KILL, encode_job(job, place), str(checkpoint), "6"]
     finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     kills = int(finished.stdout)

@@ -26,7 +26,7 @@ from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.config import Keep
-from emabank.study.measures import Measured
+from emabank.study.evaluate import EpochMetric
 from emabank.study.train import Training
 
 ALL = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
@@ -38,7 +38,7 @@ def run() -> tuple[Training, dict[tuple[str, int], dict[str, Tensor]]]:
     return weights_of_each_epoch(config(measuring=ALL))
 
 
-def values(measured: Sequence[Measured], split: str, metric: str, batchnorm: str) -> dict[tuple[str, int], float]:
+def values(measured: Sequence[EpochMetric], split: str, metric: str, batchnorm: str) -> dict[tuple[str, int], float]:
     chosen = [m for m in measured if (m.split, m.metric, m.batchnorm) == (split, metric, batchnorm)]
     found = {(m.weights, m.epoch): m.value for m in chosen}
     assert len(found) == len(chosen), "each is measured once"
@@ -196,7 +196,7 @@ def test_without_batch_norm_nothing_is_recomputed():
 # What is chosen and kept
 
 
-def best_by_search(measured: Sequence[Measured], names: Sequence[str], metric: str) -> tuple[str, int, float]:
+def best_by_search(measured: Sequence[EpochMetric], names: Sequence[str], metric: str) -> tuple[str, int, float]:
     """The first of the best, epoch by epoch and within an epoch in the order of the names."""
     table = values(measured, "val", metric, "own" if names[0] == "live" else "averaged")
     best = None
@@ -217,7 +217,7 @@ def test_the_choice_is_what_a_search_through_the_measurements_finds(seed):
     for metric in ("accuracy", "loss"):
         name, epoch, value = best_by_search(training.measured, NAMES, metric)
         want[metric] = {"average": name, "epoch": epoch, "value": value}
-    assert training.keeping.chosen() == want
+    assert training.selector.selected() == want
 
 
 def test_of_equals_the_earliest_epoch_is_chosen():
@@ -225,13 +225,13 @@ def test_of_equals_the_earliest_epoch_is_chosen():
     accuracies = values(training.measured, "val", "accuracy", "averaged")
     assert len(set(accuracies.values())) == 1
     value = accuracies[NAMES[0], 1]
-    assert training.keeping.chosen()["accuracy"] == {"average": NAMES[0], "epoch": 1, "value": value}
-    assert training.keeping.chosen()["live"] == {"epoch": 1, "value": value}
+    assert training.selector.selected()["accuracy"] == {"average": NAMES[0], "epoch": 1, "value": value}
+    assert training.selector.selected()["live"] == {"epoch": 1, "value": value}
 
 
 def test_what_is_kept_has_the_weights_of_the_chosen_epoch(run):
     training, weights = run
-    chosen, slowest = training.keeping.chosen(), NAMES[-1]
+    chosen, slowest = training.selector.selected(), NAMES[-1]
     kept = {each.keep.name: each for each in training.kept()}
     want = {"live-last": ("live", 4), "live-accuracy": ("live", chosen["live"]["epoch"])}
     for criterion in ("accuracy", "loss"):
@@ -252,7 +252,7 @@ def test_a_run_on_all_images_keeps_what_it_is_told_to():
     assert states_equal(last.tensors, weights["live", 4])
     assert tuple(each.keep for each in others) == keep
     assert all(states_equal(each.tensors, weights[each.keep.weights, each.keep.epoch]) for each in others)
-    assert training.keeping.chosen() == {}
+    assert training.selector.selected() == {}
 
 
 def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where_it_was_chosen():
@@ -265,7 +265,7 @@ def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where
 def test_trap52_with_garbage_for_test_images_the_choice_and_all_that_is_kept_are_the_same(trained_on):
     given = config(measuring=ALL, trained_on=trained_on)
     training, other = trained(given), trained(given, parts=with_garbage_for_test(parts_of(given)))
-    assert other.keeping.chosen() == training.keeping.chosen()
+    assert other.selector.selected() == training.selector.selected()
     assert other.measured == training.measured
     assert [each.keep for each in other.kept()] == [each.keep for each in training.kept()]
     pairs = zip(other.kept(), training.kept(), strict=True)

@@ -33,7 +33,7 @@ from emabank.study import train
 from emabank.study.config import Keep
 from emabank.study.data.images import make_images
 from emabank.study.data.splits import stratified_subset
-from emabank.study.measures import measures
+from emabank.study.evaluate import epoch_metrics
 from emabank.study.serialize import to_dict
 from emabank.study.train import Training
 
@@ -121,7 +121,7 @@ def test_swa_is_measured_from_its_first_sample_on_and_never_chosen(forked):
     assert {each.epoch for each in curves if each.weights == "swa"} == {3, 4, 5}
     tuned = trained(config(constant_from=1, swa=True, training={"epochs": 3}))
     assert {each.epoch for each in tuned.measured if each.weights == "swa"} == {2, 3}
-    assert {row.average for row in tuned.keeping.averages.history} == set(NAMES)
+    assert {row.average for row in tuned.selector.averages.history} == set(NAMES)
 
 
 # How it is computed
@@ -264,16 +264,16 @@ def test_an_average_that_says_nan_is_never_chosen_and_ends_nothing(until: int, m
     assert not training.diverged
     kept = {each.keep.name for each in training.kept()}
     if until == 4:
-        assert training.keeping.chosen() == {}
+        assert training.selector.selected() == {}
         assert kept == {"live-last"}
     else:
-        assert {training.keeping.chosen()[criterion]["epoch"] for criterion in ("accuracy", "loss")} <= {3, 4}
+        assert {training.selector.selected()[criterion]["epoch"] for criterion in ("accuracy", "loss")} <= {3, 4}
         assert len(kept) == 6
 
 
 def test_logits_that_are_not_finite_have_measures_that_are_not_numbers():
     part = make_images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
-    found = measures("train", part, np.array([[0.0, 1.0], [np.inf, 0.0]]))
+    found = epoch_metrics("train", part, np.array([[0.0, 1.0], [np.inf, 0.0]]))
     assert found.keys() == {"accuracy", "loss"}
     assert all(math.isnan(value) for value in found.values())
 

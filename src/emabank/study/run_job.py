@@ -21,13 +21,13 @@ from emabank.study.config import Place, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
+from emabank.study.evaluate import predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.executors import Task
 from emabank.study.executors.worker import LOCKED, stop_with_executor
-from emabank.study.grid import grid
 from emabank.study.loggers import loggers
 from emabank.study.malloc import keep_freed_memory
-from emabank.study.measure import predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.models import build_network
+from emabank.study.posthoc import evaluate_grid
 from emabank.study.runs import storage
 from emabank.study.runs.environment import now
 from emabank.study.runs.locks import LockedError
@@ -153,7 +153,7 @@ def _train(
     if state is not None:
         _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
     snapshots = folder_of(config, place).path / POSTHOC
-    training.afterwards.keep_in(snapshots)
+    training.recorder.keep_in(snapshots)
 
     started, first = time.monotonic(), training.epoch
 
@@ -176,7 +176,7 @@ def _train(
         for _ in all_kept:  # a share of each is computed here
             pass
         if config.posthoc and not training.diverged:
-            grid(training, parts, snapshots, make_model)
+            evaluate_grid(training, parts, snapshots, make_model)
         return
     rows = rows_of_history(run.id, config, training.measured)
     for kept in all_kept:
@@ -190,10 +190,10 @@ def _train(
     run.write_rows(rows)
     run.write_test_curves(rows_of_history(run.id, config, training.test_curves))
     if config.posthoc:
-        found = [] if training.diverged else grid(training, parts, snapshots, make_model)
+        found = [] if training.diverged else evaluate_grid(training, parts, snapshots, make_model)
         run.write_posthoc(rows_of_history(run.id, config, found))
     run.mark_done(
-        {"diverged": training.diverged, "chosen": training.keeping.chosen(), "has_batchnorm": training.has_batchnorm}
+        {"diverged": training.diverged, "chosen": training.selector.selected(), "has_batchnorm": training.has_batchnorm}
     )
 
 

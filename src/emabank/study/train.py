@@ -17,19 +17,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from emabank import EMABank, Uniform, recalibrate_batchnorm
-from emabank.study.afterwards import Afterwards
 from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.images import Images
 from emabank.study.data.loader import Batches, Loader, batches
 from emabank.study.data.splits import Parts, stratified_subset
 from emabank.study.distributed import ALONE, ProcessGroup
-from emabank.study.keeping import LIVE, Keeping, Kept
-from emabank.study.measures import Measured, by_split, evaluation_batch, measures
+from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics, evaluation_batch
 from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
+from emabank.study.posthoc import PosthocRecorder
 from emabank.study.predict import Key, Logits, computing, predict_each
 from emabank.study.runs.rows import Part
 from emabank.study.schedules import Schedule
+from emabank.study.selection import LIVE, SelectedWeights, WeightSelector
 
 SWA = "swa"
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
@@ -125,13 +125,13 @@ class Training:
             on_nonfinite="skip",
         )
         self.bank.attach(self.optimizer)  # a step that the loss scaler leaves out is no step
-        self.afterwards = Afterwards(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
+        self.recorder = PosthocRecorder(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
         self.swa: EMABank | None = None
-        self.keeping = Keeping(self.bank)
+        self.selector = WeightSelector(self.bank)
         self.steps = 0
         self.diverged = False
-        self.measured: list[Measured] = []
-        self.test_curves: list[Measured] = []
+        self.measured: list[EpochMetric] = []
+        self.test_curves: list[EpochMetric] = []
         self.losses: list[float] = []
         self._last_agreement, self._next_agreement = (0, 0.0), 0
         # Summed where it is computed, and read once an epoch.
@@ -214,7 +214,7 @@ class Training:
         self._scaler.update()
         self.optimizer.zero_grad()
         self.steps += 1
-        self.afterwards.after_step(self.steps)
+        self.recorder.after_step(self.steps)
         if self.swa is not None:
             self.swa.update()
         # Of what the processes average to the mean over the batch, a share has `world` times its own part.
@@ -258,7 +258,7 @@ class Training:
             self._choose()
         for keep in self.config.keep:
             if keep.epoch == self.epoch:
-                self.keeping.keep(keep.name, self._weights(keep.weights))
+                self.selector.keep(keep.name, self._weights(keep.weights))
         # Not after the last epoch: the live weights that are kept are those that were measured.
         if self._recipe.training.bootstrap is not None and not self.is_over:
             self.bank.copy_to(self.model, self._recipe.training.bootstrap, batchnorm="averaged")
@@ -295,12 +295,12 @@ class Training:
                 sets |= {(name, "recomputed"): bank.functional(name, batchnorm="recomputed") for name in bank.names}
         return sets
 
-    def _on(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[Measured]:
+    def _on(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[EpochMetric]:
         part = self._curve_parts[split]
         return [
-            Measured(self.epoch, weights, batchnorm, split, metric, value)
+            EpochMetric(self.epoch, weights, batchnorm, split, metric, value)
             for (weights, batchnorm), logits in self._logits(self.model, sets, self._curves[split]).items()
-            for metric, value in measures(split, part, logits).items()
+            for metric, value in epoch_metrics(split, part, logits).items()
         ]
 
     def logits(self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], split: Part) -> dict[Key, Logits]:
@@ -323,14 +323,14 @@ class Training:
         return all(math.isfinite(value) for value in said)
 
     def _choose(self) -> None:
-        """Tell how the averages and the live weights did on validation, with averaged statistics."""
-        found: dict[str, dict[str, float]] = {}
-        for each in self.measured:
-            if each.epoch == self.epoch and each.split == "val" and each.batchnorm != "recomputed":
-                found.setdefault(each.weights, {})[each.metric] = each.value
-        found.pop(SWA, None)
+        """Let the selector see how the averages and the live weights did on validation, with averaged statistics."""
+        metrics: dict[str, dict[str, float]] = {}
+        for measured in self.measured:
+            if measured.epoch == self.epoch and measured.split == "val" and measured.batchnorm != "recomputed":
+                metrics.setdefault(measured.weights, {})[measured.metric] = measured.value
+        metrics.pop(SWA, None)
         slowest = self._recipe.averages.names[-1]
-        self.keeping.choose(self.epoch, found, lambda: self._weights(slowest))
+        self.selector.observe(self.epoch, metrics, lambda: self._weights(slowest))
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         bank = self.swa if name == SWA and self.swa is not None else self.bank
@@ -352,17 +352,19 @@ class Training:
 
     # What is kept -----------------------------------------------------------------------------------------------------
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[SelectedWeights]:
         """All weights that the finished run keeps, batch-norm statistics not yet recomputed."""
         last = self.epoch
         if self.diverged:
             return []
-        kept = [Kept(Keep(weights=LIVE, epoch=last, batchnorm="own", selected_by="last"), self._weights(LIVE))]
+        kept = [
+            SelectedWeights(Keep(weights=LIVE, epoch=last, batchnorm="own", selected_by="last"), self._weights(LIVE))
+        ]
         if self.swa is not None and self.swa.num_updates:
             recomputed = "recomputed" if self.has_batchnorm else "averaged"
             keep = Keep(weights=SWA, epoch=last, batchnorm=recomputed, selected_by="last")
-            kept.append(Kept(keep, self._weights(SWA)))
-        kept += self.keeping.kept(self.config.keep, self._recipe.averages, has_batchnorm=self.has_batchnorm)
+            kept.append(SelectedWeights(keep, self._weights(SWA)))
+        kept += self.selector.kept(self.config.keep, self._recipe.averages, has_batchnorm=self.has_batchnorm)
         # Without batch norm both columns of a criterion are the same weights where it chose the slowest average.
         return list({each.keep.name: each for each in kept}.values())
 
@@ -392,8 +394,8 @@ class Training:
             "loader": self.loader.state_dict(),
             "bank": self.bank.state_dict(),
             "swa": None if self.swa is None else self.swa.state_dict(),
-            "posthoc": self.afterwards.state_dict(),
-            **self.keeping.state_dict(),
+            "posthoc": self.recorder.state_dict(),
+            **self.selector.state_dict(),
             "steps": self.steps,
             "diverged": self.diverged,
             "measured": [list(each) for each in self.measured],
@@ -404,18 +406,18 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the run that gave `state` stood; it may be a fork of another run."""
+        """Resume from a state, which may be a fork of another run."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["loader"])
         self.bank.reset()  # or it would warn, at its first step, of weights that were loaded behind its back
         self.bank.load_state_dict(state["bank"])
-        self.afterwards.load_state_dict(state.get("posthoc"))  # none in checkpoints of before
-        self.keeping.load_state_dict(state)
+        self.recorder.load_state_dict(state.get("posthoc"))  # none in checkpoints of before
+        self.selector.load_state_dict(state)
         self.steps, self.diverged = state["steps"], state["diverged"]
-        self.measured = [Measured(*each) for each in state["measured"]]
-        self.test_curves = [Measured(*each) for each in state["test_curves"]]
+        self.measured = [EpochMetric(*each) for each in state["measured"]]
+        self.test_curves = [EpochMetric(*each) for each in state["test_curves"]]
         self.losses = list(state["losses"])
         self._loss.copy_(state["loss"] * self.group.is_first)  # it has the loss of all
         begun = self.config.swa and self.epoch >= (self.config.constant_from or 0)

@@ -1,13 +1,12 @@
-"""From a finished training to what the run leaves: kept weights, their predictions, and rows.
+"""What is measured: a few metrics of each set of weights after every epoch, and all of them of the weights a run keeps.
 
-Everything is computed anew from the last checkpoint, so that a run that was killed here leaves the same. May import
-train, predict, metrics and rows.
+What is kept is computed anew from the last checkpoint, so that a run that was killed here leaves the same.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -16,13 +15,57 @@ from emabank import recalibrate_batchnorm
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset, Images
 from emabank.study.data.splits import Parts
-from emabank.study.keeping import Kept
-from emabank.study.measures import Measured, by_split, measures
 from emabank.study.metrics.calibration import apply_temperature, calibrated_ece, ece, fit_temperature
-from emabank.study.metrics.classification import loss, softmax
-from emabank.study.runs.rows import Part, Row
-from emabank.study.train import Training
+from emabank.study.metrics.classification import accuracy, clean_accuracy, loss, memorised, softmax
+from emabank.study.runs.rows import BatchNorm, Part, Row
 from emabank.study.transfer import evaluate_transfer
+
+if TYPE_CHECKING:
+    from emabank.study.selection import SelectedWeights
+    from emabank.study.train import Training
+
+
+class EpochMetric(NamedTuple):
+    """One number of one epoch, before it is a row."""
+
+    epoch: int
+    weights: str
+    batchnorm: BatchNorm
+    split: Part
+    metric: str
+    value: float
+
+
+def by_split(parts: Parts) -> dict[Part, Images]:
+    """The parts that there are, by the names that rows give them."""
+    named: dict[Part, Images | None] = {"train": parts.train, "val": parts.validation, "test": parts.test}
+    return {split: part for split, part in named.items() if part is not None}
+
+
+def evaluation_batch(part: Images) -> int:
+    """How many images are measured at a time: on a CPU few large ones are fastest, or many small ones.
+
+    Recomputed statistics depend on it, because each batch is normalised by itself while they are measured.
+    """
+    height, width = part.images.shape[2:]
+    return max(64, min(512, 128 * 32 * 32 // (height * width)))
+
+
+def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, float]:
+    """What is measured each epoch; on training images, right and wrong labels apart."""
+    given, clean = part.labels.cpu().numpy(), part.clean.cpu().numpy()
+    if not np.isfinite(logits).all():  # such an average is bad, but no reason to end a run
+        return {"accuracy": math.nan, "loss": math.nan}
+    metrics: dict[str, float | None] = {"accuracy": accuracy(logits, given), "loss": loss(logits, given)}
+    if split == "train":
+        metrics |= {
+            "clean_accuracy": clean_accuracy(logits, given, clean),
+            "memorised": memorised(logits, given, clean),
+        }
+    return {metric: value for metric, value in metrics.items() if value is not None}
+
+
+# The weights a run keeps ---------------------------------------------------------------------------------------------
 
 
 class Predicted(NamedTuple):
@@ -33,7 +76,7 @@ class Predicted(NamedTuple):
     predictions: dict[Part, tuple[np.ndarray, np.ndarray]]
 
 
-def predicted(training: Training, parts: Parts, make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
+def predicted(training: "Training", parts: Parts, make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
     """Each set of weights that the run keeps, with its statistics recomputed where asked, and its predictions."""
     for kept in training.kept():
         model = _module(kept, training, make_model)
@@ -44,7 +87,7 @@ def predicted(training: Training, parts: Parts, make_model: Callable[[], nn.Modu
         yield Predicted(kept.keep, model, predictions)
 
 
-def _module(kept: Kept, training: Training, make_model: Callable[[], nn.Module]) -> nn.Module:
+def _module(kept: "SelectedWeights", training: "Training", make_model: Callable[[], nn.Module]) -> nn.Module:
     model = training.placed(make_model())
     model.load_state_dict(kept.tensors)
     model.eval()
@@ -59,7 +102,7 @@ def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> 
     rows = [_row(run, config, kept.keep, "val", f"temperature{which}", t) for which, t in temperatures.items()]
     for split, part in by_split(parts).items():
         if split in kept.predictions:
-            measured = measures_of(split, part, kept.predictions[split][0], temperatures=temperatures)
+            measured = final_metrics(split, part, kept.predictions[split][0], temperatures=temperatures)
             rows += [_row(run, config, kept.keep, split, metric, value) for metric, value in measured.items()]
     return rows
 
@@ -82,24 +125,24 @@ def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts,
     return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", found.accuracy)]
 
 
-def measures_of(
+def final_metrics(
     split: Part, part: Images, logits: np.ndarray, *, temperatures: Mapping[str, float]
 ) -> dict[str, float | None]:
     """Accuracy, loss and calibration; the same after each temperature; on training images memorisation."""
     labels = part.labels.numpy()
-    found: dict[str, float | None] = {**measures(split, part, logits)}
+    metrics: dict[str, float | None] = {**epoch_metrics(split, part, logits)}
     if not np.isfinite(logits).all():
-        return found
+        return metrics
     probabilities = softmax(logits)
-    found |= {"ece": ece(probabilities, labels), "ece_if_calibrated": calibrated_ece(probabilities)}
+    metrics |= {"ece": ece(probabilities, labels), "ece_if_calibrated": calibrated_ece(probabilities)}
     for which, temperature in temperatures.items():
         scaled = apply_temperature(logits, temperature)
-        found |= {f"ece_ts{which}": ece(softmax(scaled), labels), f"loss_ts{which}": loss(scaled, labels)}
-    return found
+        metrics |= {f"ece_ts{which}": ece(softmax(scaled), labels), f"loss_ts{which}": loss(scaled, labels)}
+    return metrics
 
 
-def rows_of_history(run: str, config: RunConfig, measured: Iterable[Measured]) -> list[Row]:
-    """What was measured each epoch, chosen by nothing."""
+def rows_of_history(run: str, config: RunConfig, measured: Iterable[EpochMetric]) -> list[Row]:
+    """The metrics of every epoch as rows, selected by nothing."""
     return [
         replace(_like(run, config), weights=m.weights, epoch=m.epoch, batchnorm=m.batchnorm, split=m.split,
                 metric=m.metric, value=_finite(m.value))

@@ -1,4 +1,4 @@
-"""What a run chooses on validation images, and the weights it keeps for the end. May import config and averages."""
+"""What a run selects on validation images, and the weights it keeps for the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ LIVE = "live"
 Weights = dict[str, Tensor]
 
 
-class Kept(NamedTuple):
+class SelectedWeights(NamedTuple):
     """Weights that a run keeps, as a state dict of the model."""
 
     keep: Keep
     tensors: Weights
 
 
-class Keeping:
+class WeightSelector:
     """Trackers of the best average and of the best live weights, and what was kept beside them, by name."""
 
     def __init__(self, bank: EMABank) -> None:
@@ -33,20 +33,20 @@ class Keeping:
         """Keep weights, in the place of those of the same name."""
         self._kept[name] = weights
 
-    def choose(self, epoch: int, found: Mapping[str, Mapping[str, float]], slowest: Callable[[], Weights]) -> None:
-        """Tell how the live weights and each average did in an epoch; `slowest` gives those of the slowest average,
-        which are kept whenever an epoch is the best so far.
+    def observe(self, epoch: int, metrics: Mapping[str, Mapping[str, float]], slowest: Callable[[], Weights]) -> None:
+        """Take in the metrics of the live weights and of every average after an epoch; `slowest` gives the weights of
+        the slowest average, which are kept whenever an epoch is the best so far.
         """
-        self.live.observe(epoch, {LIVE: found[LIVE]})
-        averages = {name: values for name, values in found.items() if name != LIVE}
+        self.live.observe(epoch, {LIVE: metrics[LIVE]})
+        averages = {name: values for name, values in metrics.items() if name != LIVE}
         self.averages.observe(epoch, averages, batchnorm="averaged")
         for criterion in ("accuracy", "loss"):
             best = _best(self.averages, criterion)
             if best is not None and best.epoch == epoch:
                 self._kept[f"slowest-{criterion}"] = slowest()
 
-    def chosen(self) -> dict[str, dict[str, Any]]:
-        """What validation chose: per criterion the average and the epoch, and for the live weights the epoch."""
+    def selected(self) -> dict[str, dict[str, Any]]:
+        """What validation selected: per criterion the average and the epoch, and for the live weights the epoch."""
         live = _best(self.live, "accuracy")
         by_accuracy, by_loss = (_best(self.averages, criterion) for criterion in ("accuracy", "loss"))
         if live is None or by_accuracy is None or by_loss is None:
@@ -56,20 +56,20 @@ class Keeping:
             **{b.criterion: {"average": b.average, "epoch": b.epoch, "value": b.value} for b in (by_accuracy, by_loss)},
         }
 
-    def kept(self, asked: Sequence[Keep], averages: AveragesConfig, *, has_batchnorm: bool) -> list[Kept]:
-        """What was asked for by name, and what validation chose."""
-        kept = [Kept(keep, self._kept[keep.name]) for keep in asked]
-        chosen = self.chosen()
-        if not chosen:
+    def kept(self, asked: Sequence[Keep], averages: AveragesConfig, *, has_batchnorm: bool) -> list[SelectedWeights]:
+        """What was asked for by name, and what validation selected."""
+        kept = [SelectedWeights(keep, self._kept[keep.name]) for keep in asked]
+        selected = self.selected()
+        if not selected:
             return kept
-        live = Keep(weights=LIVE, epoch=chosen[LIVE]["epoch"], batchnorm="own", selected_by="accuracy")
-        kept.append(Kept(live, dict(self.live.weights("accuracy"))))
+        live = Keep(weights=LIVE, epoch=selected[LIVE]["epoch"], batchnorm="own", selected_by="accuracy")
+        kept.append(SelectedWeights(live, dict(self.live.weights("accuracy"))))
         for criterion in ("accuracy", "loss"):
-            best = chosen[criterion]
+            best = selected[criterion]
             for keep in columns(averages, best["average"], best["epoch"], criterion, has_batchnorm):
                 own = keep.weights == best["average"] and keep.batchnorm == "averaged"
                 tensors = self.averages.weights(criterion) if own else self._kept[f"slowest-{criterion}"]
-                kept.append(Kept(keep, dict(tensors)))
+                kept.append(SelectedWeights(keep, dict(tensors)))
         return kept
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Keeping:
         return {"averages": self.averages.state_dict(), "live": self.live.state_dict(), "kept": dict(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the one that gave `state` stood."""
+        """Resume from a state."""
         self.averages.load_state_dict(state["averages"])
         self.live.load_state_dict(state["live"])
         self._kept = dict(state["kept"])

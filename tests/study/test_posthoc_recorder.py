@@ -17,7 +17,7 @@ def due(snapshots: int, epochs: int, *, every: int = 1) -> list[int]:
     run = config(posthoc=snapshots, training={"epochs": epochs}, averages={"every": every})
     training = training_of(run)
     assert len(training.loader) == 5
-    return [step for step in range(1, 5 * epochs + 1) if training.afterwards.is_due(step)]
+    return [step for step in range(1, 5 * epochs + 1) if training.recorder.is_due(step)]
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def test_snapshots_are_due_at_the_ends_of_epochs_and_evenly_between(
 def test_nothing_else_of_a_run_changes(tmp_path: Path):
     plain = trained(config())
     training = training_of(config(posthoc=8))
-    training.afterwards.keep_in(tmp_path)
+    training.recorder.keep_in(tmp_path)
     training.run()
     assert snapshot_steps(tmp_path) == [0, 2, 5, 7, 10, 12, 15, 17, 20]
     assert states_equal(plain.model.state_dict(), training.model.state_dict())
     assert same(plain.bank.state_dict(), training.bank.state_dict())
     assert plain.measured == training.measured
-    assert plain.afterwards.state_dict() is None
+    assert plain.recorder.state_dict() is None
 
 
 def test_a_run_without_them_writes_nothing(tmp_path: Path):
     training = training_of(config())
-    training.afterwards.keep_in(tmp_path / "posthoc")
+    training.recorder.keep_in(tmp_path / "posthoc")
     training.run()
     assert not (tmp_path / "posthoc").exists()
 
@@ -70,18 +70,18 @@ def interrupted(training: Training, drawer: Drawer, after: int) -> None:
 def test_interrupted_anywhere_the_snapshots_are_the_same(tmp_path: Path):
     run = config(posthoc=8)
     whole = training_of(run)
-    whole.afterwards.keep_in(tmp_path / "whole")
+    whole.recorder.keep_in(tmp_path / "whole")
     whole.run()
     drawer = Drawer(tmp_path)
     first = training_of(run)
-    first.afterwards.keep_in(tmp_path / "parts")
+    first.recorder.keep_in(tmp_path / "parts")
     interrupted(first, drawer, 6)
     state = drawer.load_checkpoint()
     first.run()  # and goes on without a checkpoint, as if it were killed after the twentieth step
     assert max(snapshot_steps(tmp_path / "parts")) == 20
     second = training_of(run)
     second.load_state_dict(state)
-    second.afterwards.keep_in(tmp_path / "parts")
+    second.recorder.keep_in(tmp_path / "parts")
     assert snapshot_steps(tmp_path / "parts") == [0, 2, 5]
     second.run()
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
@@ -90,10 +90,10 @@ def test_interrupted_anywhere_the_snapshots_are_the_same(tmp_path: Path):
 def test_from_the_beginning_nothing_is_left_of_an_earlier_start(tmp_path: Path):
     run = config(posthoc=8)
     first = training_of(run)
-    first.afterwards.keep_in(tmp_path)
+    first.recorder.keep_in(tmp_path)
     first.run()
     again = training_of(run)
-    again.afterwards.keep_in(tmp_path)
+    again.recorder.keep_in(tmp_path)
     assert snapshot_steps(tmp_path) == [0]
 
 

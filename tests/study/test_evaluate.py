@@ -15,8 +15,7 @@ from study.small_runs import one_thread as one_thread
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.data.splits import Parts
-from emabank.study.measure import Predicted, predicted, rows_of_history, rows_of_kept, rows_of_transfer
-from emabank.study.measures import Measured
+from emabank.study.evaluate import EpochMetric, Predicted, predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.run_job import network_of
 from emabank.study.runs.rows import Row
 from emabank.study.train import Training
@@ -184,8 +183,8 @@ def test_weights_that_say_nan_have_rows_without_values(training, kept):
 
 def test_rows_of_the_history_are_chosen_by_nothing_and_have_null_for_nan():
     measured = [
-        Measured(1, "live", "own", "val", "accuracy", 0.5),
-        Measured(2, "ema-5%", "recomputed", "train", "loss", float("nan")),
+        EpochMetric(1, "live", "own", "val", "accuracy", 0.5),
+        EpochMetric(2, "ema-5%", "recomputed", "train", "loss", float("nan")),
     ]
     first, second = rows_of_history(RUN, config(seed=3), measured)
     assert (first.weights, first.batchnorm, first.epoch, first.split, first.metric) == tuple(
