@@ -33,19 +33,17 @@ from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, Dataset
 
 from emabank import EMA, EMABank, recalibrate_batchnorm
-from emabank.study.allocation import keep_memory
 from emabank.study.bench import Contestant, spread
-from emabank.study.carry_out import network_of
-from emabank.study.config import RunConfig
+from emabank.study.config import DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
+from emabank.study.data.datasets import load_dataset, load_parts
 from emabank.study.data.images import Images, make_images, normalisation_of
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts, seeded_generator
-from emabank.study.datasets import load_dataset, load_parts
-from emabank.study.metrics.accuracy import accuracy
-from emabank.study.models.catalogue import build_network
-from emabank.study.models.known import KNOWN_NETWORKS
+from emabank.study.malloc import keep_freed_memory
+from emabank.study.metrics.classification import accuracy
+from emabank.study.models import NETWORKS, build_network
 from emabank.study.predict import predict, predict_each
-from emabank.study.recipe import DataConfig, HardwareConfig, Recipe, TrainingConfig
+from emabank.study.run_job import network_of
 from emabank.study.train import Training
 
 SHARED, COPIES, SECOND = "one shared pass", "each alone, module copies", "each alone, copied into a second model"
@@ -344,8 +342,8 @@ def main(words: Sequence[str] | None = None) -> int:
         result="evaluation.json",
     )
     add = parser.add_argument
-    add("--networks", nargs="+", default=["resnet8"], choices=list(KNOWN_NETWORKS), metavar="NETWORK",
-        help=f"of {', '.join(KNOWN_NETWORKS)} (default: resnet8)")  # fmt: skip
+    add("--networks", nargs="+", default=["resnet8"], choices=list(NETWORKS), metavar="NETWORK",
+        help=f"of {', '.join(NETWORKS)} (default: resnet8)")  # fmt: skip
     add("--tasks", nargs="+", default=TASKS, choices=TASKS, help="(default: both)")
     add("--sources", nargs="+", type=parse_source, default=[None, 2], metavar="SOURCE",
         help="of batches: memory, or the number of a DataLoader's workers (memory 2)")  # fmt: skip
@@ -361,7 +359,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if not arguments.samples:
         arguments.threads = arguments.threads or 1  # as in the study
-    known = start(arguments, memory="kept by the process" if keep_memory() else "returned by malloc")
+    known = start(arguments, memory="kept by the process" if keep_freed_memory() else "returned by malloc")
     if arguments.samples:
         parts, data, models = train(arguments)
         curves = measure_samples(parts, data, models, arguments.draws)

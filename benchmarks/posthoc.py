@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 from emabank.posthoc import Snapshots, synthesize_many
 from emabank.study.bench import conditions
-from emabank.study.carry_out import network_of
-from emabank.study.config import RunConfig
+from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
+from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.splits import Parts
-from emabank.study.datasets import load_parts
-from emabank.study.measures import by_split
-from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, Recipe, TrainingConfig
+from emabank.study.evaluate import by_split
+from emabank.study.run_job import network_of
 from emabank.study.train import Training
 
 SHARES = (0.5, 1, 2, 5, 10)  # half-lives in percent of the run

@@ -4,7 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
-from emabank.study.arguments import COMMANDS
+from emabank.study.commands.parsing import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

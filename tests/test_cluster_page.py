@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pages import arguments_of
 
-from emabank.study.arguments import RunArguments, parse
+from emabank.study.commands.parsing import parse
+from emabank.study.commands.studies import RunArguments
 
 PAGE = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text()
 BYTES = {"MB": 1e6, "GB": 1e9}

@@ -24,7 +24,7 @@ bank.load_state_dict(bank.state_dict())
 """
 HEAVY = {"torch", "numpy", "pandas", "matplotlib"}
 COMMAND = """
-from emabank.study.cli import main
+from emabank.study.commands import main
 try:
     code = main({words})
 except SystemExit as stopped:
@@ -65,7 +65,7 @@ def test_the_library_loads_nothing_of_the_study():
 
 
 def test_nobody_imports_the_integrations():
-    loaded = loaded_by(f"import emabank.study.cli\n{USE_THE_LIBRARY}")
+    loaded = loaded_by(f"import emabank.study.commands\n{USE_THE_LIBRARY}")
     assert not {name for name in loaded if name.startswith("emabank.integrations")}
     assert not loaded & {"lightning", "pytorch_lightning", "transformers", "accelerate"}
 
@@ -75,8 +75,8 @@ def test_control_an_integration_is_seen_when_it_is_loaded():
 
 
 def test_control_the_study_is_seen_when_it_is_loaded():
-    loaded = loaded_by("import emabank.study.progress, emabank.study.report.draw")
-    assert {"emabank.study.progress", "rich", "matplotlib"} <= loaded
+    loaded = loaded_by("import emabank.study.executors.progress, emabank.study.report.draw")
+    assert {"emabank.study.executors.progress", "rich", "matplotlib"} <= loaded
 
 
 def test_the_library_works_with_torch_alone():
@@ -145,7 +145,7 @@ def test_control_another_exit_code_is_seen():
 
 def test_control_what_a_command_runs_loads_torch():
     assert {"torch", "numpy", "matplotlib"} <= loaded_by(
-        "from emabank.study.cli import main\nimport emabank.study.demo"
+        "from emabank.study.commands import main\nimport emabank.study.demo"
     )
 
 

@@ -21,7 +21,7 @@ from pages import (
     words_of,
 )
 
-from emabank.study.arguments import COMMANDS, parse
+from emabank.study.commands.parsing import COMMANDS, parse
 
 README = ROOT / "README.md"
 OWN_TEST = {"docs/integrations.md"}  # needs the frameworks: test_frameworks_page.py

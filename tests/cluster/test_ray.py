@@ -15,7 +15,7 @@ from rich.console import Console
 from study.small_runs import left
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install emabank[ray]")
 from emabank.study.executors.ray import RayExecutor

@@ -18,7 +18,7 @@ from rich.console import Console
 from study.small_runs import left
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install emabank[slurm]")
 from emabank.study.executors.slurm import SlurmExecutor

@@ -11,11 +11,10 @@ from processes import wait_until
 from rich.console import Console
 from study.small_runs import config, digits, left
 
-from emabank.study.carry_out import Job, carry_out
+from emabank.study.config import Place
 from emabank.study.executors import Executor, Outcome, Task
-from emabank.study.launch import task_of
-from emabank.study.place import Place
-from emabank.study.runs.folder import LOCK, RunFolder
+from emabank.study.run_job import Job, run_job, task_of
+from emabank.study.runs.reader import LOCK, RunFolder
 
 EPOCHS = 300
 
@@ -30,7 +29,7 @@ def undisturbed(runs: Path, count: int, *, epochs: int = EPOCHS) -> list[dict[An
     """What the same runs leave when nothing happens to them."""
     place = Place(runs=runs)
     jobs = [Job(config(seed=seed, training={"epochs": epochs})) for seed in range(count)]
-    return [left(carry_out(job, place, digits()[0])) for job in jobs]
+    return [left(run_job(job, place, digits()[0])) for job in jobs]
 
 
 class Started:

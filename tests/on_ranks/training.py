@@ -6,21 +6,21 @@ import torch.distributed as dist
 from study.small_runs import config, in_float64, training_of
 from torch import Tensor
 
-from emabank.study.measures import Measured
-from emabank.study.ranks import Ranks
+from emabank.study.distributed import ProcessGroup
+from emabank.study.evaluate import EpochMetric
 
 MEASURED = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
 
 
-def ranks() -> Ranks:
-    return Ranks(dist.get_rank(), dist.get_world_size())
+def ranks() -> ProcessGroup:
+    return ProcessGroup(dist.get_rank(), dist.get_world_size())
 
 
 def training(
     given: dict[str, Any],
-) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], list[Measured], list[float]]:
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], list[EpochMetric], list[float]]:
     """Live weights, averages, what was measured and the losses of a run of a network in float64."""
-    run = training_of(config(**given), make_model=in_float64(config(**given)), ranks=ranks())
+    run = training_of(config(**given), make_model=in_float64(config(**given)), group=ranks())
     run.run()
     averages = {name: run.bank.weights(name) for name in run.bank.names}
     return dict(run.model.state_dict()), averages, [*run.measured, *run.test_curves], run.losses

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from emabank.study.carry_out import Job, carry_out
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import AveragesConfig, Place, ProtocolConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
-from emabank.study.launch import task_of
-from emabank.study.place import Place
-from emabank.study.recipe import AveragesConfig
 from emabank.study.report.pairs import MAIN
+from emabank.study.run_job import Job, run_job, task_of
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES, Study
-from emabank.study.studies.run import Runner, pairs_of
+from emabank.study.studies.scheduler import run_studies as run_all
+from emabank.study.studies.scheduler import settings_of
 
 Change = Callable[[ProtocolConfig], ProtocolConfig]
 
@@ -48,11 +46,11 @@ def run_studies(runs: Path, studies: Sequence[Study], change: Change = small) ->
 
     def here(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
         for job in jobs:
-            carry_out(job, place, dataset)
+            run_job(job, place, dataset)
         return {task.id: Outcome(task=task, state="done") for task in (task_of(job, place) for job in jobs)}
 
-    runner = Runner(studies, "demo", pairs_of(studies, "demo", change), place, command=COMMAND)
-    return runner.run(lambda config: dataset, here)
+    settings = settings_of(studies, "demo", change)
+    return run_all(studies, "demo", settings, place, command=COMMAND, load=lambda config: dataset, run_jobs=here)
 
 
 @pytest.fixture(scope="session")

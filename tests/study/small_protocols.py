@@ -7,17 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from emabank.study.carry_out import Job, carry_out, folder_of
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import DataConfig, HardwareConfig, MeasuringConfig, Place, ProtocolConfig, TrainingConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, make_images
-from emabank.study.place import Place
-from emabank.study.protocol import (
-    Protocol,
-    carry_out_protocol,
-)
-from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, TrainingConfig
-from emabank.study.runs.folder import RunFolder
+from emabank.study.executors import Outcome
+from emabank.study.protocol import Protocol
+from emabank.study.run_job import Job, folder_of, run_job, task_of
+from emabank.study.runs.reader import RunFolder
+from emabank.study.studies.scheduler import Setting, run_setting
 
 DIGITS = digits_dataset()
 
@@ -72,8 +69,8 @@ class Here:
         self.make_model, self.last = make_model, last
         self.trained: list[Job] = []
 
-    def __call__(self, jobs: Sequence[Job]) -> list[RunFolder]:
-        return [self.one(job) for job in jobs]
+    def __call__(self, jobs: Sequence[Job]) -> dict[str, Outcome]:
+        return {self.one(job).id: Outcome(task=task_of(job, self.place), state="done") for job in jobs}
 
     def one(self, job: Job) -> RunFolder:
         if not folder_of(job.config, self.place).is_done():
@@ -84,10 +81,11 @@ class Here:
         def should_stop() -> bool:
             return breaks_down and next(steps) == 2
 
-        return carry_out(job, self.place, self.dataset, make_model=self.make_model, should_stop=should_stop)
+        return run_job(job, self.place, self.dataset, make_model=self.make_model, should_stop=should_stop)
 
-    def carry_out(self, config: ProtocolConfig) -> Protocol:
-        return carry_out_protocol(config, self.place, self.dataset, self, make_model=self.make_model)
+    def carry_out(self, config: ProtocolConfig, **more: Any) -> Protocol:
+        setting = Setting(name="own", config=config, make_model=self.make_model, **more)
+        return run_setting(setting, self.place, dataset=self.dataset, run_jobs=self, say=lambda sentence: None)
 
 
 EVERYTHING = protocol(

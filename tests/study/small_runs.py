@@ -12,18 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emabank.study.carry_out import network_of
-from emabank.study.config import RunConfig
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Recipe,
+    RunConfig,
+    TrainingConfig,
+)
+from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, Images, fingerprint
 from emabank.study.data.loader import Loader
 from emabank.study.data.splits import Parts
-from emabank.study.datasets import load_parts
-from emabank.study.measures import evaluation_batch
-from emabank.study.ranks import ALONE, Ranks
-from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
-from emabank.study.runs import checkpoints
-from emabank.study.runs.folder import RunFolder
+from emabank.study.distributed import ALONE, ProcessGroup
+from emabank.study.evaluate import evaluation_batch
+from emabank.study.run_job import network_of
+from emabank.study.runs import storage
+from emabank.study.runs.reader import RunFolder
 from emabank.study.schedules import Schedule
 from emabank.study.train import Training
 
@@ -81,11 +88,11 @@ def with_garbage_for_test(parts: Parts) -> Parts:
 
 
 def training_of(
-    config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None, ranks: Ranks = ALONE
+    config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None, group: ProcessGroup = ALONE
 ) -> Training:
     """A training that has not begun."""
     make_model = make_model or network_of(config, digits()[0])
-    return Training(config, parts or parts_of(config), make_model, device=CPU, ranks=ranks)
+    return Training(config, parts or parts_of(config), make_model, device=CPU, group=group)
 
 
 def trained(config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None) -> Training:
@@ -209,17 +216,17 @@ class Drawer:
         self.folder, self.saved = folder, 0
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        checkpoints.write(self.folder / "checkpoint.pt", state)
+        storage.write_state(self.folder / "checkpoint.pt", state)
         self.saved += 1
 
     def load_checkpoint(self) -> dict[str, Any]:
-        return checkpoints.read(self.folder / "checkpoint.pt")
+        return storage.read_state(self.folder / "checkpoint.pt")
 
     def save_fork(self, epoch: int, state: dict[str, Any]) -> None:
-        checkpoints.write(self.folder / f"epoch-{epoch}.pt", state)
+        storage.write_state(self.folder / f"epoch-{epoch}.pt", state)
 
     def load_fork(self, epoch: int) -> dict[str, Any]:
-        return checkpoints.read(self.folder / f"epoch-{epoch}.pt")
+        return storage.read_state(self.folder / f"epoch-{epoch}.pt")
 
 
 # What must be the same whenever and however often a run was interrupted; times and machines are in the other files.

@@ -11,15 +11,15 @@ from study.small_runs import config, digits
 from study.small_runs import one_thread as one_thread
 
 from emabank.study.advise import advise_run, show_advice
-from emabank.study.carry_out import Job, carry_out
-from emabank.study.place import Place
-from emabank.study.runs.folder import RunFolder
+from emabank.study.config import Place
+from emabank.study.run_job import Job, run_job
+from emabank.study.runs.reader import RunFolder
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     job = Job(config(training={"epochs": 6}))
-    return carry_out(job, Place(runs=tmp_path_factory.mktemp("runs")), digits()[0])
+    return run_job(job, Place(runs=tmp_path_factory.mktemp("runs")), digits()[0])
 
 
 def right(folder: RunFolder, name: str, split: str) -> np.ndarray:
@@ -98,9 +98,9 @@ def test_runs_without_a_choice_say_why(tmp_path: Path):
     waiting.path.mkdir()
     with pytest.raises(ValueError, match=r"has nothing to advise on yet: it is waiting$"):
         advise_run(waiting)
-    whole = carry_out(Job(config(trained_on="100%", training={"epochs": 1})), Place(runs=tmp_path), digits()[0])
+    whole = run_job(Job(config(trained_on="100%", training={"epochs": 1})), Place(runs=tmp_path), digits()[0])
     with pytest.raises(ValueError, match=r"has no validation images, because it was trained on all of them"):
         advise_run(whole)
-    diverged = carry_out(Job(config(rate=1e9, training={"epochs": 1})), Place(runs=tmp_path), digits()[0])
+    diverged = run_job(Job(config(rate=1e9, training={"epochs": 1})), Place(runs=tmp_path), digits()[0])
     with pytest.raises(ValueError, match=r"diverged; there is nothing in it to ship$"):
         advise_run(diverged)

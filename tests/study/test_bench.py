@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from emabank.study import bench
-from emabank.study.cli import main
-from emabank.study.own_arguments import BenchArguments, BenchModel
+from emabank.study.commands import main
+from emabank.study.commands.bench import BenchArguments, BenchModel
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatu
 from emabank.study.config import Keep
 from emabank.study.report.results import Column as ResultColumn
 from emabank.study.report.results import make_column, rows_by_name
-from emabank.study.rows import Row
-from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.opened import open_run
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.rows import Row
+from emabank.study.runs.writer import open_run
 
 SAMPLES, CLASSES = 60, 4
 LABELS = np.random.default_rng(0).integers(0, CLASSES, SAMPLES)

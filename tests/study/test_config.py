@@ -7,20 +7,22 @@ from typing import Any, get_args
 
 import pytest
 
-from emabank.study.config import DemoConfig, Keep, ProtocolConfig, RunConfig
-from emabank.study.place import Place
-from emabank.study.plain import to_plain
-from emabank.study.recipe import (
+from emabank.study.config import (
     AveragesConfig,
     DataConfig,
     DatasetName,
+    DemoConfig,
     HardwareConfig,
+    Keep,
     MeasuringConfig,
     Network,
+    Place,
+    ProtocolConfig,
     Recipe,
+    RunConfig,
     TrainingConfig,
 )
-from emabank.study.runs.identity import run_id
+from emabank.study.serialize import run_id, to_dict
 
 KEPT = Keep(weights="live", epoch=3, batchnorm="own", selected_by="accuracy")
 RUN: dict[str, Any] = {"recipe": Recipe(), "rate": 0.4, "seed": 0, "trained_on": "80%"}
@@ -89,7 +91,7 @@ nan, inf = math.nan, math.inf
         (RunConfig, {**RUN, "rate": 0.0}, "rate is 0.0; give a learning rate above 0"),
         (RunConfig, {**RUN, "rate": inf}, "rate is inf"),
         (RunConfig, {**RUN, "seed": -1}, "seed is -1"),
-        (RunConfig, {**RUN, "constant_from": 60}, "constant_from is 60; give an epoch between 1 and 59"),
+        (RunConfig, {**RUN, "constant_from": 60}, "constant_from is 60; give an epoch from 2 to 59"),
         (RunConfig, {**RUN, "swa": True}, "swa needs constant_from"),
         (RunConfig, {**RUN, "keep": (dataclasses.replace(KEPT, epoch=61),)}, "keep has epoch 61; .* 1 to 60"),
         (RunConfig, {**RUN, "transfer": ("own",)}, "transfer is 'own'; give a tuple, each once, of digits, cifar10"),
@@ -184,7 +186,7 @@ def test_every_data_set_and_network_is_known_here():
 
 
 def id_of(recipe: Recipe, **more: Any) -> str:
-    return run_id(to_plain(RunConfig(**{**RUN, "recipe": recipe, **more})))
+    return run_id(to_dict(RunConfig(**{**RUN, "recipe": recipe, **more})))
 
 
 @pytest.mark.parametrize("dataset", LEFT_OUT_OF_DATA)
@@ -253,6 +255,7 @@ CHANGED: dict[str, Any] = {
     "recipe.measuring.recompute": "each-epoch",
     "recipe.measuring.on_train": True,
     "recipe.measuring.test_curves": True,
+    "recipe.measuring.curve_images": 100,
     "recipe.hardware.device": "cpu",
     "recipe.hardware.threads": 2,
     "recipe.hardware.precision": "bf16",
@@ -298,14 +301,14 @@ def test_every_field_is_changed_here():
 
 
 def test_changing_any_field_makes_another_run():
-    ids = {place: run_id(to_plain(changed(BASE, place, value))) for place, value in CHANGED.items()}
-    assert run_id(to_plain(BASE)) not in ids.values()
+    ids = {place: run_id(to_dict(changed(BASE, place, value))) for place, value in CHANGED.items()}
+    assert run_id(to_dict(BASE)) not in ids.values()
     assert len(set(ids.values())) == len(ids)
 
 
 def test_a_part_of_what_is_kept_makes_another_run():
     others = ({"weights": "swa"}, {"epoch": 4}, {"batchnorm": "averaged"}, {"selected_by": "loss"})
-    ids = [run_id(to_plain(changed(BASE, "keep", (dataclasses.replace(KEPT, **other),)))) for other in ({}, *others)]
+    ids = [run_id(to_dict(changed(BASE, "keep", (dataclasses.replace(KEPT, **other),)))) for other in ({}, *others)]
     assert len(set(ids)) == 5
     assert {next(iter(other)) for other in others} == {field.name for field in dataclasses.fields(Keep)}
 

@@ -13,10 +13,9 @@ from torch import nn
 
 from emabank import EMABank
 from emabank.study.averages import rules
-from emabank.study.config import DemoConfig
+from emabank.study.config import AveragesConfig, DemoConfig
 from emabank.study.data.loader import Loader
 from emabank.study.demo import demo_parts, run_demo
-from emabank.study.recipe import AveragesConfig
 from emabank.study.report.demo import Record
 
 NAMES = AveragesConfig().names

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,19 +16,16 @@ from processes import SOURCE, is_alive, wait_until
 from rich.console import Console
 
 from emabank.study import launch
-from emabank.study.carry_out import Job, carry_out
-from emabank.study.cli import main
-from emabank.study.config import Keep, ProtocolConfig
-from emabank.study.datasets import load_dataset
+from emabank.study.commands import main
+from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Keep, Place, ProtocolConfig, TrainingConfig
+from emabank.study.data.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
-from emabank.study.launch import executor_for, launch_protocol, locally, show_plan, task_of, title
-from emabank.study.place import Place
-from emabank.study.plain import read_toml
-from emabank.study.protocol import carry_out_protocol, resolved, tuning_jobs
-from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, TrainingConfig
+from emabank.study.launch import executor_for, jobs_on, launch_protocol, show_plan
+from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.results import read_setting
-from emabank.study.runs.folder import RunFolder
-from emabank.study.studies.arms import arm_jobs, supposed
+from emabank.study.run_job import Job, folder_of, run_job, task_of, title
+from emabank.study.serialize import read_toml
+from emabank.study.studies.scheduler import RunJobs, Setting, placeholder_choices, run_setting, variant_jobs
 
 CONFIG = ProtocolConfig(
     data=DataConfig(subset=200, test_subset=100),
@@ -112,7 +110,9 @@ def leads(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at processes through /proc")
-def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened(tmp_path: Path):
+def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     runs = tmp_path / "runs"
 
     with Command(runs) as first:  # a worker is killed, as by the system for want of memory
@@ -122,10 +122,11 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
         assert first.end() == 1
     assert any(line.startswith("done in") and "seed 1" in line for line in first.said), "the other is finished"
     report = first.said[first.said.index("1 of 2 runs failed:") :]
-    assert report[1] == "- tune, rate 0.1, seed 0: killed by SIGKILL, for want of memory perhaps"
+    assert report[1] == "- tune, rate 0.1, seed 0: killed by SIGKILL (possibly out of memory)"
     log = report[-1].removeprefix("  log: ")
     assert first.errors.read_text() == (
-        f"emabank: 1 of 2 runs failed: tune, rate 0.1, seed 0; see {log}, then start it again\n"
+        "emabank: 1 of 2 runs failed, the first with killed by SIGKILL (possibly out of memory): tune, rate 0.1, "
+        f"seed 0; see {log}, then start it again\n"
     )
     assert Path(log).exists() and Path(log).is_relative_to(runs)
 
@@ -135,7 +136,7 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
         assert second.end() == 130
     assert [line for line in second.said if "already done" in line] == ["already done: tune, rate 0.1, seed 1 [1 of 2]"]
     assert second.workers
-    assert second.errors.read_text() == "emabank: interrupted; the same command goes on from where it was\n"
+    assert second.errors.read_text() == "emabank: interrupted; the same command resumes\n"
     assert not list(runs.glob("protocol-*"))
 
     with Command(runs) as third:
@@ -155,21 +156,28 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
 
     ended = {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")}
     assert len(ended) == 4
-    with Command(runs) as fourth:
-        assert fourth.end() == 0
-    assert not fourth.workers
-    assert "started: " not in "\n".join(fourth.said)
+    capsys.readouterr()
+    assert main(["protocol", *WORDS, "--runs", str(runs), "--jobs", "2"]) == 0
+    assert "started: " not in (printed := capsys.readouterr().out)
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")} == ended
-    assert fourth.said[-1] == third.said[-1]
+    assert printed.splitlines()[-1] == third.said[-1]
 
 
 def in_this_process(runs: Path) -> Path:
     """The folder of the same protocol, carried out without a command, workers or interruptions."""
-    config, place = resolved(CONFIG), Place(runs=runs)
+    config, place = resolve(CONFIG), Place(runs=runs)
     dataset = load_dataset(config.data, place.data)
-    return carry_out_protocol(
-        config, place, dataset, lambda jobs: [carry_out(job, place, dataset) for job in jobs]
-    ).folder
+    setting = Setting(name="protocol", config=config)
+    return run_setting(setting, place, dataset=dataset, run_jobs=here(place), say=lambda sentence: None).folder
+
+
+def here(place: Place) -> RunJobs:
+    """Runs jobs in this process."""
+
+    def run_jobs(jobs: Sequence[Job]) -> dict[str, Outcome]:
+        return {run_job(job, place).id: Outcome(task=task_of(job, place), state="done") for job in jobs}
+
+    return run_jobs
 
 
 # In this process -----------------------------------------------------------------------------------------------------
@@ -193,7 +201,7 @@ def test_a_dry_run_trains_nothing_and_what_it_prints_gives_the_same_configuratio
     assert len(line) > 100 and line.endswith("]"), "no line is broken, however narrow the terminal"
     (tmp_path / "plan.toml").write_text(text)
     read = read_toml(tmp_path / "plan.toml", ProtocolConfig)
-    assert read == resolved(replace(CONFIG, averages=replace(CONFIG.averages, half_lives=half_lives)))
+    assert read == resolve(replace(CONFIG, averages=replace(CONFIG.averages, half_lives=half_lives)))
     again = ["protocol", "--config", str(tmp_path / "plan.toml"), "--runs", str(tmp_path / "runs"), "--dry-run"]
     assert main(again) == 0
     assert capsys.readouterr().out == text
@@ -201,10 +209,10 @@ def test_a_dry_run_trains_nothing_and_what_it_prints_gives_the_same_configuratio
 
 def test_a_plan_says_which_runs_are_done(tmp_path: Path):
     place = Place(runs=tmp_path)
-    config = resolved(replace(CONFIG, training=TrainingConfig(width=4, epochs=3), swa=True))
+    config = resolve(replace(CONFIG, training=TrainingConfig(width=4, epochs=3), swa=True))
     dataset = load_dataset(config.data, place.data)
     jobs = tuning_jobs(config, data=launch.fingerprint(dataset))
-    carry_out(jobs[1], place, dataset)
+    run_job(jobs[1], place, dataset)
     console = Console(file=io.StringIO(), width=80)
     show_plan(config, place, console=console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
@@ -238,9 +246,9 @@ def test_as_many_runs_at_a_time_as_there_are_cores_for_or_as_was_asked_for(
     monkeypatch.setattr(launch, "LocalExecutor", Pretending)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     config = replace(CONFIG, hardware=HardwareConfig(device=device, threads=threads))
-    locally(executor_for([config.hardware], Place(jobs=jobs)), Place(jobs=jobs), Console(file=io.StringIO()))
+    executor_for([config.hardware], Place(jobs=jobs))
     assert Pretending.given == [expected]
-    assert Pretending.warm == (("emabank.study.carry_out", "torch._dynamo") if device == "cpu" else ())
+    assert Pretending.warm == (("emabank.study.run_job", "torch._dynamo") if device == "cpu" else ())
 
 
 def test_several_kinds_of_runs_together_have_room_for_the_one_with_the_most_threads(monkeypatch: pytest.MonkeyPatch):
@@ -252,7 +260,7 @@ def test_several_kinds_of_runs_together_have_room_for_the_one_with_the_most_thre
 
 
 def test_the_command_of_a_job_is_the_one_that_starts_at_once():
-    task = task_of(tuning_jobs(resolved(CONFIG), data="abc")[0], Place().absolute())
+    task = task_of(tuning_jobs(resolve(CONFIG), data="abc")[0], Place().absolute())
     assert task.command[:3] == (sys.executable, "-m", executor_for([CONFIG.hardware], Place()).warm[0])
     assert len(task.command) == 4
 
@@ -270,10 +278,12 @@ def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
 ):
     monkeypatch.setattr(launch, "LocalExecutor", Pretending)
     monkeypatch.chdir(tmp_path)
-    config = resolved(replace(CONFIG, hardware=HardwareConfig(device="cpu", threads=3)))
+    config = resolve(replace(CONFIG, hardware=HardwareConfig(device="cpu", threads=3)))
     jobs = tuning_jobs(config, data="abc")
     place = Place(runs=Path("runs"), data=Path("data"))
-    folders = locally(executor_for([config.hardware], place), place, Console(file=io.StringIO()))(jobs)
+    outcomes = jobs_on(executor_for([config.hardware], place), place, Console(file=io.StringIO()))(jobs)
+    folders = [folder_of(job.config, place.absolute()) for job in jobs]
+    assert list(outcomes) == [folder.id for folder in folders]
     _, tasks = Pretending.given
     assert [task.title for task in tasks] == ["tune, rate 0.1, seed 0", "tune, rate 0.1, seed 1"]
     for task, folder in zip(tasks, folders, strict=True):
@@ -284,7 +294,7 @@ def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
 
 
 def test_titles_tell_the_stages_apart():
-    [job, _] = tuning_jobs(resolved(CONFIG), data="")
+    [job, _] = tuning_jobs(resolve(CONFIG), data="")
     keep = (Keep(weights="live", epoch=1, batchnorm="own", selected_by="accuracy"),)
     refit = replace(job.config, trained_on="100%", keep=keep)
     assert title(job.config) == "tune, rate 0.1, seed 0"
@@ -297,11 +307,11 @@ def test_the_runs_of_studies_have_titles_that_tell_them_apart():
     """Also where the averages have a period of their own, as at paper scale."""
     averages = AveragesConfig(decays=(0.968, 0.998), every=16, decay_warmup="steps")
     training = TrainingConfig(width=4, epochs=10)
-    config = resolved(replace(CONFIG, averages=averages, training=training, seeds=1, swa=True))
-    chosen = supposed(config, Place())
+    config = resolve(replace(CONFIG, averages=averages, training=training, seeds=1, swa=True))
+    chosen = placeholder_choices(config, Place())
     jobs = {"tune": tuning_jobs(config, data=""), "refit": chosen.refits, "SWA": chosen.swa}
     for arm in ("step", "constant", "bootstrap", "every 1", "every 4", "every 16"):
-        jobs[arm] = arm_jobs(arm, config, chosen, Place())
+        jobs[arm] = variant_jobs(arm, config, chosen, Place())
     titles = {name: title(job.config).removesuffix(", rate 0.1, seed 0") for name, [job] in jobs.items()}
     assert titles == {
         "tune": "tune",
@@ -338,19 +348,12 @@ def test_a_network_too_deep_for_the_images_is_one_sentence_before_anything_is_tr
 
 def test_what_is_told_of_a_finished_protocol(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The numbers of every column, in tables that fit, and the choices on the way."""
-
-    def here(config: ProtocolConfig, place: Place, console: Console) -> Any:
-        def all_of(jobs: list[Job]) -> list[RunFolder]:
-            return [carry_out(job, place) for job in jobs]
-
-        return all_of
-
-    monkeypatch.setattr(launch, "locally", here)
+    monkeypatch.setattr(launch, "jobs_on", lambda executor, place, console: here(place))
     console = Console(file=io.StringIO(), width=80, color_system=None)
     config = replace(CONFIG, seeds=1, training=TrainingConfig(width=4, epochs=1))
     done = launch_protocol(config, Place(runs=tmp_path), console=console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "tuning: 1 runs on 80% of the training images" in said
+    assert "tuning: 1 runs" in said
     assert f"seed 0 chose rate 0.1; {done.choices[0].averages['accuracy'][0]} at epoch 1 (accuracy)" in said
     assert "…" not in said
     for column in read_setting(done.folder).columns:

@@ -14,36 +14,35 @@ from study.studies.small_studies import (
     CONSTANT,
     DIGITS,
     MAIN,
+    MOST,
     PROTOCOLS,
     WIDE,
     WRONG,
     Counting,
     manifests,
+    run_here,
     runs_in,
     small_scale,
 )
+from study.studies.small_studies import finished_studies as finished_studies
 
-from emabank.study import carry_out as carry_out_module
-from emabank.study import launch_studies as launching
-from emabank.study.carry_out import carry_out, folder_of
-from emabank.study.cli import main
-from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study import launch as launching
+from emabank.study import run_job as run_job_module
+from emabank.study.commands import main
+from emabank.study.config import Place, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, Task
-from emabank.study.launch_studies import launch_studies, show_studies_plan
+from emabank.study.executors.progress import duration
+from emabank.study.launch import launch_studies, show_studies_plan
 from emabank.study.models.operations import Counted
-from emabank.study.place import Place
-from emabank.study.progress import duration
-from emabank.study.protocol import plan_protocol, resolved
-from emabank.study.runs.opened import mark_failed
-from emabank.study.studies import listing
-from emabank.study.studies import run as run_module
+from emabank.study.protocol import plan_protocol, resolve
+from emabank.study.run_job import folder_of, run_job
+from emabank.study.runs.writer import mark_failed
+from emabank.study.studies import listing, scheduler
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.cost import CORES, Cost, Speed, cost_of, operations
 from emabank.study.studies.listing import list_studies
-from emabank.study.studies.run import Runner, pairs_of
 
-MOST = [name for name in STUDIES if name != "transfer"]  # of which these small protocols have nothing
 SPEED = Speed(1.0, 0.125, 1e6)
 
 
@@ -56,27 +55,20 @@ def small() -> Generator[list[RunConfig]]:
         patch.setattr(launching, "measure_speed", lambda config: measured.append(config) or SPEED)
         patch.setattr(listing, "usual_speed", lambda config: SPEED)
         patch.setattr(listing, "counted_for", lambda recipe: Counted(0, 1000 * recipe.training.width))
-        patch.setattr(run_module, "measure_overhead", lambda config, dataset: {})
+        patch.setattr(scheduler, "measure_overhead", lambda config, dataset: {})
         yield measured
 
 
-def runner_of(names: Sequence[str], place: Place) -> Runner:
-    studies = [STUDIES[name] for name in names]
-    return Runner(studies, "demo", pairs_of(studies, "demo", lambda config: config), place, command="")
-
-
-@pytest.fixture(scope="module")
-def finished(small: list[RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Counting:
-    """All studies, carried out in this process."""
-    counting = Counting(Place(runs=tmp_path_factory.mktemp("finished") / "runs"))
-    runner_of(MOST, counting.place).run(lambda config: DIGITS, counting)
-    return counting
+@pytest.fixture
+def finished(finished_studies: tuple[Any, Counting]) -> Counting:
+    """All studies, run in this process."""
+    return finished_studies[1]
 
 
 def asked_for(names: Sequence[str], finished: Counting) -> dict[str, RunConfig]:
     """The runs that studies really ask for, by id: nothing of it is trained, since all of it is done."""
     counting = Counting(finished.place)
-    runner_of(names, counting.place).run(lambda config: DIGITS, counting)
+    run_here(names, counting)
     assert counting.trained == []
     return {folder_of(config, counting.place).id: config for configs in counting.rounds for config in configs}
 
@@ -191,8 +183,8 @@ def test_before_anything_is_trained_the_plan_counts_every_run_once_and_writes_no
 def test_when_tuning_is_done_all_runs_are_known_and_when_all_is_done_none_is_left(finished: Counting, tmp_path: Path):
     names = ["sampling-period", "bootstrap"]
     place = Place(runs=tmp_path / "runs", jobs=2)
-    for job in plan_protocol(resolved(PROTOCOLS[MAIN]), place, DIGITS).tuning:
-        carry_out(job, place, DIGITS)
+    for job in plan_protocol(resolve(PROTOCOLS[MAIN]), place, DIGITS).tuning:
+        run_job(job, place, DIGITS)
     lines = planned(names, place)
     assert not any("then" in line for line in lines)
     assert [line.rpartition(": ")[2] for line in lines[1:3]] == ["done", "done"]
@@ -210,7 +202,7 @@ def test_when_tuning_is_done_all_runs_are_known_and_when_all_is_done_none_is_lef
 
 def test_the_plan_says_which_runs_have_failed(tmp_path: Path):
     place = Place(runs=tmp_path / "runs")
-    job = plan_protocol(resolved(PROTOCOLS[WIDE]), place, DIGITS).tuning[0]
+    job = plan_protocol(resolve(PROTOCOLS[WIDE]), place, DIGITS).tuning[0]
     folder = folder_of(job.config, place).path
     folder.mkdir(parents=True)
     mark_failed(folder, "exit code 1")
@@ -249,8 +241,8 @@ def test_without_the_data_the_plan_says_so_and_still_what_it_would_cost(
 def test_training_that_diverged_everywhere_is_no_trouble_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     place, wild = Place(runs=tmp_path), replace(PROTOCOLS[MAIN], rates=(1e20,))
     small_scale(monkeypatch, {MAIN: wild})
-    for job in plan_protocol(resolved(wild), place, DIGITS).tuning:
-        carry_out(job, place, DIGITS)
+    for job in plan_protocol(resolve(wild), place, DIGITS).tuning:
+        run_job(job, place, DIGITS)
     lines = planned(["batchnorm"], place)
     assert lines[2] == "  then, with what tuning chooses: 1 refit"
     assert total_of(lines)[:2] == (1, 1)
@@ -274,7 +266,7 @@ class Here:
             if self.fails in task.title:
                 outcomes.append(Outcome(task=task, state="failed", reason="killed by [SIGKILL]"))
                 continue
-            assert carry_out_module.main([task.command[-1]]) == 0
+            assert run_job_module.main([task.command[-1]]) == 0
             outcomes.append(Outcome(task=task, state="done"))
         return outcomes
 
@@ -294,16 +286,16 @@ def test_studies_are_carried_out_and_what_to_do_next_is_said(tmp_path: Path, mon
     assert done
     assert lines == [
         "tuning: 3 runs",
-        "refits and what needs tuning alone: 1 runs",
+        "refits, and runs that need only tuning: 1 runs",
         "done: bootstrap, lr-search",
-        "next: `emabank report 'my runs'` makes tables, figures and a page of it, `emabank claims 'my runs'` holds it "
-        "against the paper's claims",
+        "Next: `emabank report 'my runs'` for tables, figures and an HTML page, or `emabank claims 'my runs'` to check "
+        "the results against the paper.",
     ]
     assert len(titles) == 4
     written = manifests(place)
     assert {(each.state, each.command) for each in written.values()} == {("done", "emabank run x")}
     _, lines, _ = launched(["bootstrap"], Place(), monkeypatch)
-    assert "`emabank report` makes" in lines[-1], "the usual folder need not be named"
+    assert "`emabank report` for" in lines[-1], "the usual folder need not be named"
 
 
 def test_what_could_not_be_finished_is_said_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -311,7 +303,7 @@ def test_what_could_not_be_finished_is_said_with_its_reason(tmp_path: Path, monk
     done, lines, _ = launched(["bootstrap", "lr-search"], place, monkeypatch, fails="bootstrap from")
     assert not done
     reason = manifests(place)["bootstrap"].reason
-    assert "1 of 1 runs failed, the first with killed by [SIGKILL]; see " in reason
+    assert "1 of 1 runs failed, the first with killed by [SIGKILL]: tune, bootstrap from ema-1.8%, rate " in reason
     assert lines[-2:] == [f"{name} could not be finished: {reason}" for name in ("bootstrap", "lr-search")]
 
 

@@ -6,11 +6,10 @@ import pytest
 from study.small_runs import digits, trained
 from study.small_runs import one_thread as one_thread
 
-from emabank.study.carry_out import network_of
-from emabank.study.config import RunConfig
-from emabank.study.datasets import load_parts
-from emabank.study.measure import predicted, rows_of_kept
-from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
+from emabank.study.config import DataConfig, HardwareConfig, MeasuringConfig, Recipe, RunConfig, TrainingConfig
+from emabank.study.data.datasets import load_parts
+from emabank.study.evaluate import predicted, rows_of_kept
+from emabank.study.run_job import network_of
 
 EPOCHS = 60
 
@@ -26,7 +25,7 @@ def test_under_label_noise_the_best_average_is_far_above_the_last_live_weights_e
     given = RunConfig(recipe=recipe, rate=0.8, seed=0, trained_on="80%", fingerprint=digits()[1])
     training, names = trained(given), recipe.averages.names
     value = {(m.weights, m.epoch, m.split, m.metric): m.value for m in training.measured}
-    best = training.keeping.chosen()["accuracy"]
+    best = training.selector.selected()["accuracy"]
 
     assert best["value"] >= value["live", EPOCHS, "val", "accuracy"] + 0.08
     assert best["epoch"] < 0.75 * EPOCHS

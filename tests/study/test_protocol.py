@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study.small_protocols import DIGITS, EVERYTHING, Here, protocol, small_digits, without_batchnorm
+from study.small_protocols import DIGITS, EVERYTHING, Here, protocol, without_batchnorm
 from torch import nn
 
 from emabank.study import load_results
-from emabank.study.carry_out import Job, folder_of
+from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
 from emabank.study.data.images import Dataset, fingerprint, make_images
-from emabank.study.place import Place
 from emabank.study.protocol import (
     Choice,
     Protocol,
-    carry_out_protocol,
     check_model,
     choose,
     choose_all,
@@ -32,9 +30,9 @@ from emabank.study.protocol import (
     swa_job,
     tuning_jobs,
 )
-from emabank.study.recipe import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
 from emabank.study.report.results import read_setting
-from emabank.study.runs.folder import RunFolder
+from emabank.study.run_job import folder_of
+from emabank.study.runs.reader import RunFolder
 from emabank.study.schedules import Schedule
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
@@ -110,7 +108,7 @@ def test_choosing_reads_nothing_but_what_the_runs_said_of_validation(
     def refuse(*_: Any) -> Any:
         raise AssertionError("a choice reached for what it must not see")
 
-    for name in ("rows", "load_predictions", "load_snapshot", "predictions", "history", "load_fork"):
+    for name in ("rows", "load_predictions", "load_snapshot", "predictions", "history", "fork_path"):
         monkeypatch.setattr(RunFolder, name, refuse)
     really = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda self, **given: read.append(self.name) or really(self, **given))
@@ -121,7 +119,7 @@ def test_choosing_reads_nothing_but_what_the_runs_said_of_validation(
 def test_garbage_to_test_on_changes_no_choice(finished: tuple[Protocol, Here], tmp_path: Path):
     here = Here(tmp_path, garbage=True)
     jobs = tuning_jobs(replace(EVERYTHING, seeds=1), data=fingerprint(here.dataset))
-    choice = choose(0, EVERYTHING.rates, here(jobs))
+    choice = choose(0, EVERYTHING.rates, [here.one(job) for job in jobs])
     usual = finished[0].choices[0]
     assert choice._replace(run="") == usual._replace(run="")
     assert choice.run != usual.run, "other data is another run"
@@ -277,8 +275,7 @@ def again(finished: tuple[Protocol, Here], runs: Path, *stages: str, without: Se
     for run in without:
         shutil.rmtree(runs / run.id)
     here = Here(runs)
-    done = carry_out_protocol(EVERYTHING, here.place, here.dataset, here, make_model=here.make_model, stages=stages)
-    return done, here.trained
+    return here.carry_out(EVERYTHING, stages=frozenset(stages)), here.trained
 
 
 def test_with_fewer_stages_no_more_is_trained_and_later_ones_add_to_the_same_tables(
@@ -345,13 +342,10 @@ def test_features_of_another_kind_of_image_are_refused_before_training(tmp_path:
 
 def test_a_network_that_is_too_deep_for_the_images_is_refused_before_training(tmp_path: Path):
     config = protocol(training=TrainingConfig(network="vgg16", epochs=4), swa=False)
-    place = Place(runs=tmp_path)
-
-    def unused(jobs: Sequence[Job]) -> list[RunFolder]:
-        raise AssertionError(f"{len(jobs)} runs were to be trained")
-
+    here = Here(tmp_path, make_model=None)
     with pytest.raises(ValueError, match="fails on images .2, 1, 8, 8. of small: images are 8 x 8 pixels; this VGG"):
-        carry_out_protocol(config, place, small_digits(), unused)
+        here.carry_out(config)
+    assert here.trained == []
 
 
 def test_without_batchnorm_the_slowest_average_may_be_the_chosen_one(tmp_path: Path):

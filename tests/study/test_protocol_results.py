@@ -12,13 +12,12 @@ import torch
 from study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
 
 from emabank.study import load_results
+from emabank.study.config import TrainingConfig
 from emabank.study.protocol import (
     Protocol,
-    carry_out_protocol,
 )
-from emabank.study.recipe import TrainingConfig
 from emabank.study.report.results import read_setting
-from emabank.study.runs.folder import RunFolder
+from emabank.study.runs.reader import RunFolder
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
 
@@ -98,8 +97,7 @@ def test_another_configuration_data_or_model_is_another_protocol(tmp_path: Path)
     folders = {Here(tmp_path, make_model=without_batchnorm).carry_out(config).folder}
     folders.add(Here(tmp_path, make_model=without_batchnorm, garbage=True).carry_out(config).folder)
     here = Here(tmp_path, make_model=without_batchnorm)
-    folders.add(carry_out_protocol(config, here.place, here.dataset, here, make_model=here.make_model,
-                                   model_fingerprint="another").folder)  # fmt: skip
+    folders.add(here.carry_out(config, model_fingerprint="another").folder)
     folders.add(here.carry_out(replace(config, rates=(0.2,))).folder)
     assert len(folders) == 4
 

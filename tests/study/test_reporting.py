@@ -17,12 +17,12 @@ from study.small_folder import COMMAND, NAMES
 from study.small_folder import finished as finished
 from study.small_folder import runs as runs
 
-from emabank.study.locks import locked
 from emabank.study.report import write
 from emabank.study.report.write import Report
 from emabank.study.reporting import make_report, show_claims
+from emabank.study.runs.locks import locked
 from emabank.study.runs.manifest import Manifest, write_manifest
-from emabank.study.runs.opened import mark_failed
+from emabank.study.runs.writer import mark_failed
 from emabank.study.status import show_status
 
 MANIFEST = "study-demo-step-decay.json"
@@ -233,7 +233,7 @@ def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatc
     def refuse(path: object) -> None:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr("emabank.study.runs.folder.read_rows", refuse)
+    monkeypatch.setattr("emabank.study.runs.reader.read_rows", refuse)
     assert printed(show_status, finished)[-1].startswith("22 runs: 22 done")
     with pytest.raises(AssertionError, match="was read"):
         printed(show_claims, finished)
@@ -245,7 +245,7 @@ def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatc
 def test_none_of_them_needs_torch(bare: Path):
     done = run(f"""
 import json
-from emabank.study.cli import main
+from emabank.study.commands import main
 codes = [main([*words, {str(bare)!r}]) for words in (["report"], ["claims", "--short"], ["status"])]
 assert codes == [0, 0, 0], codes
 loaded = {{"matplotlib.figure", "numpy", "rich"}}

@@ -8,7 +8,7 @@ from study.small_runs import config, trained
 from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
-from emabank.study.measures import Measured
+from emabank.study.evaluate import EpochMetric
 
 
 class Leaping(nn.Module):
@@ -46,7 +46,7 @@ def test_a_loss_that_is_no_number_ends_the_run_which_is_marked_and_keeps_nothing
     training = made(leap)
     assert training.diverged and training.epoch == 2
     assert training.kept() == []
-    bad: list[Measured] = [each for each in training.measured if not math.isfinite(each.value)]
+    bad: list[EpochMetric] = [each for each in training.measured if not math.isfinite(each.value)]
     assert not bad
     for name in training.bank.names:
         assert all(torch.isfinite(tensor).all() for tensor in training.bank.weights(name).values())

@@ -10,7 +10,7 @@ import pytest
 from processes import SOURCE
 from study.studies.small_studies import manifests, runs_in
 
-from emabank.study.place import Place
+from emabank.study.config import Place
 
 SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 WORDS = ["run", "constant-lr", "--seeds", "2", "--device", "cpu", "--jobs", "2"]
@@ -98,15 +98,17 @@ sys.path[:0] = {sys.path!r}
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from emabank.study.arguments import parse
-from emabank.study.place import Place
+from emabank.study.commands.parsing import parse
+from emabank.study.config import Place
 from emabank.study.studies.catalogue import STUDIES
-from emabank.study.studies.run import Runner, pairs_of
+from emabank.study.studies.scheduler import run_studies, settings_of
 from study.studies.small_studies import DIGITS, Counting
 given = parse({[*WORDS, "--runs", str(runs), "--set", *SETTINGS]!r}, description="")
-counting, studies = Counting(given.place), [STUDIES["constant-lr"]]
-runner = Runner(studies, "demo", pairs_of(studies, "demo", given.change), given.place, command="")
-runner.run(lambda config: DIGITS, counting)
+studies, place = [STUDIES["constant-lr"]], given.place
+settings = settings_of(studies, "demo", given.change)
+run_studies(
+    studies, "demo", settings, place, command="", load=lambda config: DIGITS, run_jobs=Counting(place)
+)
 """
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr

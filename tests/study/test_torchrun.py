@@ -12,10 +12,10 @@ import pytest
 from processes import SOURCE, wait_until
 from study.studies.small_studies import runs_in
 
-from emabank.study.place import Place
-from emabank.study.runs.folder import RunFolder
+from emabank.study.config import Place
+from emabank.study.runs.reader import RunFolder
 
-SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
+SETTINGS = ["epochs=20", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
 WORDS = ["run", "lr-search", "--seeds", "1", "--device", "cpu"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "emabank.study"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
@@ -34,11 +34,18 @@ def carried_out(runs: Path, *settings: str, start: Sequence[str] = TORCHRUN) -> 
     return done.stdout
 
 
-def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(tmp_path: Path):
-    said = carried_out(tmp_path / "two")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The runs of two processes, and what they printed."""
+    runs = tmp_path_factory.mktemp("two") / "runs"
+    return runs, carried_out(runs)
+
+
+def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(undisturbed: tuple[Path, str], tmp_path: Path):
+    runs, said = undisturbed
     carried_out(tmp_path / "one", start=["-m", "emabank.study"])
     assert said.count("done: lr-search") == 1
-    together, alone = (finished(tmp_path / name) for name in ("two", "one"))
+    together, alone = finished(runs), finished(tmp_path / "one")
     assert [run.id for run in together] == [run.id for run in alone]
     for mine, other in zip(together, alone, strict=True):
         assert mine.environment()[0]["processes"] == 2
@@ -53,27 +60,24 @@ def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(tmp_path
             )
             if row.metric == "loss":
                 assert row.value == pytest.approx(like.value, rel=1e-3)
-    assert "already done" in carried_out(tmp_path / "two")
 
 
-def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path):
+def test_a_killed_process_is_told_of_and_the_same_command_goes_on(undisturbed: tuple[Path, str], tmp_path: Path):
     runs = tmp_path / "runs"
-    long = ("epochs=40",)
-    given = [*command(runs, *long), "--checkpoint-seconds", "0.2"]
+    given = [*command(runs), "--checkpoint-seconds", "0.2"]
     process = subprocess.Popen(given, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    wait_until(lambda: any(_epoch(path.parent) >= 5 for path in runs.glob("*/progress.json")), seconds=120)
+    wait_until(lambda: any(_epoch(path.parent) >= 3 for path in runs.glob("*/progress.json")), seconds=120)
     ranks = [pid for pid in _children(process.pid) if b"emabank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(ranks) == 2
     os.kill(next(pid for pid in ranks if b"RANK=1\0" in _variables(pid)), signal.SIGKILL)
     said, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "the same command goes on from the last checkpoint" in said or "interrupted" in said, said
+    assert "the same command resumes from the last checkpoint" in said or "interrupted" in said, said
     (left,) = [path.parent for path in runs.glob("*/progress.json")]
     assert not RunFolder(left).is_done()
     assert not list(left.glob("*.tmp"))
-    carried_out(runs, *long)
-    carried_out(tmp_path / "undisturbed", *long)
-    found, expected = finished(runs), finished(tmp_path / "undisturbed")
+    said = carried_out(runs)
+    found, expected = finished(runs), finished(undisturbed[0])
     assert [run.rows() for run in found] == [run.rows() for run in expected]
     assert max(len(run.environment()) for run in found) == 2
 

@@ -26,7 +26,7 @@ from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.config import Keep
-from emabank.study.measures import Measured
+from emabank.study.evaluate import EpochMetric
 from emabank.study.train import Training
 
 ALL = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
@@ -38,7 +38,7 @@ def run() -> tuple[Training, dict[tuple[str, int], dict[str, Tensor]]]:
     return weights_of_each_epoch(config(measuring=ALL))
 
 
-def values(measured: Sequence[Measured], split: str, metric: str, batchnorm: str) -> dict[tuple[str, int], float]:
+def values(measured: Sequence[EpochMetric], split: str, metric: str, batchnorm: str) -> dict[tuple[str, int], float]:
     chosen = [m for m in measured if (m.split, m.metric, m.batchnorm) == (split, metric, batchnorm)]
     found = {(m.weights, m.epoch): m.value for m in chosen}
     assert len(found) == len(chosen), "each is measured once"
@@ -88,7 +88,7 @@ def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images():
 
 def test_trap58_an_image_that_would_be_left_alone_at_the_end_of_an_epoch_is_trained_on_all_the_same():
     training = trained(config(data={"subset": 201}, training={"epochs": 1}))
-    assert len(training._parts.train) == 5 * 32 + 1
+    assert len(parts_of(training.config).train) == 5 * 32 + 1
     assert training.steps == 5
     assert np.isfinite(training.losses).all()
 
@@ -134,7 +134,7 @@ def test_trap35_the_averages_are_those_of_the_definition_on_one_count_of_steps(a
 
 def test_what_is_measured_is_what_a_network_with_these_weights_gives(run):
     training, weights = run
-    given, parts = training.config, training._parts
+    given, parts = training.config, parts_of(training.config)
     assert parts.validation is not None
     for split, part in (("val", parts.validation), ("train", parts.train)):
         for metric in ("accuracy", "loss"):
@@ -152,7 +152,7 @@ def test_what_is_measured_is_what_a_network_with_these_weights_gives(run):
 
 def test_recomputed_statistics_are_those_of_the_training_images_under_the_average(run):
     training, weights = run
-    parts = training._parts
+    parts = parts_of(training.config)
     assert parts.validation is not None
     found = values(training.measured, "val", "loss", "recomputed")
     assert found.keys() == {(name, epoch) for name in NAMES for epoch in range(1, 5)}
@@ -165,10 +165,14 @@ def test_recomputed_statistics_are_those_of_the_training_images_under_the_averag
 
 def test_memorised_and_clean_are_counted_apart_on_the_training_images(run):
     training, weights = run
-    train = training._parts.train
+    train = parts_of(training.config).train
     for metric in ("memorised", "clean_accuracy"):
         for place, value in values(training.measured, "train", metric, "averaged").items():
-            said = logits_of(network_with(training.config, weights[place]), train, training._parts).argmax(1).tolist()
+            said = (
+                logits_of(network_with(training.config, weights[place]), train, parts_of(training.config))
+                .argmax(1)
+                .tolist()
+            )
             hits = 0
             chosen = [i for i in range(len(train)) if (train.labels[i] != train.clean[i]) == (metric == "memorised")]
             for i in chosen:
@@ -194,7 +198,7 @@ def test_without_batch_norm_nothing_is_recomputed():
 # What is chosen and kept
 
 
-def best_by_search(measured: Sequence[Measured], names: Sequence[str], metric: str) -> tuple[str, int, float]:
+def best_by_search(measured: Sequence[EpochMetric], names: Sequence[str], metric: str) -> tuple[str, int, float]:
     """The first of the best, epoch by epoch and within an epoch in the order of the names."""
     table = values(measured, "val", metric, "own" if names[0] == "live" else "averaged")
     best = None
@@ -215,7 +219,7 @@ def test_the_choice_is_what_a_search_through_the_measurements_finds(seed):
     for metric in ("accuracy", "loss"):
         name, epoch, value = best_by_search(training.measured, NAMES, metric)
         want[metric] = {"average": name, "epoch": epoch, "value": value}
-    assert training.keeping.chosen() == want
+    assert training.selector.selected() == want
 
 
 def test_of_equals_the_earliest_epoch_is_chosen():
@@ -223,13 +227,13 @@ def test_of_equals_the_earliest_epoch_is_chosen():
     accuracies = values(training.measured, "val", "accuracy", "averaged")
     assert len(set(accuracies.values())) == 1
     value = accuracies[NAMES[0], 1]
-    assert training.keeping.chosen()["accuracy"] == {"average": NAMES[0], "epoch": 1, "value": value}
-    assert training.keeping.chosen()["live"] == {"epoch": 1, "value": value}
+    assert training.selector.selected()["accuracy"] == {"average": NAMES[0], "epoch": 1, "value": value}
+    assert training.selector.selected()["live"] == {"epoch": 1, "value": value}
 
 
 def test_what_is_kept_has_the_weights_of_the_chosen_epoch(run):
     training, weights = run
-    chosen, slowest = training.keeping.chosen(), NAMES[-1]
+    chosen, slowest = training.selector.selected(), NAMES[-1]
     kept = {each.keep.name: each for each in training.kept()}
     want = {"live-last": ("live", 4), "live-accuracy": ("live", chosen["live"]["epoch"])}
     for criterion in ("accuracy", "loss"):
@@ -250,7 +254,7 @@ def test_a_run_on_all_images_keeps_what_it_is_told_to():
     assert states_equal(last.tensors, weights["live", 4])
     assert tuple(each.keep for each in others) == keep
     assert all(states_equal(each.tensors, weights[each.keep.weights, each.keep.epoch]) for each in others)
-    assert training.keeping.chosen() == {}
+    assert training.selector.selected() == {}
 
 
 def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where_it_was_chosen():
@@ -263,7 +267,7 @@ def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where
 def test_trap52_with_garbage_for_test_images_the_choice_and_all_that_is_kept_are_the_same(trained_on):
     given = config(measuring=ALL, trained_on=trained_on)
     training, other = trained(given), trained(given, parts=with_garbage_for_test(parts_of(given)))
-    assert other.keeping.chosen() == training.keeping.chosen()
+    assert other.selector.selected() == training.selector.selected()
     assert other.measured == training.measured
     assert [each.keep for each in other.kept()] == [each.keep for each in training.kept()]
     pairs = zip(other.kept(), training.kept(), strict=True)

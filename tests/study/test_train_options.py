@@ -16,6 +16,9 @@ from study.small_runs import (
     Drawer,
     config,
     in_float64,
+    logits_of,
+    network_with,
+    parts_of,
     plain_training,
     trained,
     training_of,
@@ -23,12 +26,15 @@ from study.small_runs import (
 )
 from study.small_runs import one_thread as one_thread
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from emabank import EMA, EMABank
 from emabank.study import train
 from emabank.study.config import Keep
 from emabank.study.data.images import make_images
-from emabank.study.measures import measures
+from emabank.study.data.splits import stratified_subset
+from emabank.study.evaluate import epoch_metrics
+from emabank.study.serialize import to_dict
 from emabank.study.train import Training
 
 # Bootstrapping, constant rates, SWA
@@ -115,7 +121,7 @@ def test_swa_is_measured_from_its_first_sample_on_and_never_chosen(forked):
     assert {each.epoch for each in curves if each.weights == "swa"} == {3, 4, 5}
     tuned = trained(config(constant_from=1, swa=True, training={"epochs": 3}))
     assert {each.epoch for each in tuned.measured if each.weights == "swa"} == {2, 3}
-    assert {row.average for row in tuned.keeping.averages.history} == set(NAMES)
+    assert {row.average for row in tuned.selector.averages.history} == set(NAMES)
 
 
 # How it is computed
@@ -258,15 +264,67 @@ def test_an_average_that_says_nan_is_never_chosen_and_ends_nothing(until: int, m
     assert not training.diverged
     kept = {each.keep.name for each in training.kept()}
     if until == 4:
-        assert training.keeping.chosen() == {}
+        assert training.selector.selected() == {}
         assert kept == {"live-last"}
     else:
-        assert {training.keeping.chosen()[criterion]["epoch"] for criterion in ("accuracy", "loss")} <= {3, 4}
+        assert {training.selector.selected()[criterion]["epoch"] for criterion in ("accuracy", "loss")} <= {3, 4}
         assert len(kept) == 6
 
 
 def test_logits_that_are_not_finite_have_measures_that_are_not_numbers():
     part = make_images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
-    found = measures("train", part, np.array([[0.0, 1.0], [np.inf, 0.0]]))
+    found = epoch_metrics("train", part, np.array([[0.0, 1.0], [np.inf, 0.0]]))
     assert found.keys() == {"accuracy", "loss"}
     assert all(math.isnan(value) for value in found.values())
+
+
+# What is measured, and what is read back ------------------------------------------------------------------------------
+
+
+def test_curves_on_a_part_of_the_images_are_those_of_the_same_images_every_epoch_and_change_nothing_else():
+    measuring = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
+    given = config(data={"test_subset": None}, measuring={**measuring, "curve_images": 60}, trained_on="100%")
+    training, weights = weights_of_each_epoch(given)
+    parts = parts_of(given)
+    for split, part in (("train", parts.train), ("test", parts.test)):
+        chosen = part.take(stratified_subset(part.clean, 60, seed=0))
+        for epoch in (1, 4):
+            for name in ("live", "ema-20%"):
+                logits = logits_of(network_with(given, weights[name, epoch]), chosen, parts)
+                expected = float((logits.argmax(1) == chosen.labels).float().mean())
+                statistics = "own" if name == "live" else "averaged"
+                measured = [*training.measured, *training.test_curves]
+                key = (epoch, name, statistics, split, "accuracy")
+                [value] = [m.value for m in measured if tuple(m)[:5] == key]
+                assert value == pytest.approx(expected)
+    whole = trained(config(data={"test_subset": None}, measuring=measuring, trained_on="100%"))
+    assert states_equal(whole.model.state_dict(), training.model.state_dict())
+
+
+def test_validation_is_always_measured_on_all_its_images_and_a_run_without_a_part_keeps_its_identity():
+    few, whole = (
+        trained(config(measuring=measuring, training={"epochs": 1})) for measuring in ({"curve_images": 10}, {})
+    )
+    assert few.measured == whole.measured
+    assert "curve_images" not in to_dict(whole.config)["recipe"]["measuring"]
+    assert to_dict(few.config)["recipe"]["measuring"]["curve_images"] == 10
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often a value is read from a tensor, which makes the host wait for an accelerator."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_value_is_read_back_from_the_device_at_a_step():
+    counts: list[int] = []
+    for batch in (32, 8):  # four times as many steps
+        training = training_of(config(training={"epochs": 1, "batch": batch}, averages={"every": 10**6}))
+        with Reads() as reads:
+            training.run()
+        counts.append(reads.count)
+    assert counts[0] == counts[1] > 0

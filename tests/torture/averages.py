@@ -13,7 +13,7 @@ from torch import Tensor
 from torture.room import room
 
 from emabank.averaging import average_checkpoints, find_checkpoints
-from emabank.study.cli import main
+from emabank.study.commands import main
 
 AVERAGES = {"files": "average.safetensors", "torch": "average.pt", "folders": "soup"}
 """Folders of checkpoints, and where their averages go."""

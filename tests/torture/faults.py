@@ -28,14 +28,14 @@ from torture.room import room
 
 from emabank import EMABank, Uniform, checkpoint
 from emabank.selection import BestTracker
-from emabank.study import carry_out
-from emabank.study.carry_out import Job, to_text
-from emabank.study.cli import main
-from emabank.study.executors import warm
-from emabank.study.locks import is_locked
-from emabank.study.place import Place
+from emabank.study import run_job
+from emabank.study.commands import main
+from emabank.study.config import Place
+from emabank.study.executors import local
+from emabank.study.run_job import Job, encode_job
+from emabank.study.runs.locks import is_locked
 
-PRELOADED = ["torch._dynamo", "emabank.study.carry_out", "emabank.study.launch_studies", "torture.faults"]
+PRELOADED = ["torch._dynamo", "emabank.study.run_job", "emabank.study.launch", "torture.faults"]
 LONG = pytest.mark.torture
 
 # Where and when a run was made, and how it went: all else must be the same, however often it was disturbed.
@@ -77,7 +77,7 @@ class Subject(NamedTuple):
 def train(folder: Path) -> int:
     """One training with a checkpoint after every step, a fork, snapshots and predictions."""
     job = Job(config(data={"subset": 100}, training={"epochs": 4, "width": 2}), forks=(2,))
-    return carry_out.main([to_text(job, Place(runs=folder, checkpoint_seconds=0))])
+    return run_job.main([encode_job(job, Place(runs=folder, checkpoint_seconds=0))])
 
 
 SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=2", "batch=32", "rates=[0.1]"]
@@ -88,8 +88,8 @@ def study(folder: Path) -> int:
     with pytest.MonkeyPatch.context() as patch:
         fork = multiprocessing.get_context("fork")
         patch.setattr(fork, "set_forkserver_preload", lambda modules: None)
-        patch.setattr(warm, "_start_server", lambda environment: None)
-        patch.setattr(warm.multiprocessing, "get_context", lambda kind: fork)
+        patch.setattr(local, "_start_server", lambda environment: None)
+        patch.setattr(local.multiprocessing, "get_context", lambda kind: fork)
         return study_from_nothing(folder)
 
 

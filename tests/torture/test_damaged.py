@@ -16,12 +16,11 @@ from study.small_runs import config, digits, one_thread  # noqa: F401
 from torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
 from torture.room import room
 
-from emabank.study.carry_out import Job, carry_out
-from emabank.study.place import Place
+from emabank.study.config import Place
 from emabank.study.report.results import read_results
-from emabank.study.runs import checkpoints
-from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.results import load_results
+from emabank.study.run_job import Job, run_job
+from emabank.study.runs import storage
+from emabank.study.runs.reader import RunFolder, load_results
 from emabank.study.train import Interrupted
 
 JOB = Job(config(data={"subset": 60}, training={"epochs": 3, "width": 2}), forks=(1,))
@@ -42,7 +41,7 @@ def damage(path: Path, how: str, count: Faults) -> None:
 @cache
 def finished() -> Path:
     folder = room() / "finished"
-    carry_out(JOB, Place(runs=folder), digits()[0])
+    run_job(JOB, Place(runs=folder), digits()[0])
     return folder
 
 
@@ -51,7 +50,7 @@ def unfinished() -> Path:
     """A run that was stopped in its last epoch: two checkpoints, a fork, and what it had said."""
     folder, calls = room() / "unfinished", []
     with pytest.raises(Interrupted):
-        carry_out(
+        run_job(
             JOB,
             Place(runs=folder, checkpoint_seconds=0),
             digits()[0],
@@ -84,7 +83,7 @@ def again(folder: Path) -> list[str]:
     """Start the same run again; what it warned of."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        carry_out(JOB, Place(runs=folder), digits()[0])
+        run_job(JOB, Place(runs=folder), digits()[0])
     return [str(each.message) for each in caught]
 
 
@@ -155,7 +154,7 @@ def is_fork_gone_or_same(place: Path, name: str) -> bool:
     """
     fork = place / name
     return "/forks/" in name and (
-        not fork.exists() or str(checkpoints.read(fork)) == str(checkpoints.read(finished() / name))
+        not fork.exists() or str(storage.read_state(fork)) == str(storage.read_state(finished() / name))
     )
 
 

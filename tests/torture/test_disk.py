@@ -17,15 +17,15 @@ from torture.disk import REASONS, disk, filled, small_disk
 from torture.faults import LONG, Faults, difference, faults, left, undisturbed
 from torture.room import room
 
-from emabank.study.carry_out import Job, carry_out
-from emabank.study.place import Place
+from emabank.study.config import Place
 from emabank.study.reporting import make_report
+from emabank.study.run_job import Job, run_job
 from emabank.study.studies.catalogue import STUDIES
 
 
 def train(folder: Path) -> None:
     job = Job(config(data={"subset": 60}, training={"epochs": 2, "width": 2}), forks=(1,))
-    carry_out(job, Place(runs=folder), digits()[0])
+    run_job(job, Place(runs=folder), digits()[0])
 
 
 def conclude(folder: Path) -> None:

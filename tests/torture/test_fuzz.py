@@ -27,16 +27,16 @@ from emabank import EMABank, checkpoint
 from emabank.averaging import average_checkpoints
 from emabank.rules import rule_from_dict
 from emabank.selection import BestTracker
-from emabank.study.cli import main
+from emabank.study.commands import main
 from emabank.study.config import ProtocolConfig
-from emabank.study.data.archives import unpack
-from emabank.study.data.pickles import read_pickle
-from emabank.study.plain import changed, from_plain, read_toml, to_plain, toml_text
-from emabank.study.rows import Row, from_json_line, read_rows, to_json_line
-from emabank.study.runs import arrays, checkpoints
-from emabank.study.runs.folder import RunFolder
+from emabank.study.data.cifar import read_pickle
+from emabank.study.data.download import unpack
+from emabank.study.runs import storage
 from emabank.study.runs.manifest import Manifest, Ran, read_manifest, write_manifest
-from emabank.study.runs.opened import open_run
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.rows import Row, from_json_line, read_rows, to_json_line
+from emabank.study.runs.writer import open_run
+from emabank.study.serialize import apply_overrides, from_dict, read_toml, to_dict, to_toml
 
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)),
@@ -120,9 +120,9 @@ def bank() -> EMABank:
 def good_files() -> dict[str, bytes]:
     folder = room() / "good"
     checkpoint.save(bank(), folder / "bank.pt")
-    checkpoints.write(folder / "checkpoint.pt", {"epoch": 1, "optimizer": {0: (0.9, torch.ones(2))}})
-    arrays.write_weights(folder / "live.safetensors", {"bias": torch.ones(2)}, {"epoch": 3})
-    arrays.write_predictions(folder / "live.npz", {"val": ([[0.5, 2.0]], [1])})
+    storage.write_state(folder / "checkpoint.pt", {"epoch": 1, "optimizer": {0: (0.9, torch.ones(2))}})
+    storage.write_weights(folder / "live.safetensors", {"bias": torch.ones(2)}, {"epoch": 3})
+    storage.write_predictions(folder / "live.npz", {"val": ([[0.5, 2.0]], [1])})
     ran = Ran(pair="cifar10-vgg16", title="digits", protocol="protocol-1", arms={"step": ["0123"]})
     manifest = Manifest(study="dynamics", scale="demo", command="emabank run", state="done", pairs=(ran,))
     manifest_path = write_manifest(manifest, folder)
@@ -135,7 +135,7 @@ def good_files() -> dict[str, bytes]:
         "manifest": manifest_path.read_bytes(),
         "done.json": (run.path / "done.json").read_bytes(),
         "rows": (to_json_line(good_row()) + "\n").encode() * 2,
-        "toml": toml_text(ProtocolConfig()).encode(),
+        "toml": to_toml(ProtocolConfig()).encode(),
         "cifar": python2_pickle(cifar_batch(0, 2, 10)),
         "some.tar.gz": _archive(),
         "state.pt": _state(),
@@ -185,9 +185,9 @@ BYTES: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     "average, torch": ("state.pt", file_reader("1.pt", _averaged)),
     "average, safetensors": ("plain.safetensors", file_reader("1.safetensors", _averaged)),
     "average, index": ("index", file_reader("shards/model.safetensors.index.json", _averaged)),
-    "checkpoint of a run": ("checkpoint.pt", file_reader("checkpoint.pt", checkpoints.read)),
-    "snapshot": ("live.safetensors", file_reader("live.safetensors", arrays.read_weights)),
-    "predictions": ("live.npz", file_reader("live.npz", arrays.read_predictions)),
+    "checkpoint of a run": ("checkpoint.pt", file_reader("checkpoint.pt", storage.read_state)),
+    "snapshot": ("live.safetensors", file_reader("live.safetensors", storage.read_weights)),
+    "predictions": ("live.npz", file_reader("live.npz", storage.read_predictions)),
     "rows": ("rows", file_reader("rows.jsonl", read_rows)),
     "manifest": ("manifest", file_reader("study-demo-x.json", read_manifest)),
     "done mark": ("done.json", file_reader("run/done.json", _done)),
@@ -211,8 +211,8 @@ def good_tracker() -> Any:
 VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "row": (lambda: json.loads(to_json_line(good_row())), lambda value: from_json_line(json.dumps(value))),
     "protocol": (
-        lambda: to_plain(ProtocolConfig()),
-        lambda value: from_plain(ProtocolConfig, value if isinstance(value, dict) else {}, where="it"),
+        lambda: to_dict(ProtocolConfig()),
+        lambda value: from_dict(ProtocolConfig, value if isinstance(value, dict) else {}, where="it"),
     ),
     "rule": (lambda: {"kind": "ema", "decay": 0.9, "warmup": "steps", "start": 0}, rule_from_dict),
     "tracker": (good_tracker, tracker_of),
@@ -284,7 +284,7 @@ SETTINGS = st.builds(lambda key, text: f"{key}={text}", st.one_of(st.sampled_fro
 
 
 def set_to(setting: str) -> Any:
-    return replace(changed(ProtocolConfig(), [setting]))
+    return replace(apply_overrides(ProtocolConfig(), [setting]))
 
 
 def test_settings_of_any_text() -> None:

@@ -8,24 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from emabank.study.api import run_protocol as run_protocol
+    from emabank.study.config import AveragesConfig as AveragesConfig
+    from emabank.study.config import DataConfig as DataConfig
+    from emabank.study.config import HardwareConfig as HardwareConfig
+    from emabank.study.config import MeasuringConfig as MeasuringConfig
     from emabank.study.config import ProtocolConfig as ProtocolConfig
-    from emabank.study.own import run_protocol as run_protocol
-    from emabank.study.recipe import AveragesConfig as AveragesConfig
-    from emabank.study.recipe import DataConfig as DataConfig
-    from emabank.study.recipe import HardwareConfig as HardwareConfig
-    from emabank.study.recipe import MeasuringConfig as MeasuringConfig
-    from emabank.study.recipe import TrainingConfig as TrainingConfig
-    from emabank.study.runs.results import load_results as load_results
+    from emabank.study.config import TrainingConfig as TrainingConfig
+    from emabank.study.runs.reader import load_results as load_results
 
 _HOME = {
-    "AveragesConfig": "recipe",
-    "DataConfig": "recipe",
-    "HardwareConfig": "recipe",
-    "MeasuringConfig": "recipe",
+    "AveragesConfig": "config",
+    "DataConfig": "config",
+    "HardwareConfig": "config",
+    "MeasuringConfig": "config",
     "ProtocolConfig": "config",
-    "TrainingConfig": "recipe",
-    "load_results": "runs.results",
-    "run_protocol": "own",
+    "TrainingConfig": "config",
+    "load_results": "runs.reader",
+    "run_protocol": "api",
 }
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 import sys
 
-from emabank.study.cli import main
+from emabank.study.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

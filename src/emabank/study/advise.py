@@ -17,11 +17,11 @@ from rich.text import Text
 
 from emabank import Best
 from emabank.advice import Advice, advise, critical_value, gain_text
-from emabank.study.metrics.probabilities import log_softmax
-from emabank.study.rows import Row
-from emabank.study.runs.arrays import Predictions
-from emabank.study.runs.folder import CONFIG, RunFolder
-from emabank.study.status import say
+from emabank.study.executors.progress import say
+from emabank.study.metrics.classification import log_softmax
+from emabank.study.runs.reader import CONFIG, RunFolder
+from emabank.study.runs.rows import Row
+from emabank.study.runs.storage import Predictions
 
 Criterion = Literal["accuracy", "loss"]
 
@@ -205,7 +205,7 @@ def _show(folder: RunFolder, found: RunAdvice, console: Console) -> None:
         amounts = [_gain(found.advice.criterion, *measured) for measured in (gain.on_val, gain.on_test)]
         table.add_row(*map(Text, (gain.weights, *amounts)))
     console.print(table)
-    say(console, f"Its weights: {folder.path / 'snapshots' / (found.kept + '.safetensors')}")
+    say(console, f"Its weights: {folder.snapshot_path(found.kept)}")
 
 
 def _gain(criterion: str, gain: float, error: float | None) -> str:

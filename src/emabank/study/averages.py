@@ -7,9 +7,8 @@ import math
 from dataclasses import replace
 
 from emabank import EMA
-from emabank.study.config import Keep
-from emabank.study.recipe import AveragesConfig
-from emabank.study.rows import BatchNorm
+from emabank.study.config import AveragesConfig, Keep
+from emabank.study.runs.rows import BatchNorm
 
 
 def rules(averages: AveragesConfig, steps: int) -> dict[str, EMA]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.box import SIMPLE_HEAD
@@ -26,8 +26,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from emabank import EMABank
-from emabank.study.models.catalogue import build_network
-from emabank.study.own_arguments import BenchArguments
+from emabank.study.models import build_network
+
+if TYPE_CHECKING:
+    from emabank.study.commands.bench import BenchArguments
 
 LIMIT, BANK, AGAIN, TORCH = "memory limit", "emabank", "emabank, again", "torch AveragedModel"
 DECAYS = (0.968, 0.984, 0.992, 0.996, 0.998)  # the paper's
@@ -274,7 +276,7 @@ def largest_parameter(model: nn.Module) -> tuple[str, Tensor]:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def run_bench(arguments: BenchArguments, *, console: Console | None = None) -> None:
+def run_bench(arguments: "BenchArguments", *, console: Console | None = None) -> None:
     """Time updates of the chosen model, print a table, and write a JSON file if one is named."""
     console = console or Console(highlight=False)
     device = _device(arguments.device)

@@ -11,13 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from emabank.study.config import Keep
-from emabank.study.metrics.accuracy import loss
 from emabank.study.metrics.agreement import churn, jensen_shannon
-from emabank.study.metrics.calibration import ece
-from emabank.study.metrics.probabilities import softmax
-from emabank.study.metrics.temperature import apply_temperature
-from emabank.study.rows import Row
-from emabank.study.runs.folder import RunFolder
+from emabank.study.metrics.calibration import apply_temperature, ece
+from emabank.study.metrics.classification import loss, softmax
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.rows import Row
 
 
 class Column(NamedTuple):

@@ -1,19 +1,272 @@
-"""What a run, a protocol and the demo are told: frozen, checked when built, complete. Imports neither torch nor numpy.
+"""What a run, a protocol and the launch of a study are configured with: frozen, checked when built.
 
-The command line is made from these classes and those of recipe, so that each default and each explanation stands once.
+The command line is made from these classes, so that each default and each explanation stands here alone. What may be
+left out (None) is filled in by `completed`, and always in a run, whose identity is the hash of its configuration.
+Imports neither torch nor numpy.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from emabank.study.plain import IF_USED
-from emabank.study.recipe import LearntName, Recipe
-from emabank.study.rows import BatchNorm, SelectedBy, TrainedOn
-from emabank.study.values import check_choices, check_from, check_share, listed
+from emabank.study.models import network_info
+from emabank.study.runs.rows import BatchNorm, SelectedBy, TrainedOn
+from emabank.study.serialize import IF_USED
 
+PublishedName = Literal["digits", "cifar10", "cifar100", "cifar10n", "cifar100n", "tiny-imagenet"]
+LearntName = Literal[PublishedName, "digits-0-4", "digits-5-9"]
+DatasetName = Literal[LearntName, "own"]
+HumanLabels = Literal["aggregate", "worse", "random1", "random2", "random3", "noisy"]
+Network = Literal["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small", "own"]
+
+C = TypeVar("C", "DataConfig", "TrainingConfig", "HardwareConfig")
+R = TypeVar("R", bound="Recipe")
+
+_HUMAN_LABELS = {"cifar10n": ("worse", "aggregate", "random1", "random2", "random3"), "cifar100n": ("noisy",)}
+_SMALL = ("digits", "digits-0-4", "digits-5-9")
 _TARGETS: tuple[str, ...] = get_args(LearntName)
+_CROP = {"tiny-imagenet": 8, "own": 0, **dict.fromkeys(_SMALL, 0)}  # pixels; 4 elsewhere (method.md, Training)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is learned from."""
+
+    dataset: DatasetName = "digits"
+    """Which data set; `digits` comes with the package, as do the halves of it that are for transfer."""
+    labels: HumanLabels | None = None
+    """Which human labels: CIFAR-10N has worse, which is its default, aggregate, random1 to 3; CIFAR-100N has noisy."""
+    noise: float = 0.0
+    """Share of the training images that get a wrong label at random, from 0 to 1."""
+    noise_seed: int = 0
+    """Which images get which wrong labels."""
+    subset: int | None = None
+    """So many training images only, with all classes alike; validation images come out of them. By default all."""
+    test_subset: int | None = None
+    """So many test images only. By default all."""
+    split_seed: int = 0
+    """Which fifth of the training images is held out for validation."""
+    validation_labels: Literal["clean", "noisy"] = "clean"
+    """Whether the held-out images keep wrong labels, as in practice they often do."""
+    crop: int | None = None
+    """Pixels of padding, by reflection, for random crops. By default 4, on Tiny-ImageNet 8, on digits 0: no crops."""
+    flip: bool | None = None
+    """Whether images are mirrored at random. By default all but digits are."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        allowed = _HUMAN_LABELS.get(self.dataset, ())
+        if self.labels is not None and self.labels not in allowed:
+            raise ValueError(
+                f"labels is {self.labels}; {self.dataset} has "
+                + (", ".join(allowed) if allowed else "its own labels only: leave labels out")
+            )
+        check_share("noise", self.noise)
+        check_at_least("noise_seed", self.noise_seed, 0)
+        check_at_least("split_seed", self.split_seed, 0)
+        check_at_least("crop", self.crop, 0)
+        check_at_least("subset", self.subset, 10)
+        check_at_least("test_subset", self.test_subset, 10)
+        if self.noise and allowed:
+            raise ValueError(f"noise is {self.noise}; {self.dataset} has wrong labels of its own: use noise 0")
+
+    @property
+    def has_wrong_labels(self) -> bool:
+        """Whether some training images are known to have a wrong label."""
+        return self.noise > 0 or self.dataset in _HUMAN_LABELS
+
+    def completed(self) -> "DataConfig":
+        """The same with what was left out filled in."""
+        labels = next(iter(_HUMAN_LABELS.get(self.dataset, ())), None)
+        return _filled(self, labels=labels, crop=_CROP.get(self.dataset, 4), flip=self.dataset not in (*_SMALL, "own"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How the network is trained: SGD with Nesterov momentum, on cross entropy."""
+
+    network: Network = "resnet8"
+    """Which network; those with a small number or name are for a CPU."""
+    width: int | None = None
+    """Channels of the first stage of resnet8, resnet20 and vgg-small. By default 16."""
+    epochs: int = 60
+    """How often every training image is seen."""
+    batch: int = 128
+    """Images a step."""
+    momentum: float = 0.9
+    """Of Nesterov's method."""
+    weight_decay: float | None = None
+    """On all parameters. By default that of the network's family: 1e-4 for a ResNet, 5e-4 for WideResNet and VGG."""
+    schedule: Literal["cosine", "step"] = "cosine"
+    """The learning rate after its warm-up: a cosine to 0, or divided by the factor at each milestone."""
+    warmup_epochs: float | None = None
+    """Epochs in which the learning rate rises to its peak. By default a fortieth of the run: 5 of 200."""
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)
+    """Shares of the run at which the rate falls, for the step schedule: 60, 120 and 160 of 200 epochs."""
+    factor: float = 5.0
+    """By how much it falls there."""
+    bootstrap: str | None = None
+    """An average, such as ema-7.1%, to copy into the live weights after each epoch; not with SWA. By default none."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        if self.network != "own":
+            network_info(self.network).check_width(self.width)
+        check_at_least("epochs", self.epochs, 1)
+        check_at_least("batch", self.batch, 2)
+        check_at_least("width", self.width, 1)
+        check_at_least("weight_decay", self.weight_decay, 0)
+        check_at_least("warmup_epochs", self.warmup_epochs, 0)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum is {self.momentum}; give a number from 0 to below 1, such as 0.9")
+        if not 1 < self.factor < math.inf:
+            raise ValueError(f"factor is {self.factor}; the rate is divided by it, so give more than 1, such as 5")
+        if self.warmup >= self.epochs:
+            raise ValueError(f"warmup_epochs is {self.warmup}; give less than the {self.epochs} epochs of the run")
+        rising = all(earlier < later for earlier, later in pairwise((0, *self.milestones, 1)))
+        # The warm-up of a cosine may be longer: it has no milestones.
+        if not rising or (self.schedule == "step" and any(s * self.epochs <= self.warmup for s in self.milestones)):
+            raise ValueError(
+                f"milestones are {listed(self.milestones)}; give rising shares of the run, after the warm-up, below 1"
+            )
+
+    @property
+    def warmup(self) -> float:
+        """The epochs of the warm-up, given or left out."""
+        return self.epochs / 40 if self.warmup_epochs is None else self.warmup_epochs
+
+    def completed(self) -> "TrainingConfig":
+        """The same with what was left out filled in."""
+        if self.network == "own":
+            return _filled(self, weight_decay=1e-4, warmup_epochs=self.warmup)
+        network = network_info(self.network)
+        return _filled(self, weight_decay=network.weight_decay, width=network.default_width, warmup_epochs=self.warmup)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragesConfig:
+    """Which averages are kept beside the training."""
+
+    decays: tuple[float, ...] = ()
+    """Decays per update, in place of half-lives: the paper's are 0.968 0.984 0.992 0.996 0.998, with every 16."""
+    half_lives: tuple[float, ...] = (0.44, 0.88, 1.8, 3.5, 7.1)
+    """Half-lives in percent of the run: the paper's five horizons in a run of any length. Decays take their place."""
+    every: int = 1
+    """Optimizer steps from one update to the next: 16 in the paper, 1 for runs of a few hundred steps."""
+    decay_warmup: Literal["steps", "updates", "none"] = "none"
+    """Whether the decay is held down at first, as in the paper; a run of a few hundred steps never leaves that."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for decay in self.decays:
+            if not 0 <= decay <= 1:
+                raise ValueError(f"decays has {decay}; give the weight of the past, from 0 to 1, such as 0.998")
+        for share in self.half_lives:
+            if not 0 < share <= 100:
+                raise ValueError(f"half_lives has {share}; give percentages of the run, above 0 and up to 100")
+        if not (self.decays or self.half_lives):
+            raise ValueError("decays and half_lives are both empty; give at least one average")
+        for name, values in (("decays", self.decays), ("half_lives", self.half_lives)):
+            if len({f"{value:g}" for value in values}) < len(values):  # as `names` has them
+                raise ValueError(f"{name} are {listed(values)}; give each once, different in their first six digits")
+        check_at_least("every", self.every, 1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the averages, the one with the longest memory last."""
+        if self.decays:
+            return tuple(f"ema-{decay:g}" for decay in sorted(self.decays))
+        return tuple(f"ema-{share:g}%" for share in sorted(self.half_lives))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringConfig:
+    """What is measured while it trains. Every epoch: the live weights and every average on the validation images.
+
+    The rest is for figures and for runs on all training images, where nothing is chosen.
+    """
+
+    recompute: Literal["chosen", "each-epoch"] = "chosen"
+    """When batch-norm statistics are recomputed: for the weights that were chosen, or for every average each epoch."""
+    on_train: bool = False
+    """Whether all are measured on the training images each epoch: how much wrong labels are memorised."""
+    test_curves: bool = False
+    """Whether all are measured on the test images each epoch."""
+    curve_images: int | None = field(default=None, metadata=IF_USED)
+    """So many training and test images only for what is measured each epoch beside validation, and for recomputed
+    statistics there: the same every epoch, with all classes alike. By default all."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_at_least("curve_images", self.curve_images, 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareConfig:
+    """What is computed where; part of a run's identity, because the last digits depend on it."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; auto: a GPU where there is one."""
+    threads: int = 1
+    """CPU threads of one run. With 1, as many runs as there are cores may go on at once."""
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """Of the forward and backward pass; weights and averages are float32."""
+    channels_last: bool | None = None
+    """Memory order of images and convolutions. By default the faster one: this on a CPU, and on a GPU below float32."""
+    fused: bool | None = None
+    """Whether an optimizer step is one pass over all parameters. By default so on a CPU or cuda, but not with fp16."""
+    compile: bool = False
+    """Whether torch.compile is used for the training steps; on a CPU it takes a minute and a C++ compiler first."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_at_least("threads", self.threads, 1)
+        if self.fused and self.precision == "fp16":
+            # torch's fused SGD leaves its momentum unset where the loss scaler has it skip its very first step.
+            raise ValueError("fused is True and precision is fp16, which go wrong together in torch; leave fused out")
+
+    def completed(self) -> "HardwareConfig":
+        """The same with what was left out filled in, where the device is known, by what was fastest (docs/log.md)."""
+        if self.device == "auto":
+            return self
+        return _filled(
+            self,
+            channels_last=self.device == "cpu" or self.precision != "float32",
+            fused=self.device in ("cpu", "cuda") and self.precision != "fp16",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """All that the runs of one protocol have in common."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    averages: AveragesConfig = field(default_factory=AveragesConfig)
+    measuring: MeasuringConfig = field(default_factory=MeasuringConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    def __post_init__(self) -> None:
+        known = self.averages.names
+        if self.training.bootstrap is not None and self.training.bootstrap not in known:
+            raise ValueError(f"bootstrap is {self.training.bootstrap!r}; the averages are {', '.join(known)}")
+
+    def completed(self: R) -> R:
+        """The same with what was left out filled in."""
+        data, training, hardware = self.data.completed(), self.training.completed(), self.hardware.completed()
+        return replace(self, data=data, training=training, hardware=hardware)
+
+
+def _filled(config: C, **defaults: object) -> C:
+    return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
+
+
+# Runs and protocols --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +283,7 @@ class Keep:
 
     @property
     def name(self) -> str:
-        """A name for its files.
-
-        >>> Keep(weights="ema-7.1%", epoch=12, batchnorm="recomputed", selected_by="loss").name
-        'ema-7.1%-recomputed-loss'
-        """
+        """A name for its files."""
         statistics = "" if self.batchnorm in ("own", "averaged") else f"-{self.batchnorm}"
         return f"{self.weights}{statistics}-{self.selected_by}"
 
@@ -73,26 +322,27 @@ class RunConfig:
         check_choices(self)
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate is {self.rate}; give a learning rate above 0, such as 0.8")
-        check_from("seed", self.seed, 0)
-        check_from("posthoc", self.posthoc, 0)
+        check_at_least("seed", self.seed, 0)
+        check_at_least("posthoc", self.posthoc, 0)
         if self.posthoc and self.trained_on != "80%":
             raise ValueError(f"posthoc is {self.posthoc} and trained_on is {self.trained_on}; choosing needs the 80%")
         _check_targets(self.transfer)
         epochs = self.recipe.training.epochs
-        if self.constant_from is not None and not 0 < self.constant_from < epochs:
-            raise ValueError(f"constant_from is {self.constant_from}; give an epoch between 1 and {epochs - 1}")
+        first = max(1, math.ceil(self.recipe.training.warmup))
+        if self.constant_from is not None and not first <= self.constant_from < epochs:
+            raise ValueError(f"constant_from is {self.constant_from}; give an epoch from {first} to {epochs - 1}")
         if self.swa and self.constant_from is None:
             raise ValueError("swa needs constant_from, the epoch after which samples are taken")
-        for each in self.keep:
-            if not 1 <= each.epoch <= epochs:
-                raise ValueError(f"keep has epoch {each.epoch}; the run has epochs 1 to {epochs}")
+        for keep in self.keep:
+            if not 1 <= keep.epoch <= epochs:
+                raise ValueError(f"keep has epoch {keep.epoch}; the run has epochs 1 to {epochs}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolConfig(Recipe):
     """Tune on 80% of the training images, choose on the rest, refit on all, and measure on the test images.
 
-    Everything is trained once: the same command goes on where it was interrupted, and does nothing where all is done.
+    Everything is trained once: the same command resumes where it was interrupted, and does nothing where all is done.
     """
 
     rates: tuple[float, ...] = (0.4, 0.8)
@@ -110,7 +360,7 @@ class ProtocolConfig(Recipe):
         fit = all(0 < rate < math.inf for rate in self.rates) and len(set(self.rates)) == len(self.rates)
         if not (self.rates and fit):
             raise ValueError(f"rates are {listed(self.rates)}; give one or more learning rates above 0, each once")
-        check_from("seeds", self.seeds, 1)
+        check_at_least("seeds", self.seeds, 1)
         _check_targets(self.transfer)
         if self.swa and not self.training.warmup <= self.swa_epoch < self.training.epochs:
             raise ValueError(
@@ -125,12 +375,7 @@ class ProtocolConfig(Recipe):
 
     @property
     def swa_epoch(self) -> int:
-        """The epoch after which SWA begins: at three quarters of the budget, as in the paper.
-
-        >>> from emabank.study.recipe import TrainingConfig
-        >>> ProtocolConfig(training=TrainingConfig(epochs=200)).swa_epoch
-        150
-        """
+        """The epoch after which SWA begins: at three quarters of the budget, as in the paper."""
         return round(0.75 * self.training.epochs)
 
     @property
@@ -164,14 +409,123 @@ class DemoConfig:
     """CPU threads. So small a network gains little from more, and one gives the same numbers whatever else runs."""
 
     def __post_init__(self) -> None:
-        check_from("epochs", self.epochs, 1)
+        check_at_least("epochs", self.epochs, 1)
         check_share("noise", self.noise)
-        check_from("seed", self.seed, 0)
-        check_from("threads", self.threads, 1)
+        check_at_least("seed", self.seed, 0)
+        check_at_least("threads", self.threads, 1)
 
 
 def _check_targets(names: tuple[str, ...]) -> None:
     wrong = names if isinstance(names, str) else next((name for name in names if name not in _TARGETS), None)
     if wrong is not None or len(set(names)) < len(names):
-        given = f"{wrong!r}" if wrong is not None else ", ".join(names)
-        raise ValueError(f"transfer is {given}; give a tuple, each once, of {', '.join(_TARGETS)}")
+        value = f"{wrong!r}" if wrong is not None else ", ".join(names)
+        raise ValueError(f"transfer is {value}; give a tuple, each once, of {', '.join(_TARGETS)}")
+
+
+# Where and how the work is done: no part of any result ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where files are and how the work is done; no part of any result."""
+
+    data: Path = Path("data")
+    """Folder with the data sets; digits need none."""
+    cache: Path | None = None
+    """Folder for decoded images; by default .emabank-cache in the data folder."""
+    runs: Path = Path("runs")
+    """Folder for the runs; made if it is not there."""
+    jobs: int | None = None
+    """Runs at a time, each a process. By default as many as there are cores for their threads, and on a GPU one; on a
+    cluster as many as fit."""
+    executor: Literal["local", "slurm", "ray"] = "local"
+    """Where runs are trained: processes of this machine, jobs of Slurm, or tasks of Ray."""
+    address: str | None = None
+    """Of a Ray cluster, such as auto or ray://head:10001. By default a Ray of this machine alone."""
+    slurm: tuple[str, ...] = ()
+    """Settings for Slurm's jobs, such as partition=gpu time=120 (minutes) mem=16GB. By default 60 minutes."""
+    retries: int = 2
+    """How often a run on a cluster whose worker died is started again, from its checkpoint."""
+    checkpoint_seconds: float = 60.0
+    """Seconds between two checkpoints of a run."""
+    tensorboard: bool = False
+    """Whether curves are written for TensorBoard as well, into each run's folder."""
+    wandb: str | None = None
+    """The Weights & Biases project that runs are logged to as well. By default none."""
+
+    def __post_init__(self) -> None:
+        check_at_least("jobs", self.jobs, 1)
+        check_at_least("checkpoint_seconds", self.checkpoint_seconds, 0)
+        check_at_least("retries", self.retries, 0)
+        check_choices(self)
+        self.slurm_settings()
+        for name, value in (("address", self.address), ("slurm", self.slurm)):
+            wanted = "ray" if name == "address" else "slurm"
+            if value and self.executor != wanted:
+                raise ValueError(
+                    f"{name} is {value!r}, which is for --executor {wanted}; the executor is {self.executor}"
+                )
+
+    def slurm_settings(self) -> dict[str, int | str]:
+        """The settings for Slurm by name, whole numbers as such.
+
+        >>> Place(executor="slurm", slurm=("partition=gpu", "time=120")).slurm_settings()
+        {'partition': 'gpu', 'time': 120}
+        """
+        settings: dict[str, int | str] = {}
+        for setting in self.slurm:
+            name, equals, value = setting.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"slurm has {setting!r}; give settings such as partition=gpu or time=120")
+            settings[name] = int(value) if value.isdecimal() else value
+        return settings
+
+    def absolute(self) -> "Place":
+        """The same with absolute paths, for processes that may start elsewhere."""
+        cache = None if self.cache is None else self.cache.absolute()
+        return replace(self, data=self.data.absolute(), runs=self.runs.absolute(), cache=cache)
+
+    def check_trackers(self) -> None:
+        """`ValueError` when a package is not installed that curves are asked for."""
+        for name, asked in (("tensorboard", self.tensorboard), ("wandb", self.wandb is not None)):
+            spec = find_spec(name) if asked else None
+            # Without an origin it is a folder of that name, such as wandb makes where it is used.
+            if asked and (spec is None or spec.origin is None):
+                raise ValueError(f'--{name} needs the {name} package: pip install "emabank[trackers]"')
+
+
+# Checks --------------------------------------------------------------------------------------------------------------
+
+
+def check_choices(config: object) -> None:
+    """Refuse a text that is not among those allowed: annotations alone keep no one from giving another."""
+    for name, kind in _hints(type(config)).items():
+        value, kinds = getattr(config, name), get_args(kind)
+        # What a tuple may hold, its class says itself.
+        if (value is None and NoneType in kinds) or get_origin(kind) is tuple:
+            continue
+        for choices in (kind, *kinds):
+            if get_origin(choices) is Literal and value not in get_args(choices):
+                raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(choices))}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse what is no share of a whole."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is {value}; give a share from 0 to 1, such as 0.4")
+
+
+def check_at_least(name: str, value: float | None, least: float) -> None:
+    """Refuse what is below the least that makes sense, or not finite; None is what was left out."""
+    if value is not None and not least <= value < math.inf:
+        raise ValueError(f"{name} is {value}; give {'a finite number' if value == math.inf else f'{least} or more'}")
+
+
+def listed(values: tuple[float, ...]) -> str:
+    """Numbers as they stand on a command line."""
+    return " ".join(map(str, values)) or "empty"

@@ -16,15 +16,22 @@ import emabank
 from emabank import EMA
 from emabank.checkpoint import write_atomically
 from emabank.study.averages import rules
-from emabank.study.config import DemoConfig, RunConfig
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    DemoConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Recipe,
+    RunConfig,
+    TrainingConfig,
+)
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Images, normalisation_of
-from emabank.study.data.noise import symmetric_noise
-from emabank.study.data.splits import Parts, stratified_split
-from emabank.study.measures import Measured
-from emabank.study.models.catalogue import build_network
-from emabank.study.progress import progress
-from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
+from emabank.study.data.splits import Parts, stratified_split, symmetric_noise
+from emabank.study.evaluate import EpochMetric
+from emabank.study.executors.progress import progress
+from emabank.study.models import build_network
 from emabank.study.report.demo import Measured as Row
 from emabank.study.report.demo import Record, Selected, closing_line, demo_figure, demo_page, demo_table
 from emabank.study.report.draw import FORMATS, draw
@@ -117,7 +124,7 @@ def _train(config: DemoConfig, console: Console) -> Record:
     )
 
 
-def _rows(measured: list[Measured]) -> list[Row]:
+def _rows(measured: list[EpochMetric]) -> list[Row]:
     """The measurements of one set of weights at one epoch, side by side."""
     table: dict[tuple[int, str, str], dict[str, float]] = {}
     for each in measured:
@@ -138,7 +145,7 @@ def _rows(measured: list[Measured]) -> list[Row]:
 
 def _best(training: Training, averages: dict[str, EMA]) -> str:
     """What validation chose among all, the live weights included; of equals the earliest, of those the live weights."""
-    live, best = training.keeping.live.best("accuracy"), training.keeping.averages.best("accuracy", list(averages))
+    live, best = training.selector.live.best("accuracy"), training.selector.averages.best("accuracy", list(averages))
     return best.average if (-best.value, best.epoch) < (-live.value, live.epoch) else LIVE
 
 
@@ -146,7 +153,7 @@ def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> li
     by_place = {(row.average, row.statistics, row.epoch): row for row in rows}
     chosen: list[Selected] = []
     for name in (LIVE, *averages):
-        tracker = training.keeping.live if name == LIVE else training.keeping.averages
+        tracker = training.selector.live if name == LIVE else training.selector.averages
         epoch = tracker.best("accuracy", name).epoch
         statistics = "live" if name == LIVE else "averaged"
         chosen.append(

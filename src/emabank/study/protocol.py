@@ -1,11 +1,11 @@
-"""Tune, choose, refit, test: the paper's protocol over runs that are each trained once.
+"""Tune, choose, refit, test: the paper's protocol as plans over runs that are each trained once.
 
-The choice sees what the tuning runs say of their validation images, and nothing else. May import everything of the
-study but the commands.
+Nothing is trained here: `studies.scheduler` runs the jobs. The choice sees what the tuning runs say of their validation
+images, and nothing else.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,26 +14,20 @@ import torch
 from torch import Tensor
 
 from emabank.study.averages import columns
-from emabank.study.carry_out import Job, MakeModel, folder_of, network_of, transfer_targets
 from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
-from emabank.study.config import Keep, ProtocolConfig, RunConfig
+from emabank.study.config import Keep, MeasuringConfig, Place, ProtocolConfig, RunConfig
+from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
-from emabank.study.place import Place
-from emabank.study.plain import to_plain
 from emabank.study.predict import features_of
-from emabank.study.recipe import MeasuringConfig
-from emabank.study.runs.folder import file_checksum
-from emabank.study.runs.identity import run_id
-from emabank.study.runs.opened import RunFolder, write_json, write_rows
-from emabank.study.runs.results import ROWS_CHECKSUM
-from emabank.study.runs.sealed import sealed
+from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfer_targets
+from emabank.study.runs.reader import ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
+from emabank.study.runs.storage import file_checksum, with_checksum, write_json
+from emabank.study.runs.writer import write_rows
+from emabank.study.serialize import run_id, to_dict
 from emabank.study.train import LIVE, SWA
 
 CRITERIA = {"accuracy": "acc.", "loss": "loss"}
 """What epochs and averages are chosen by, and how a column's title has it."""
-
-CarryOut = Callable[[Sequence[Job]], list[RunFolder]]
-"""Carries out runs, in this process or elsewhere, and gives their folders in the same order."""
 
 
 class Choice(NamedTuple):
@@ -49,7 +43,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """A protocol that was carried out: what was chosen, and the runs by stage, each in the order of the seeds."""
+    """A finished protocol: what was chosen, and the runs by stage, each in the order of the seeds."""
 
     config: ProtocolConfig
     folder: Path
@@ -62,17 +56,13 @@ class Protocol:
     """What summary.json holds."""
 
 
-def resolved(config: ProtocolConfig) -> ProtocolConfig:
-    """The configuration complete, with `device` auto replaced by what is there: it is part of a run's identity.
-
-    >>> resolved(ProtocolConfig()).hardware.device in ("cpu", "cuda", "mps")
-    True
-    """
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    there: Any = found.type if found is not None and found.type in ("cuda", "mps") else "cpu"
-    if config.hardware.device not in ("auto", "cpu", there):
-        raise ValueError(f"device is {config.hardware.device}, which torch does not find here; give auto or {there}")
-    device = there if config.hardware.device == "auto" else config.hardware.device
+def resolve(config: ProtocolConfig) -> ProtocolConfig:
+    """The configuration complete, with the device that `auto` means here: it is part of a run's identity."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    best: Any = accelerator.type if accelerator is not None and accelerator.type in ("cuda", "mps") else "cpu"
+    if config.hardware.device not in ("auto", "cpu", best):
+        raise ValueError(f"device is {config.hardware.device}, which torch does not find here; give auto or {best}")
+    device = best if config.hardware.device == "auto" else config.hardware.device
     return replace(config, hardware=replace(config.hardware, device=device)).completed()
 
 
@@ -134,9 +124,9 @@ def refit_job(
     keep = [Keep(weights=LIVE, epoch=choice.live_epoch, batchnorm="own", selected_by="accuracy")]
     for criterion, (average, epoch) in choice.averages.items():
         keep += columns(config.averages, average, epoch, criterion, has_batchnorm)
-    unique = tuple({each.name: each for each in keep}.values())
+    unique = tuple({weights.name: weights for weights in keep}.values())
     forks = {config.swa_epoch} if config.swa else set[int]()
-    if config.data.has_wrong_labels:  # there a study goes on from the chosen epoch with the learning rate held
+    if config.data.has_wrong_labels:  # there a study holds the learning rate from the chosen epoch on
         forks.add(held_from(config, choice))
     refit = replace(
         tuned,
@@ -160,7 +150,7 @@ def held_from(config: ProtocolConfig, choice: Choice) -> int:
 def swa_job(config: ProtocolConfig, refit: Job, place: Place) -> Job:
     """The run with SWA that is forked from a refit."""
     epoch = config.swa_epoch
-    fork = folder_of(refit.config, place).path / "forks" / f"epoch-{epoch}.pt"
+    fork = folder_of(refit.config, place).fork_path(epoch)
     return Job(replace(refit.config, keep=(), constant_from=epoch, swa=True), fork=fork)
 
 
@@ -168,11 +158,13 @@ def swa_job(config: ProtocolConfig, refit: Job, place: Place) -> Job:
 
 
 class Planned(NamedTuple):
-    """A protocol before anything is trained: the tuning runs, and fingerprints of what they are measured on."""
+    """A protocol before anything is trained: the tuning runs, and what is known of the data."""
 
     tuning: list[Job]
     prints: dict[str, Any]
     """Fingerprints of data, model and targets: with the configuration they are the protocol's identity."""
+    noisy: bool
+    """Whether some training images have wrong labels."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -196,12 +188,18 @@ def plan_protocol(
     make_model: MakeModel | None = None,
     model_fingerprint: str = "",
 ) -> Planned:
-    """The tuning runs of a protocol, once its model has been seen to fit its data and targets."""
+    """The tuning runs of a protocol; `ValueError` where the data or the model cannot be trained on like this.
+
+    `make_model` and its fingerprint are for a network of one's own.
+    """
+    for share in ("80%", "100%"):
+        load_parts(config.data, dataset, share)  # a subset that does not exist is found before any run starts
     prints: dict[str, Any] = {"data": fingerprint(dataset), "model": model_fingerprint}
     jobs = tuning_jobs(config, **prints)
     targets = transfer_targets(config.transfer, place, split_seed=config.data.split_seed)
     check_model(make_model or network_of(jobs[0].config, dataset), dataset, targets=targets)
-    return Planned(jobs, {**prints, "transfer": tuple(fingerprint(target) for target in targets)})
+    noisy = config.data.noise > 0 or bool(dataset.train.wrong.any())
+    return Planned(jobs, {**prints, "transfer": tuple(fingerprint(target) for target in targets)}, noisy)
 
 
 def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen:
@@ -223,53 +221,29 @@ def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen
     return Chosen(choices, tuned, refits, swa)
 
 
-def carry_out_protocol(
-    config: ProtocolConfig,
-    place: Place,
-    dataset: Dataset,
-    carry_out: CarryOut,
-    *,
-    make_model: MakeModel | None = None,
-    model_fingerprint: str = "",
-    stages: Sequence[str] = ("tune", "refit", "swa"),
-    say: Callable[[str], None] = lambda sentence: None,
+def conclude(
+    config: ProtocolConfig, place: Place, planned: Planned, chosen: Chosen, stages: Collection[str]
 ) -> Protocol:
-    """Tune, choose, refit and test, then write the rows that belong to no single run.
+    """Write the rows that belong to no single run, and the summary; the runs of these stages are all done.
 
-    `make_model` and its fingerprint are given where the network is one's own; `carry_out` must use the same. With fewer
-    `stages` only the runs of these are carried out; of the others those count that are all done, and well.
+    Of the other stages those count whose runs happen to be done, and well.
     """
-    planned = plan_protocol(config, place, dataset, make_model=make_model, model_fingerprint=model_fingerprint)
-    say(f"tuning: {len(planned.tuning)} runs on 80% of the training images")
-    carry_out(planned.tuning)
-    chosen = choose_all(config, place, planned)
-    for choice in chosen.choices:
-        (best, epoch), (lowest, lowest_epoch) = (choice.averages[criterion] for criterion in CRITERIA)
-        say(
-            f"seed {choice.seed} chose rate {choice.rate:g}; {best} at epoch {epoch} (accuracy), "
-            f"{lowest} at {lowest_epoch} (loss)"
-        )
 
-    def stage(name: str, jobs: list[Job], words: str) -> list[RunFolder]:
-        if name in stages and jobs:
-            say(words)
-            return carry_out(jobs)
+    def runs_of(stage: str, jobs: Sequence[Job]) -> list[RunFolder]:
         runs = [folder_of(job.config, place) for job in jobs]
-        return runs if all(run.is_done() and not run.summary().get("diverged") for run in runs) else []
+        is_there = stage in stages or all(run.is_done() and not run.summary().get("diverged") for run in runs)
+        return runs if is_there else []
 
-    words = f"refitting: {len(chosen.refits)} runs on all training images"
-    refitted = stage("refit", chosen.refits, words)
-    _refuse_diverged(chosen.choices, refitted, "on all training images, though not on 80% of them; give lower rates")
-    swa = stage("swa", chosen.swa, f"SWA: {len(chosen.swa)} runs, forked from these after epoch {config.swa_epoch}")
-    _refuse_diverged(chosen.choices, swa, "when SWA kept the learning rate constant; use no-swa, or lower rates")
-
-    noisy = config.data.noise > 0 or bool(dataset.train.wrong.any())
-    measured = _stages(config, chosen.choices, chosen.tuned, refitted, swa, noisy=noisy)
-    rows = [row for each in measured for row in pairs(each)]
+    refitted = runs_of("refit", chosen.refits)
+    _check_converged(chosen.choices, refitted, "on all training images, though not on 80% of them; give lower rates")
+    swa = runs_of("swa", chosen.swa)
+    _check_converged(chosen.choices, swa, "when SWA kept the learning rate constant; use no-swa, or lower rates")
+    measured = _stages(config, chosen.choices, chosen.tuned, refitted, swa, noisy=planned.noisy)
+    rows = [row for stage in measured for row in pairs(stage)]
     rows += with_tuned_temperatures(chosen.tuned, refitted) if refitted else []
-    plain = {"config": to_plain(config), **planned.prints}
+    identity = {"config": to_dict(config), **planned.prints}
     summary = {
-        **plain,
+        **identity,
         "choices": [{**choice._asdict(), "averages": dict(choice.averages)} for choice in chosen.choices],
         "runs": {
             "tuning": [folder_of(job.config, place).id for job in planned.tuning],
@@ -278,11 +252,11 @@ def carry_out_protocol(
         },
         "has_batchnorm": bool(chosen.tuned[0].summary()["has_batchnorm"]),
     }
-    folder = place.runs / f"protocol-{run_id(plain)}"
+    folder = place.runs / f"protocol-{run_id(identity)}"
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / "rows.jsonl", rows)
-    checksum = {ROWS_CHECKSUM: file_checksum(folder / "rows.jsonl")}
-    write_json(folder / "summary.json", sealed({**summary, **checksum}))
+    write_rows(folder / ROWS, rows)
+    checksum = {ROWS_CHECKSUM: file_checksum(folder / ROWS)}
+    write_json(folder / SUMMARY, with_checksum({**summary, **checksum}))
     return Protocol(
         config=config,
         folder=folder,
@@ -294,15 +268,16 @@ def carry_out_protocol(
     )
 
 
+def _check_converged(choices: Sequence[Choice], runs: Sequence[RunFolder], when: str) -> None:
+    for choice, run in zip(choices, runs, strict=bool(runs)):
+        if run.summary().get("diverged"):
+            raise ValueError(f"with seed {choice.seed} and rate {choice.rate:g} the training diverged {when}")
+
+
 def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Dataset] = ()) -> None:
     """Let a new model see two images, and refuse it in a sentence if it cannot learn from this data set.
 
     Its features must be fit for the `targets` too. So nothing is trained in vain; random numbers are left alone.
-
-    >>> from emabank.study.data.digits import digits_dataset
-    >>> check_model(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3)), digits_dataset())
-    Traceback (most recent call last):
-    ValueError: the model makes [2, 3] of 2 images of digits, which has 10 classes; give one that returns logits [2, 10]
     """
     for target in targets:
         if target.train.images.shape[1] != dataset.train.images.shape[1]:
@@ -314,10 +289,10 @@ def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Da
         model = make_model().eval()
         device = next((parameter.device for parameter in model.parameters()), None)
         logits = _tried(model, dataset, device)
-        found = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        if found != [2, dataset.classes]:
+        shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        if shape != [2, dataset.classes]:
             raise ValueError(
-                f"the model makes {found} of 2 images of {dataset.name}, which has {dataset.classes} classes; give one "
+                f"the model makes {shape} of 2 images of {dataset.name}, which has {dataset.classes} classes; give one "
                 f"that returns logits [2, {dataset.classes}]"
             )
         for target in targets:
@@ -331,12 +306,6 @@ def _tried(part: Callable[[Tensor], object], dataset: Dataset, device: torch.dev
         return part(torch.zeros(shape, device=device))
     except Exception as error:  # a model of one's own may raise any
         raise ValueError(f"the model fails on images {shape} of {dataset.name}: {error}") from error
-
-
-def _refuse_diverged(choices: Sequence[Choice], runs: Sequence[RunFolder], when: str) -> None:
-    for choice, run in zip(choices, runs, strict=bool(runs)):
-        if run.summary().get("diverged"):
-            raise ValueError(f"with seed {choice.seed} and rate {choice.rate:g} the training diverged {when}")
 
 
 # Its columns ----------------------------------------------------------------------------------------------------------

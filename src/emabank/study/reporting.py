@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from emabank.study.progress import counting
+from emabank.study.executors.progress import counting, say
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.render import claims_summary, claims_terminal, terminal
 from emabank.study.report.results import read_results
 from emabank.study.report.write import Report, build_report, try_next
-from emabank.study.status import say, tell_skipped
+from emabank.study.status import tell_skipped
 
 SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test-accuracy")
 """The tables that are printed when no others are asked for."""

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emabank.study.progress import duration
+from emabank.study.executors.progress import duration, say
 from emabank.study.report.results import Skipped, read_studies
-from emabank.study.runs.folder import CONFIG, RunFolder, State
+from emabank.study.runs.reader import CONFIG, RunFolder, State
 
 _STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
 
@@ -56,8 +56,3 @@ def tell_skipped(skipped: Sequence[Skipped], console: Console) -> None:
         say(console, "Left out:")
         for what, why in skipped:
             say(console, f"  {what}: {why}")
-
-
-def say(console: Console, sentence: str) -> None:
-    """Print a sentence as it is, in one line."""
-    console.print(sentence, highlight=False, markup=False, soft_wrap=True)

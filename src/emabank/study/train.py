@@ -18,21 +18,22 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from emabank import EMABank, Uniform, recalibrate_batchnorm
-from emabank.study.afterwards import Afterwards
 from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
-from emabank.study.data.loader import Loader, batches
-from emabank.study.data.splits import Parts
-from emabank.study.keeping import LIVE, Keeping, Kept
-from emabank.study.measures import Measured, by_split, evaluation_batch, measures
-from emabank.study.models.synced import SyncedBatchNorm, each_alone, synced
+from emabank.study.data.images import Images
+from emabank.study.data.loader import Batches, Loader, batches
+from emabank.study.data.splits import Parts, stratified_subset
+from emabank.study.distributed import ALONE, ProcessGroup
+from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics, evaluation_batch
+from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
+from emabank.study.posthoc import PosthocRecorder
 from emabank.study.predict import Key, Logits, computing, predict_each
-from emabank.study.ranks import ALONE, Ranks
-from emabank.study.rows import Part
+from emabank.study.runs.rows import Part
 from emabank.study.schedules import Schedule
+from emabank.study.selection import LIVE, SelectedWeights, WeightSelector
 
 SWA = "swa"
-BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncedBatchNorm)
+BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
 
 Set = tuple[str, BatchNorm]
 """Which weights, with which statistics."""
@@ -64,16 +65,16 @@ class Training:
         make_model: Callable[[], nn.Module],
         *,
         device: torch.device,
-        ranks: Ranks = ALONE,
+        group: ProcessGroup = ALONE,
     ) -> None:
-        self.config, self.device, self.ranks = config, device, ranks
+        self.config, self.device, self.group = config, device, group
         self._recipe = config.recipe
         training, hardware = self._recipe.training, self._recipe.hardware
         torch.manual_seed(config.seed)
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
         self.model = self.placed(make_model())
-        if not ranks.is_alone:
-            self.model = synced(self.model)
+        if not group.is_alone:
+            self.model = convert_sync_batchnorm(self.model)
         shared = self.shared(self.model)
         self._forward: Callable[[Tensor], Tensor] = torch.compile(shared) if hardware.compile else shared
         self.has_batchnorm = any(isinstance(each, BATCHNORM) for each in self.model.modules())
@@ -86,19 +87,27 @@ class Training:
             seed=config.seed,
             device=device,
             memory_format=form,
-            share=ranks.share,
+            share=group.share,
         )
-        self._parts = parts
-        self._plain = {
-            split: batches(
+        self._parts = by_split(parts)
+
+        def in_order(part: Images) -> Batches:
+            return batches(
                 part,
                 size=evaluation_batch(part),
                 normalisation=parts.normalisation,
                 device=device,
                 memory_format=form,
-                share=ranks.share,
+                share=group.share,
             )
-            for split, part in by_split(parts).items()
+
+        self._plain = {split: in_order(part) for split, part in self._parts.items()}
+        self._curve_parts: dict[Part, Images] = {
+            split: self._curve_part(split, part) for split, part in self._parts.items()
+        }
+        self._curves = {
+            split: self._plain[split] if part is self._parts[split] else in_order(part)
+            for split, part in self._curve_parts.items()
         }
         self.schedule = _schedule(config, steps_per_epoch=len(self.loader))
         self.optimizer = torch.optim.SGD(
@@ -119,15 +128,24 @@ class Training:
                 on_nonfinite="skip",
             )
         self.bank.attach(self.optimizer)  # a step that the loss scaler leaves out is no step
-        self.afterwards = Afterwards(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
+        self.recorder = PosthocRecorder(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
         self.swa: EMABank | None = None
-        self.keeping = Keeping(self.bank)
+        self.selector = WeightSelector(self.bank)
         self.steps = 0
         self.diverged = False
-        self.measured: list[Measured] = []
-        self.test_curves: list[Measured] = []
+        self.measured: list[EpochMetric] = []
+        self.test_curves: list[EpochMetric] = []
         self.losses: list[float] = []
-        self._loss = torch.zeros((), dtype=torch.float64)
+        self._last_agreement, self._next_agreement = (0, 0.0), 0
+        # Summed where it is computed, and read once an epoch.
+        self._loss = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+
+    def _curve_part(self, split: Part, part: Images) -> Images:
+        """The images that are measured each epoch: of validation all, since they choose."""
+        count = self._recipe.measuring.curve_images
+        if count is None or split == "val" or count >= len(part):
+            return part
+        return part.take(stratified_subset(part.clean, count, seed=self._recipe.data.split_seed))
 
     def placed(self, model: nn.Module) -> nn.Module:
         """A network where and in the memory order in which this run computes: another order has other last digits."""
@@ -137,7 +155,7 @@ class Training:
 
     def shared(self, model: nn.Module) -> nn.Module:
         """A network as several processes compute with it: those that are alone, with itself."""
-        if self.ranks.is_alone:
+        if self.group.is_alone:
             return model
         # What the synced batch norms hold is the same everywhere, so that nothing has to be handed round.
         return DistributedDataParallel(model, broadcast_buffers=False)
@@ -166,19 +184,20 @@ class Training:
     ) -> None:
         """Train to the end from where it stands; checkpoints go to the store, those at the epochs in `forks` for good.
 
-        `tell` is told of each finished epoch, `observe` sees the training after it, `should_stop` is asked after every
-        step.
+        After each epoch `tell` gets its number and how it went, and `observe` the training. After a step `should_stop`
+        is asked: after every one, or where several ranks have to agree, about once a second.
         """
         saved = time.monotonic()
         while not self.is_over:
             self.model.train()
             for inputs, labels in self.loader:
-                stop = self._step(inputs, labels, stop=should_stop)
-                if store is not None and (stop or time.monotonic() - saved >= checkpoint_seconds):
+                self._step(inputs, labels)
+                may_save, stop = self._agree(should_stop)
+                if store is not None and may_save and (stop or time.monotonic() - saved >= checkpoint_seconds):
                     store.save_checkpoint(self.state_dict())
                     saved = time.monotonic()
                 if stop:
-                    raise Interrupted(f"asked to stop in epoch {self.epoch + 1}; the same command goes on from there")
+                    raise Interrupted(f"asked to stop in epoch {self.epoch + 1}; the same command resumes from there")
             self._end_epoch()
             if store is not None and self.epoch in forks:
                 store.save_fork(self.epoch, self.state_dict())
@@ -187,8 +206,8 @@ class Training:
         if store is not None:
             store.save_checkpoint(self.state_dict())
 
-    def _step(self, inputs: Tensor, labels: Tensor, *, stop: Callable[[], bool] = lambda: False) -> bool:
-        """One optimizer step on this process's share of a batch; whether any of the processes is to stop after it."""
+    def _step(self, inputs: Tensor, labels: Tensor) -> None:
+        """One optimizer step on this process's share of a batch; nothing is read back from the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(self.steps)
         with computing(self._recipe.hardware.precision, self.device):
@@ -198,22 +217,39 @@ class Training:
         self._scaler.update()
         self.optimizer.zero_grad()
         self.steps += 1
-        self.afterwards.after_step(self.steps)
+        self.recorder.after_step(self.steps)
         if self.swa is not None:
             self.swa.update()
         # Of what the processes average to the mean over the batch, a share has `world` times its own part.
-        total, stops = self.ranks.totals(value.item() * self.loader.whole / self.ranks.world, stop())
-        self._loss += total
-        return stops > 0
+        self._loss += value.detach().to(self._loss.dtype) * self.loader.whole / self.group.world
+
+    def _agree(self, should_stop: Callable[[], bool]) -> tuple[bool, bool]:
+        """Whether a checkpoint may be written after this step, and whether to stop after it.
+
+        Several ranks agree on it about once a second, after the same step; then the first has the loss of all.
+        """
+        if self.group.is_alone:
+            return True, should_stop()
+        if self.steps < self._next_agreement:
+            return False, False
+        now = time.monotonic()
+        step, then = self._last_agreement
+        ahead = max(1, round((self.steps - step) / max(now - then, 1e-3))) if step else 1
+        # The first rank says after how many steps they ask again: clocks differ.
+        stops, ahead, loss = self.group.totals(should_stop(), ahead * self.group.is_first, float(self._loss))
+        self._loss.fill_(loss * self.group.is_first)
+        self._last_agreement, self._next_agreement = (self.steps, now), self.steps + int(ahead)
+        return True, stops > 0
 
     def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over the batch; of a share its part, so that the mean over processes is the mean over the batch."""
-        if self.ranks.is_alone:
+        if self.group.is_alone:
             return F.cross_entropy(logits, labels)
-        return F.cross_entropy(logits, labels, reduction="sum") * (self.ranks.world / self.loader.whole)
+        return F.cross_entropy(logits, labels, reduction="sum") * (self.group.world / self.loader.whole)
 
     def _end_epoch(self) -> None:
-        self.losses.append(float(self._loss) / len(self._parts.train))
+        (loss,) = self.group.totals(float(self._loss))
+        self.losses.append(loss / len(self._parts["train"]))
         self._loss.zero_()
         self.diverged = not np.isfinite(self.losses[-1]) or self.bank.num_skipped > 0
         if not self.diverged:
@@ -221,11 +257,11 @@ class Training:
             self.diverged = not self._live_is_finite()
         if self.diverged:
             return
-        if self._parts.validation is not None:
+        if "val" in self._parts:
             self._choose()
         for keep in self.config.keep:
             if keep.epoch == self.epoch:
-                self.keeping.keep(keep.name, self._weights(keep.weights))
+                self.selector.keep(keep.name, self._weights(keep.weights))
         # Not after the last epoch: the live weights that are kept are those that were measured.
         if self._recipe.training.bootstrap is not None and not self.is_over:
             self.bank.copy_to(self.model, self._recipe.training.bootstrap, batchnorm="averaged")
@@ -257,24 +293,30 @@ class Training:
         }
         if self.has_batchnorm and self._recipe.measuring.recompute == "each-epoch":
             for bank in banks:
-                with each_alone(self.model):
-                    recalibrate_batchnorm(bank, self._plain["train"])
+                with local_statistics(self.model):
+                    recalibrate_batchnorm(bank, self._curves["train"])
                 sets |= {(name, "recomputed"): bank.functional(name, batchnorm="recomputed") for name in bank.names}
         return sets
 
-    def _on(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[Measured]:
-        found = self.logits(self.model, sets, split)
-        measured: list[Measured] = []
-        for (weights, batchnorm), logits in found.items():
-            for metric, value in measures(split, by_split(self._parts)[split], logits).items():
-                measured.append(Measured(self.epoch, weights, batchnorm, split, metric, value))
-        return measured
+    def _on(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[EpochMetric]:
+        part = self._curve_parts[split]
+        return [
+            EpochMetric(self.epoch, weights, batchnorm, split, metric, value)
+            for (weights, batchnorm), logits in self._logits(self.model, sets, self._curves[split]).items()
+            for metric, value in epoch_metrics(split, part, logits).items()
+        ]
 
     def logits(self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], split: Part) -> dict[Key, Logits]:
-        """The logits of several sets of weights for all images of a split; each process computes those of its share."""
-        mine, precision = self._plain[split], self._recipe.hardware.precision
-        found = predict_each(model, sets, mine, precision=precision) if len(mine) else dict[Key, Logits]()
-        return {key: self.ranks.from_all(found.get(key)) for key in sets}
+        """The logits of several sets of weights for all images of a split."""
+        return self._logits(model, sets, self._plain[split])
+
+    def _logits(
+        self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], share: Batches
+    ) -> dict[Key, Logits]:
+        """Each process computes the logits of its share; all have all of them."""
+        precision = self._recipe.hardware.precision
+        computed = predict_each(model, sets, share, precision=precision) if len(share) else dict[Key, Logits]()
+        return {key: self.group.from_all(computed.get(key)) for key in sets}
 
     def _live_is_finite(self) -> bool:
         """Whether all that the live weights said in this epoch is finite; in the last one they are made to speak."""
@@ -284,14 +326,14 @@ class Training:
         return all(math.isfinite(value) for value in said)
 
     def _choose(self) -> None:
-        """Tell how the averages and the live weights did on validation, with averaged statistics."""
-        found: dict[str, dict[str, float]] = {}
-        for each in self.measured:
-            if each.epoch == self.epoch and each.split == "val" and each.batchnorm != "recomputed":
-                found.setdefault(each.weights, {})[each.metric] = each.value
-        found.pop(SWA, None)
+        """Let the selector see how the averages and the live weights did on validation, with averaged statistics."""
+        metrics: dict[str, dict[str, float]] = {}
+        for measured in self.measured:
+            if measured.epoch == self.epoch and measured.split == "val" and measured.batchnorm != "recomputed":
+                metrics.setdefault(measured.weights, {})[measured.metric] = measured.value
+        metrics.pop(SWA, None)
         slowest = self._recipe.averages.names[-1]
-        self.keeping.choose(self.epoch, found, lambda: self._weights(slowest))
+        self.selector.observe(self.epoch, metrics, lambda: self._weights(slowest))
 
     def _weights(self, name: str) -> dict[str, Tensor]:
         bank = self.swa if name == SWA and self.swa is not None else self.bank
@@ -313,17 +355,19 @@ class Training:
 
     # What is kept -----------------------------------------------------------------------------------------------------
 
-    def kept(self) -> list[Kept]:
+    def kept(self) -> list[SelectedWeights]:
         """All weights that the finished run keeps, batch-norm statistics not yet recomputed."""
         last = self.epoch
         if self.diverged:
             return []
-        kept = [Kept(Keep(weights=LIVE, epoch=last, batchnorm="own", selected_by="last"), self._weights(LIVE))]
+        kept = [
+            SelectedWeights(Keep(weights=LIVE, epoch=last, batchnorm="own", selected_by="last"), self._weights(LIVE))
+        ]
         if self.swa is not None and self.swa.num_updates:
             recomputed = "recomputed" if self.has_batchnorm else "averaged"
             keep = Keep(weights=SWA, epoch=last, batchnorm=recomputed, selected_by="last")
-            kept.append(Kept(keep, self._weights(SWA)))
-        kept += self.keeping.kept(self.config.keep, self._recipe.averages, has_batchnorm=self.has_batchnorm)
+            kept.append(SelectedWeights(keep, self._weights(SWA)))
+        kept += self.selector.kept(self.config.keep, self._recipe.averages, has_batchnorm=self.has_batchnorm)
         # Without batch norm both columns of a criterion are the same weights where it chose the slowest average.
         return list({each.keep.name: each for each in kept}.values())
 
@@ -353,32 +397,32 @@ class Training:
             "loader": self.loader.state_dict(),
             "bank": self.bank.state_dict(),
             "swa": None if self.swa is None else self.swa.state_dict(),
-            "posthoc": self.afterwards.state_dict(),
-            **self.keeping.state_dict(),
+            "posthoc": self.recorder.state_dict(),
+            **self.selector.state_dict(),
             "steps": self.steps,
             "diverged": self.diverged,
             "measured": [list(each) for each in self.measured],
             "test_curves": [list(each) for each in self.test_curves],
             "losses": list(self.losses),
-            "loss": self._loss.clone(),
+            "loss": self._loss.cpu().clone(),
             "random": random,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the run that gave `state` stood; it may be a fork of another run."""
+        """Resume from a state, which may be a fork of another run."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["loader"])
         self.bank.reset()  # or it would warn, at its first step, of weights that were loaded behind its back
         self.bank.load_state_dict(state["bank"])
-        self.afterwards.load_state_dict(state.get("posthoc"))  # none in checkpoints of before
-        self.keeping.load_state_dict(state)
+        self.recorder.load_state_dict(state.get("posthoc"))  # none in checkpoints of before
+        self.selector.load_state_dict(state)
         self.steps, self.diverged = state["steps"], state["diverged"]
-        self.measured = [Measured(*each) for each in state["measured"]]
-        self.test_curves = [Measured(*each) for each in state["test_curves"]]
+        self.measured = [EpochMetric(*each) for each in state["measured"]]
+        self.test_curves = [EpochMetric(*each) for each in state["test_curves"]]
         self.losses = list(state["losses"])
-        self._loss = state["loss"].clone()
+        self._loss.copy_(state["loss"] * self.group.is_first)  # it has the loss of all
         begun = self.config.swa and self.epoch >= (self.config.constant_from or 0)
         if begun:
             self._begin_swa()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from emabank.study.data.images import Dataset, Normalisation
 from emabank.study.data.loader import batches
-from emabank.study.metrics.accuracy import accuracy
+from emabank.study.metrics.classification import accuracy
 from emabank.study.predict import features_of
 
 FEATURES_BATCH = 500

@@ -9,7 +9,7 @@ from study.data.made_up import write_files
 
 from emabank.study.data import catalogue
 from emabank.study.data.catalogue import DATASETS, Download, File, ImageFolders, Published
-from emabank.study.data.check import check, file_hash, is_complete, origin
+from emabank.study.data.download import check, file_hash, is_complete, origin
 
 PUBLISHED = pytest.mark.skipif(
     "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refused(*_: object) -> str:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("emabank.study.data.check.file_hash", refused)
+    monkeypatch.setattr("emabank.study.data.download.file_hash", refused)
     finding = check("packed", tmp_path)[0]
     assert finding.state == "damaged" and "set/first cannot be read (Permission denied)" in finding.sentence
 

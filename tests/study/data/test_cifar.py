@@ -1,20 +1,22 @@
 """CIFAR-10 and CIFAR-100: the official order and layout, unpacked or packed; what does not fit is refused."""
 
 import os
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
+from study.data.made_up import cifar_batch, python2_pickle, tar_gz, tar_member, write_files
 
 from emabank.study.data import cifar
-from emabank.study.data.cifar import load_cifar
+from emabank.study.data.cifar import check_labels, load_cifar, read_members
 
 PUBLISHED = pytest.mark.skipif(
     "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
 )
+MEMBERS = {"set/first": b"1" * 1000, "set/second": b"2" * 2000, "set/deep/third": b"3"}
 NAMES10 = [f"class {number}" for number in range(10)]
 
 
@@ -155,6 +157,67 @@ def test_other_names_and_parts_are_refused(tmp_path: Path):
         load_cifar("cifar11", tmp_path, split="test")
     with pytest.raises(ValueError, match="split is 'val'; give 'train' or 'test'"):
         load_cifar("cifar10", tmp_path, split="val")  # type: ignore[arg-type]
+
+
+def test_members_come_in_the_order_of_the_archive(tmp_path: Path):
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(tar_gz(MEMBERS))
+    found = list(read_members(path, ["set/second", "set/first", "set/none"], largest=5000))
+    assert found == [("set/first", MEMBERS["set/first"]), ("set/second", MEMBERS["set/second"])]
+
+
+def test_links_devices_and_other_names_are_passed_over(tmp_path: Path):
+    path = tmp_path / "a.tar.gz"
+    special = [
+        tar_member("set/first", tarfile.SYMTYPE, "/etc/passwd"),
+        tar_member("set/first", tarfile.LNKTYPE, "/etc/passwd"),
+        tar_member("set/first", tarfile.CHRTYPE),
+        tar_member("set/first", tarfile.FIFOTYPE),
+        tar_member("set/first", tarfile.DIRTYPE),
+    ]
+    path.write_bytes(tar_gz({"/set/first": b"absolute", "../set/first": b"above", **MEMBERS}, *special))
+    assert list(read_members(path, ["set/first"], largest=5000)) == [("set/first", MEMBERS["set/first"])]
+
+
+def test_reading_ends_with_the_last_wanted_member(tmp_path: Path):
+    path = tmp_path / "a.tar.gz"
+    noise = os.urandom(100_000)
+    path.write_bytes(tar_gz({"first": b"1", "noise": noise})[:50_000])
+    assert list(read_members(path, ["first"], largest=10)) == [("first", b"1")]
+    with pytest.raises(ValueError, match="a.tar.gz is damaged or cut short"):
+        list(read_members(path, ["first", "noise"], largest=200_000))
+
+
+def test_a_member_that_is_far_too_large_is_refused(tmp_path: Path):
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(tar_gz(MEMBERS))
+    with pytest.raises(ValueError, match="a.tar.gz holds set/second of 2,000 bytes, far too many"):
+        list(read_members(path, ["set/second"], largest=1999))
+
+
+@pytest.mark.parametrize("given", [[0, 2, 1], np.array([0, 2, 1]), np.array([0, 2, 1], dtype=np.uint8)])
+def test_good_labels_become_int64(given):
+    labels = check_labels(given, count=3, classes=3, source="it")
+    assert labels.dtype == np.int64 and labels.tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, "it holds labels that are not a list of whole numbers"),
+        ([0, 1.5, 2], "not a list of whole numbers"),
+        ([0, [1], 2], "not a list of whole numbers"),
+        ([0, 10**30, 2], "not a list of whole numbers"),
+        (np.array([0.0, 1.0, 2.0]), "not a list of whole numbers"),
+        (np.array([[0, 1, 2]]), "not a list of whole numbers"),
+        ([0, 1], "it holds 2 labels, where 3 belong"),
+        ([0, 1, 3], "it holds labels from 0 to 3, where 0 to 2 belong"),
+        ([0, -1, 2], "it holds labels from -1 to 2"),
+    ],
+)
+def test_other_labels_are_refused(given, said):
+    with pytest.raises(ValueError, match=said):
+        check_labels(given, count=3, classes=3, source="it")
 
 
 @PUBLISHED

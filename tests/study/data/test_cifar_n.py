@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from emabank.study.data.cifar import load_cifar
-from emabank.study.data.cifar_n import NOISES, HumanLabels, check_alignment, load_cifar_n
+from emabank.study.data.cifar import NOISES, HumanLabels, check_alignment, load_cifar, load_cifar_n
 
 PUBLISHED = pytest.mark.skipif(
     "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
@@ -147,7 +146,7 @@ def test_damaged_files_are_said_in_a_sentence(tmp_path: Path):
 
 
 def test_a_file_that_unpacks_to_far_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("emabank.study.data.cifar_n._LARGEST", 1_000_000)
+    monkeypatch.setattr("emabank.study.data.cifar._LARGEST_LABELS", 1_000_000)
     with zipfile.ZipFile(tmp_path / "CIFAR-10_human.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(2_000_000))
     with pytest.raises(ValueError, match="CIFAR-10_human.pt is damaged") as caught:

@@ -16,7 +16,7 @@ import pytest
 from study.data.made_up import tar_gz, tar_member, write_files
 
 from emabank.study.data.catalogue import DATASETS, Download, File, ImageFolders, Published
-from emabank.study.data.fetch import fetch
+from emabank.study.data.download import fetch
 
 FILES = {"set/first": os.urandom(100_000), "set/second": b"second"}
 ARCHIVE = tar_gz({**FILES, "set/readme.html": b"<html>"})
@@ -212,7 +212,7 @@ def test_an_archive_that_wants_out_is_not_unpacked(
     bad = tar_gz({"../out": b"out"}) if kind == "above" else tar_gz(FILES, tar_member("set/link", b"2", "/etc"))
     server.files["/set.tar.gz"] = bad
     publish(monkeypatch, server.address, bad)
-    with pytest.raises(ValueError, match="a link or a place outside of its folder: it was not unpacked"):
+    with pytest.raises(ValueError, match="a link or a place outside of its folder; not unpacked"):
         fetch("packed", folder)
     assert everything_in(tmp_path) == {"data/set.tar.gz": bad}
 

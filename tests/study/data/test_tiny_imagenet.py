@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from emabank.study.data.tiny_imagenet import load_tiny_imagenet
+from emabank.study.data.folders import load_tiny_imagenet
 
 PUBLISHED = pytest.mark.skipif(
     "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"

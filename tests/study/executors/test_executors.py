@@ -34,7 +34,8 @@ def test_failures_are_one_sentence_that_an_oserror_carries():
         raise_if_failed([*outcomes, Outcome(task=task("a"), state="done")])
     assert isinstance(caught.value, OSError)
     assert str(caught.value) == (
-        "7 of 8 runs failed: run 0, run 1, run 2, run 3, run 4, ...; see runs/0/log.txt, then start it again"
+        "7 of 8 runs failed, the first with exit code 1: run 0, run 1, run 2, run 3, run 4, ...; see runs/0/log.txt, "
+        "then start it again"
     )
 
 

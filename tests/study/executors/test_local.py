@@ -2,24 +2,20 @@
 
 import io
 import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from processes import SOURCE, is_alive, task, wait_until
+from processes import task, wait_until
 from rich.console import Console
 
 from emabank.study.executors import Task
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.executors.worker import LOCKED
-from emabank.study.locks import locked
-from emabank.study.runs.folder import RunFolder
-from emabank.study.runs.opened import open_run
+from emabank.study.runs.locks import locked
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.writer import open_run
 
 DONE = "tell(2, 2); done()"
 
@@ -96,7 +92,7 @@ def test_failures_are_told_at_the_end_and_the_others_finish(tmp_path: Path):
     assert outcomes["raises"].reason == "exit code 1"
     assert outcomes["raises"].log[0] == "[31mbefore"
     assert outcomes["raises"].log[-1] == "ValueError: the rate is [too] high"
-    assert outcomes["killed"].reason == "killed by SIGKILL, for want of memory perhaps"
+    assert outcomes["killed"].reason == "killed by SIGKILL (possibly out of memory)"
     assert outcomes["forgets"].reason == "ended without finishing the run"
     assert "could not be started: [Errno 2]" in outcomes["missing"].reason
     report = said[said.index("4 of 5 runs failed:") :]
@@ -127,7 +123,7 @@ def test_why_the_run_itself_says_that_it_failed_is_told_and_an_old_reason_is_not
 
 
 def test_a_run_in_use_elsewhere_fails_here_and_is_left_alone(tmp_path: Path):
-    refused = "from emabank.study.locks import locked\nwith locked(folder / 'lock', what='run x'): done()"
+    refused = "from emabank.study.runs.locks import locked\nwith locked(folder / 'lock', what='run x'): done()"
     with open_run(tmp_path, {"epochs": 1}, threads=1) as run:
         outcomes, _ = carried_out([task(tmp_path, run.id, refused)])
         assert outcomes[run.id].state == "failed"
@@ -137,7 +133,7 @@ def test_a_run_in_use_elsewhere_fails_here_and_is_left_alone(tmp_path: Path):
 
 
 TAKES = f"""
-from emabank.study.locks import LockedError, locked
+from emabank.study.runs.locks import LockedError, locked
 try:
     with locked(folder / "lock", what="run x"):
         done()
@@ -220,104 +216,3 @@ def test_a_folder_that_cannot_be_made_fails_alone(tmp_path: Path):
 def test_jobs_must_be_one_or_more():
     with pytest.raises(ValueError, match="jobs is 0; give the number of runs at a time"):
         LocalExecutor(jobs=0)
-
-
-# Ctrl-C and worse ----------------------------------------------------------------------------------------------------
-
-KIND = """
-def stop(*_):
-    time.sleep(0.2)
-    (folder / "checkpoint").touch()
-    sys.exit(130)
-signal.signal(signal.SIGINT, stop)
-(folder / "ready").touch()
-while True: time.sleep(0.05)
-"""
-DEAF = """
-def note(*_): (folder / "asked").touch()
-signal.signal(signal.SIGINT, note)
-signal.signal(signal.SIGTERM, note)
-(folder / "ready").touch()
-while True: time.sleep(0.05)
-"""
-WATCHFUL = "from emabank.study.executors.worker import stop_with_executor\nstop_with_executor(every=0.05)\n" + KIND
-
-
-class Executing:
-    """An executor in a process of its own, with two workers, and a third that waits."""
-
-    def __init__(self, root: Path, code: str, *, grace: float = 60) -> None:
-        self.root = root
-        program = f"""
-import sys
-from pathlib import Path
-sys.path[:0] = [{SOURCE!r}, {str(Path(processes.__file__).parent)!r}]
-from processes import task
-from emabank.study.executors.local import LocalExecutor
-tasks = [task(Path({str(root)!r}), name, {code!r}) for name in "abc"]
-LocalExecutor(jobs=2, grace={grace}).run_all(tasks)
-"""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    def __enter__(self) -> "Executing":
-        wait_until(lambda: all((self.root / name / "ready").exists() for name in "ab"))
-        self.workers = [int((self.root / name / "pid").read_text()) for name in "ab"]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            if is_alive(worker):
-                os.kill(worker, signal.SIGKILL)
-        self.process.kill()
-        self.process.communicate()
-
-    def ended(self) -> str:
-        """Wait for the end; what was printed."""
-        said, _ = self.process.communicate(timeout=60)
-        assert not any(map(is_alive, self.workers)), "an orphan"
-        assert not (self.root / "c").exists(), "what was waiting must not be started any more"
-        return said
-
-
-def test_ctrl_c_gives_workers_time_for_a_checkpoint(tmp_path: Path):
-    with Executing(tmp_path, KIND) as executing:
-        executing.process.send_signal(signal.SIGINT)
-        said = executing.ended()
-    assert all((tmp_path / name / "checkpoint").exists() for name in "ab")
-    assert "interrupted: 0 of 3 runs ended, the same command resumes the rest" in said
-    assert said.rstrip().endswith("KeyboardInterrupt")
-    assert executing.process.returncode == -signal.SIGINT
-    assert RunFolder(tmp_path / "a").state() == "waiting"
-
-
-def test_ctrl_c_pressed_again_hastens_the_end(tmp_path: Path):
-    with Executing(tmp_path, DEAF) as executing:
-        asked = [tmp_path / name / "asked" for name in "ab"]
-        for _ in ("SIGINT", "SIGTERM"):
-            executing.process.send_signal(signal.SIGINT)
-            wait_until(lambda: all(path.exists() for path in asked))
-            assert all(map(is_alive, executing.workers))
-            for path in asked:
-                path.unlink()
-        executing.process.send_signal(signal.SIGINT)
-        executing.ended()
-    assert executing.process.returncode == -signal.SIGINT
-
-
-def test_deaf_workers_are_killed_when_their_time_is_over(tmp_path: Path):
-    with Executing(tmp_path, DEAF, grace=0.1) as executing:
-        executing.process.send_signal(signal.SIGINT)
-        executing.ended()
-    assert executing.process.returncode == -signal.SIGINT
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
-def test_workers_notice_when_the_executor_was_killed(tmp_path: Path, number: signal.Signals):
-    with Executing(tmp_path, WATCHFUL) as executing:
-        executing.process.send_signal(number)
-        executing.process.wait(timeout=60)
-        wait_until(lambda: not any(map(is_alive, executing.workers)))
-    assert all((tmp_path / name / "checkpoint").exists() for name in "ab")
-    assert "the executor that started this process is gone" in (tmp_path / "a" / "log.txt").read_text()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emabank.study.metrics.calibration import ReliabilityCurve, calibrated_ece, default_bins, ece, reliability_curve
-from emabank.study.metrics.probabilities import softmax
+from emabank.study.metrics.classification import softmax
 
 
 def with_confidence(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

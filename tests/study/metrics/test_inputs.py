@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank.study.metrics import accuracy, agreement, calibration, inputs, memorisation, probabilities, temperature
+from emabank.study.metrics import agreement, calibration, classification
 
 LOGITS = np.array([[2.0, -1.0, 0.5], [0.0, 1.0, 3.0]])
 PROBABILITIES = np.array([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0]])
@@ -25,21 +25,20 @@ GOOD = {
     "temperature": 2.0,
 }
 MEASURES = [
-    accuracy.accuracy,
-    accuracy.loss,
+    classification.accuracy,
+    classification.loss,
     agreement.churn,
     agreement.jensen_shannon,
     calibration.calibrated_ece,
     calibration.ece,
     calibration.reliability_curve,
-    memorisation.clean_accuracy,
-    memorisation.corrected,
-    memorisation.memorised,
-    probabilities.log_softmax,
-    probabilities.predicted,
-    probabilities.softmax,
-    temperature.apply_temperature,
-    temperature.fit_temperature,
+    classification.clean_accuracy,
+    classification.memorised,
+    classification.log_softmax,
+    classification.predicted,
+    classification.softmax,
+    calibration.apply_temperature,
+    calibration.fit_temperature,
 ]
 BINNED = (calibration.calibrated_ece, calibration.ece, calibration.reliability_curve)
 
@@ -65,12 +64,12 @@ LABELLED = takes("labels") + takes("given") + takes("clean")
 
 
 def test_every_measure_is_listed_here():
-    modules = (accuracy, agreement, calibration, memorisation, probabilities, temperature)
+    modules = (agreement, calibration, classification)
     defined = {
         function
         for module in modules
         for name, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == module.__name__ and not name.startswith("_")
+        if function.__module__ == module.__name__ and not name.startswith(("_", "check_"))
     }
     assert defined - set(MEASURES) == {calibration.default_bins}
 
@@ -148,14 +147,14 @@ def test_what_is_given_stays_as_it_was(measure):
 
 @given(dtype=st.sampled_from([np.float16, np.float32, np.int8, np.uint8]))
 def test_any_real_numbers_become_float64(dtype):
-    logits = inputs.checked_logits(np.array([[1, 2]], dtype=dtype))
+    logits = classification.check_logits(np.array([[1, 2]], dtype=dtype))
     assert logits.dtype == np.float64 and logits.tolist() == [[1.0, 2.0]]
-    labels = inputs.checked_labels(np.array([1], dtype=np.uint8), like=logits)
+    labels = classification.check_labels(np.array([1], dtype=np.uint8), like=logits)
     assert labels.dtype == np.int64
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_probabilities_in_low_precision_are_accepted(dtype):
     logits = np.random.default_rng(0).normal(size=(50, 200))
-    rounded = probabilities.softmax(logits).astype(dtype)
-    assert np.array_equal(inputs.checked_probabilities(rounded), rounded)
+    rounded = classification.softmax(logits).astype(dtype)
+    assert np.array_equal(classification.check_probabilities(rounded), rounded)

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize_scalar
 
-from emabank.study.metrics.accuracy import accuracy, loss
-from emabank.study.metrics.probabilities import softmax
-from emabank.study.metrics.temperature import _root, apply_temperature, fit_temperature
+from emabank.study.metrics.calibration import _root, apply_temperature, fit_temperature
+from emabank.study.metrics.classification import accuracy, loss, softmax
 
 
 def drawn(seed: int, samples: int, classes: int, *, true_temperature: float, scale: float = 3.0):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.models.operations import COUNTED, Counted, counted
 from emabank.study.studies.catalogue import STUDIES, wanted
 from emabank.study.studies.cost import SIZES

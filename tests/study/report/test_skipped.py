@@ -13,9 +13,9 @@ from study.small_folder import COMMAND, NAMES, SEEDS
 from study.small_folder import finished as finished
 from study.small_folder import runs as runs
 
-from emabank.study.locks import locked
 from emabank.study.report.results import Results, Setting, Skipped, read_results, read_studies
-from emabank.study.runs.opened import mark_failed
+from emabank.study.runs.locks import locked
+from emabank.study.runs.writer import mark_failed
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}
 VARIANTS = ("step", "constant", "bootstrap", "every 1", "every 2", "every 4", "every 8")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from emabank.study.runs.arrays import read_predictions, read_weights, write_predictions, write_weights
+from emabank.study.runs.storage import read_predictions, read_weights, write_predictions, write_weights
 
 
 def test_weights_are_a_plain_safetensors_file_with_notes(tmp_path: Path):

@@ -11,7 +11,7 @@ import torch
 from states import same
 
 from emabank import checkpoint as files
-from emabank.study.runs import checkpoints
+from emabank.study.runs import storage
 
 
 def damage(path: Path) -> None:
@@ -44,8 +44,8 @@ def test_a_training_comes_back_as_it_was(tmp_path: Path):
         "nan": float("nan"),
         "float": 0.1 + 0.2,
     }
-    checkpoints.save(tmp_path, saved)
-    loaded = checkpoints.load(tmp_path)
+    storage.save_checkpoint(tmp_path, saved)
+    loaded = storage.load_checkpoint(tmp_path)
     assert loaded is not None
     for key, value in saved.items():
         if key not in ("tuple", "optimizer"):
@@ -59,52 +59,52 @@ def test_a_training_comes_back_as_it_was(tmp_path: Path):
 
 
 def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path):
-    assert checkpoints.load(tmp_path) is None
+    assert storage.load_checkpoint(tmp_path) is None
     for epoch in range(1, 5):
-        checkpoints.save(tmp_path, state(epoch))
+        storage.save_checkpoint(tmp_path, state(epoch))
     assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
-    assert checkpoints.read(tmp_path / "checkpoint.pt")["epoch"] == 4
-    assert checkpoints.read(tmp_path / "checkpoint.previous.pt")["epoch"] == 3
-    checkpoints.remove(tmp_path)
+    assert storage.read_state(tmp_path / "checkpoint.pt")["epoch"] == 4
+    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == 3
+    storage.remove_checkpoints(tmp_path)
     assert names(tmp_path) == []
 
 
 def test_a_damaged_one_is_named_and_the_previous_one_used(tmp_path: Path):
     for epoch in (1, 2):
-        checkpoints.save(tmp_path, state(epoch))
+        storage.save_checkpoint(tmp_path, state(epoch))
     damage(tmp_path / "checkpoint.pt")
-    said = r"^damaged, and put aside.*/checkpoint.pt; training goes on from checkpoint.previous.pt$"
+    said = r"^damaged, and put aside.*/checkpoint.pt; training resumes from checkpoint.previous.pt$"
     with pytest.warns(RuntimeWarning, match=said):
-        loaded = checkpoints.load(tmp_path)
+        loaded = storage.load_checkpoint(tmp_path)
     assert loaded is not None
     assert loaded["epoch"] == 1
-    checkpoints.save(tmp_path, state(2))
-    assert checkpoints.read(tmp_path / "checkpoint.previous.pt")["epoch"] == 1, "the good one must not be lost"
+    storage.save_checkpoint(tmp_path, state(2))
+    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == 1, "the good one must not be lost"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert checkpoints.load(tmp_path) is not None
+        assert storage.load_checkpoint(tmp_path) is not None
 
 
 def test_with_both_damaged_training_starts_from_the_beginning(tmp_path: Path):
     for epoch in (1, 2):
-        checkpoints.save(tmp_path, state(epoch))
+        storage.save_checkpoint(tmp_path, state(epoch))
     damage(tmp_path / "checkpoint.pt")
     (tmp_path / "checkpoint.previous.pt").write_bytes(b"PK\x03\x04")
     said = r"checkpoint.pt, .*checkpoint.previous.pt; training starts from the beginning"
     with pytest.warns(RuntimeWarning, match=said):
-        assert checkpoints.load(tmp_path) is None
+        assert storage.load_checkpoint(tmp_path) is None
     assert names(tmp_path) == ["checkpoint.previous.pt.damaged", "checkpoint.pt.damaged"]
 
 
 def test_a_checkpoint_of_a_newer_emabank_is_not_taken_for_a_damaged_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    checkpoints.save(tmp_path, state(1))
+    storage.save_checkpoint(tmp_path, state(1))
     monkeypatch.setattr(files, "VERSION", files.VERSION + 1)
-    checkpoints.save(tmp_path, state(2))
+    storage.save_checkpoint(tmp_path, state(2))
     monkeypatch.undo()
     with pytest.raises(ValueError, match="upgrade emabank"):
-        checkpoints.load(tmp_path)
+        storage.load_checkpoint(tmp_path)
     assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
 
 
@@ -113,7 +113,7 @@ def test_stopped_between_any_two_renames_the_newest_whole_one_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
 ):
     for epoch in (1, 2):
-        checkpoints.save(tmp_path, state(epoch))
+        storage.save_checkpoint(tmp_path, state(epoch))
     done, replace = 0, os.replace
 
     def stop_at(*paths: Any) -> None:
@@ -126,21 +126,21 @@ def test_stopped_between_any_two_renames_the_newest_whole_one_is_found(
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", stop_at)
         try:
-            checkpoints.save(tmp_path, state(3))
+            storage.save_checkpoint(tmp_path, state(3))
         except OSError:
             assert renames < 3
     expected = 2 if renames == 0 else 3  # the first rename makes the new one whole
     for _ in range(2):
-        loaded = checkpoints.load(tmp_path)
+        loaded = storage.load_checkpoint(tmp_path)
         assert loaded is not None
         assert loaded["epoch"] == expected
-        checkpoints.finish(tmp_path)
+        storage.finish_checkpoint(tmp_path)
     assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
-    assert checkpoints.read(tmp_path / "checkpoint.previous.pt")["epoch"] == expected - 1
+    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == expected - 1
 
 
 def test_what_cannot_be_saved_is_refused_and_the_old_one_stays(tmp_path: Path):
-    checkpoints.save(tmp_path, state(1))
+    storage.save_checkpoint(tmp_path, state(1))
     with pytest.raises(ValueError, match="'/state/a' must be .* got a set"):
-        checkpoints.save(tmp_path, {"a": {1, 2}})
+        storage.save_checkpoint(tmp_path, {"a": {1, 2}})
     assert names(tmp_path) == ["checkpoint.pt"]

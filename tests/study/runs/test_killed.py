@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from emabank.study.runs import opened
-from emabank.study.runs.opened import RunFolder, open_run
+from emabank.study.runs import writer
+from emabank.study.runs.writer import RunFolder, open_run
 
-SOURCE = str(Path(opened.__file__).parents[3])
+SOURCE = str(Path(writer.__file__).parents[3])
 
 # In one process of its own that forks its victims: torch is imported once, and no thread is forked away from.
 KILL = """
 import os, random, signal, sys, time, warnings
 from pathlib import Path
 import numpy as np, torch
-from emabank.study.runs.results import load_results
-from emabank.study.rows import Row
-from emabank.study.runs.opened import RunFolder, open_run
+from emabank.study.runs.reader import load_results
+from emabank.study.runs.rows import Row
+from emabank.study.runs.storage import read_state
+from emabank.study.runs.writer import RunFolder, open_run
 
 warnings.simplefilter("error")
 root, rounds, config = Path(sys.argv[1]), int(sys.argv[2]), {"epochs": 10**6}
@@ -69,7 +70,7 @@ for number in range(rounds):
     for name in folder.predictions():
         whole(folder.load_predictions(name)["val"].logits)
     if (folder.path / "forks" / "epoch-1.pt").exists():
-        whole(folder.load_fork(1)["tensor"])
+        whole(read_state(folder.fork_path(1))["tensor"])
     if (folder.path / "history.json").exists():
         whole(folder.history())
     assert len(load_results(root)) in (0, 100)
@@ -107,7 +108,7 @@ def test_killed_very_often_every_file_is_whole_and_kills_do_hit_the_writing(tmp_
 def test_after_a_kill_in_the_middle_of_a_write_the_next_opening_cleans_up(tmp_path: Path):
     code = f"""
 import os, signal
-from emabank.study.runs.opened import open_run
+from emabank.study.runs.writer import open_run
 with open_run({str(tmp_path)!r}, {{"epochs": 2}}, threads=1) as run:
     run.save_history([1])
     os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)

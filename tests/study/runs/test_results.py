@@ -9,7 +9,7 @@ import pytest
 from interpreter import run
 
 from emabank.study import load_results
-from emabank.study.rows import COLUMNS, Row, rows_text
+from emabank.study.runs.rows import COLUMNS, Row, rows_text
 
 COMMON: dict[str, Any] = {"dataset": "digits", "network": "resnet8", "trained_on": "80%", "batchnorm": "own"}
 
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_named(runs: Path):
 def test_reading_results_loads_no_torch(runs: Path):
     look = f"import sys\nfrom emabank.study import load_results\nprint(len(load_results({str(runs)!r})))"
     finished = run(
-        f"{look}\nprint('torch' in sys.modules, 'emabank.study.runs.results' in sys.modules)", blocked=("torch",)
+        f"{look}\nprint('torch' in sys.modules, 'emabank.study.runs.reader' in sys.modules)", blocked=("torch",)
     )
     assert finished.stdout.split() == ["5", "False", "True"], finished.stderr
 
@@ -96,7 +96,7 @@ def test_reading_results_loads_no_torch(runs: Path):
 def test_the_names_of_the_study_resolve_when_used():
     finished = run(
         "import sys, emabank.study as study\n"
-        "print('emabank.study.runs.results' in sys.modules, 'load_results' in dir(study))\n"
+        "print('emabank.study.runs.reader' in sys.modules, 'load_results' in dir(study))\n"
         "assert all(callable(getattr(study, name)) for name in study.__all__ if name == 'load_results')\n"
         "study.nothing"
     )

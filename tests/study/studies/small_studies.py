@@ -1,21 +1,29 @@
 """Studies of a few seconds for the tests: three small stand-ins, and a carry-out in this process that counts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from emabank.study.carry_out import Job, carry_out, folder_of
-from emabank.study.config import ProtocolConfig, RunConfig
+from emabank.study.config import (
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Place,
+    ProtocolConfig,
+    RunConfig,
+    TrainingConfig,
+)
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
-from emabank.study.launch import task_of
-from emabank.study.place import Place
-from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, TrainingConfig
 from emabank.study.report.pairs import CONSTANT, MAIN
-from emabank.study.runs.folder import RunFolder
+from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.runs.manifest import PREFIX, Manifest, read_manifest
-from emabank.study.studies import catalogue
+from emabank.study.runs.reader import RunFolder
+from emabank.study.studies import catalogue, scheduler
+from emabank.study.studies.catalogue import STUDIES, Study
+from emabank.study.studies.scheduler import run_studies, settings_of
 
 DIGITS = digits_dataset()
 WIDE, WRONG = "cifar100-wrn-28-10", "cifar100n-resnet34"
@@ -46,7 +54,7 @@ def small_scale(monkeypatch: pytest.MonkeyPatch, protocols: Mapping[str, Protoco
 
 
 class Counting:
-    """Carries out rounds of runs in this process; remembers what it was given, what it trained, and what was noted."""
+    """Runs rounds of jobs in this process; remembers what it was given, what it trained, and what was noted."""
 
     def __init__(
         self, place: Place, *, fails: Callable[[RunConfig], bool] = lambda config: False, last: int = 10**9
@@ -69,7 +77,7 @@ class Counting:
             return Outcome(task=task, state="failed", reason="exit code 3")
         if len(self.trained) == self.last:
             raise KeyboardInterrupt
-        self.trained.append(carry_out(job, self.place, DIGITS).id)
+        self.trained.append(run_job(job, self.place, DIGITS).id)
         return Outcome(task=task, state="done")
 
 
@@ -82,3 +90,29 @@ def manifests(place: Place) -> dict[str, Manifest]:
 def runs_in(place: Place) -> set[str]:
     """The ids of the runs that are done."""
     return {path.name for path in place.runs.iterdir() if path.is_dir() and RunFolder(path).is_done()}
+
+
+MOST = [name for name in STUDIES if name != "transfer"]  # of which these small protocols have nothing
+OVERHEAD = {"network": "resnet8", "bytes": 7}
+
+
+def run_here(
+    studies: Iterable[str | Study], counting: Counting, *, load: Any = lambda config: DIGITS
+) -> dict[str, Manifest]:
+    """Run studies in this process; what each came to."""
+    chosen = [STUDIES[study] if isinstance(study, str) else study for study in studies]
+    settings = settings_of(chosen, "demo")
+    written = run_studies(
+        chosen, "demo", settings, counting.place, command="emabank run x", load=load, run_jobs=counting
+    )
+    return {manifest.study: manifest for manifest in written}
+
+
+@pytest.fixture(scope="session")
+def finished_studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Manifest], Counting]:
+    """All studies at once, run once for all test files, which import this to use it."""
+    with pytest.MonkeyPatch.context() as patch:
+        small_scale(patch)
+        patch.setattr(scheduler, "measure_overhead", lambda config, dataset: OVERHEAD)
+        counting = Counting(Place(runs=tmp_path_factory.mktemp("finished") / "runs"))
+        return run_here(MOST, counting), counting

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from emabank.study.place import Place
+from emabank.study.config import Place
 from emabank.study.studies import catalogue
-from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.catalogue import STUDIES, Study, studies_named
-from emabank.study.studies.run import pairs_of
 from emabank.study.studies.scales import SCALES, protocol_of
+from emabank.study.studies.scheduler import placeholder_choices, settings_of, variant_jobs
 
 CIFAR_100, NOISY = "cifar100-resnet18", ("cifar100n-resnet34", "cifar10n-resnet34")
 FIVE = (CIFAR_100, "cifar100-vgg16", "cifar100-wrn-28-10", "cifar10-resnet18", "tiny-imagenet-resnet18")
@@ -53,12 +52,12 @@ def test_a_study_has_the_pairs_and_runs_of_the_paper(name: str):
 @pytest.mark.parametrize("name", THE_PAPER_HAS)
 def test_at_every_scale_a_study_has_something_to_train_and_all_of_it_can_be(name: str, scale: Any):
     [study] = studies_named(name)
-    pairs = pairs_of([study], scale, lambda config: config)
+    pairs = settings_of([study], scale, lambda config: config)
     assert [pair.name for pair in pairs] == list(study.pairs_at(scale)) != []
     assert set(study.pairs_at(scale)) <= set(study.pairs)
     for pair in pairs:
         for arm in study.arms_at(scale):
-            jobs = arm_jobs(arm, pair.config, supposed(pair.config, Place()), Place())
+            jobs = variant_jobs(arm, pair.config, placeholder_choices(pair.config, Place()), Place())
             assert [job.config.seed for job in jobs] == [0, 1, 2]
 
 
@@ -85,7 +84,7 @@ def test_what_a_study_shows_is_measured(scale: Any):
     assert all(each.on_train for name in ("label-noise", "constant-lr") for each in measured[name])
     wrong = [protocol_of(p, scale).data for n in ("label-noise", "constant-lr") for p in STUDIES[n].pairs_at(scale)]  # type: ignore[union-attr]
     assert all(data.has_wrong_labels for data in wrong)
-    assert all(len(pair.config.rates) > 1 for pair in pairs_of([STUDIES["lr-search"]], scale, lambda config: config))
+    assert all(len(pair.config.rates) > 1 for pair in settings_of([STUDIES["lr-search"]], scale, lambda config: config))
 
 
 def test_the_papers_four_transfers():

@@ -9,20 +9,21 @@ import torch
 from study.small_runs import one_thread as one_thread
 from torch import nn
 
-from emabank.study.carry_out import Job, carry_out, network_of
-from emabank.study.config import Keep, RunConfig
-from emabank.study.data.digits import digits_dataset
-from emabank.study.data.images import fingerprint
-from emabank.study.place import Place
-from emabank.study.recipe import (
+from emabank.study.config import (
     AveragesConfig,
     DataConfig,
     HardwareConfig,
+    Keep,
     LearntName,
     MeasuringConfig,
+    Place,
     Recipe,
+    RunConfig,
     TrainingConfig,
 )
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import fingerprint
+from emabank.study.run_job import Job, network_of, run_job
 from emabank.study.studies.catalogue import STUDIES, wanted
 from emabank.study.studies.cost import (
     CORES,
@@ -36,7 +37,7 @@ from emabank.study.studies.cost import (
     operations,
     usual_speed,
 )
-from emabank.study.studies.kinds import run_of, runs_needed
+from emabank.study.studies.variants import example_config, runs_needed
 
 DIGITS = digits_dataset()
 TRAINING, FORWARD, OPERATIONS = Speed(1.0, 0.0, 0.0), Speed(0.0, 1.0, 0.0), Speed(0.0, 0.0, 1.0)
@@ -136,7 +137,7 @@ def test_the_images_are_those_that_the_network_really_sees(tmp_path: Path, measu
             training={"epochs": epochs}, measuring=measuring, trained_on=trained_on, fingerprint=fingerprint(DIGITS)
         )
         counts = seen[epochs] = [0, 0]
-        carry_out(Job(config), Place(runs=tmp_path), DIGITS, make_model=lambda c=config, n=counts: counting(c, n))
+        run_job(Job(config), Place(runs=tmp_path), DIGITS, make_model=lambda c=config, n=counts: counting(c, n))
         assert counts[0] == cost_of(config, TRAINING).seconds
         assert cost_of(config, FORWARD).seconds == pytest.approx(counts[1], abs=2 * 100)
     few, many = (
@@ -224,6 +225,6 @@ def test_the_yardstick_says_about_what_studies_really_took(name: str, seconds: i
         needed[config] = needed.get(config, runs_needed(config, (), ())) | runs_needed(config, pair.stages, pair.arms)
     for config, kinds in needed.items():
         for kind, count in kinds.items():
-            run = run_of(kind, config)
+            run = example_config(kind, config)
             total += cost_of(run, usual_speed(run)).times(count)
     assert total.seconds / CORES == pytest.approx(seconds, rel=0.2)

@@ -9,10 +9,9 @@ import torch
 from study.small_runs import one_thread as one_thread
 from torch import nn
 
-from emabank.study.carry_out import network_of
-from emabank.study.config import RunConfig
+from emabank.study.config import HardwareConfig, Recipe, RunConfig, TrainingConfig
 from emabank.study.data.digits import digits_dataset
-from emabank.study.recipe import HardwareConfig, Recipe, TrainingConfig
+from emabank.study.run_job import network_of
 from emabank.study.studies import estimate
 from emabank.study.studies.estimate import ENOUGH, ROUNDS, measure_speed
 

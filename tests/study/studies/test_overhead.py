@@ -10,10 +10,9 @@ import torch
 from study.small_runs import one_thread as one_thread
 
 from emabank import EMABank
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import AveragesConfig, HardwareConfig, ProtocolConfig, TrainingConfig
 from emabank.study.data.digits import digits_dataset
-from emabank.study.models.catalogue import build_network
-from emabank.study.recipe import AveragesConfig, HardwareConfig, TrainingConfig
+from emabank.study.models import build_network
 from emabank.study.report.results import Overhead
 from emabank.study.studies import overhead
 from emabank.study.studies.overhead import measure_overhead

@@ -6,22 +6,17 @@ from pathlib import Path
 
 import pytest
 from study.small_runs import one_thread as one_thread
-from study.studies.small_studies import DIGITS, Counting, manifests, small_scale
+from study.studies.small_studies import Counting, manifests, run_here, small_scale
 
-from emabank.study.carry_out import Job
+from emabank.study.config import Place
 from emabank.study.executors import Outcome
-from emabank.study.locks import LockedError
-from emabank.study.place import Place
+from emabank.study.run_job import Job
+from emabank.study.runs.locks import LockedError
 from emabank.study.runs.manifest import Manifest
-from emabank.study.studies.catalogue import STUDIES
-from emabank.study.studies.run import Runner, pairs_of
 
 
 def carried_out(name: str, counting: Counting) -> Manifest:
-    studies = [STUDIES[name]]
-    pairs = pairs_of(studies, "demo", lambda config: config)
-    runner = Runner(studies, "demo", pairs, counting.place, command="emabank run x")
-    [manifest] = runner.run(lambda config: DIGITS, counting)
+    [manifest] = run_here([name], counting).values()
     return manifest
 
 

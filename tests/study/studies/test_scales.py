@@ -9,10 +9,9 @@ import torch
 from interpreter import run
 
 from emabank.study.averages import rules
-from emabank.study.config import ProtocolConfig
-from emabank.study.models.catalogue import build_network
-from emabank.study.protocol import resolved
-from emabank.study.recipe import AveragesConfig, DataConfig, DatasetName, Network, TrainingConfig
+from emabank.study.config import AveragesConfig, DataConfig, DatasetName, Network, ProtocolConfig, TrainingConfig
+from emabank.study.models import build_network
+from emabank.study.protocol import resolve
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY
 from emabank.study.studies.cost import SIZES
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of, title_of
@@ -161,7 +160,7 @@ def test_every_network_fits_the_images_it_is_for_and_those_of_its_targets(scale:
         config = protocol_of(pair, scale)
         if config is None:
             continue
-        config = resolved(config)
+        config = resolve(config)
         size = SIZES[config.data.dataset]
         with torch.device("meta"):  # shapes alone
             model = build_network(

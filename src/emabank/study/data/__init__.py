@@ -1,1 +1,1 @@
-"""Data sets, splits and label noise: one file each. Nothing here knows of models or of training."""
+"""Data sets, from files to batches. Nothing here knows of models or of training."""

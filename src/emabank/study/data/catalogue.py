@@ -1,6 +1,6 @@
 """What each data set consists of, as data: files, sizes, checksums, where they come from and under which terms.
 
-Imports nothing. `check.py` holds a folder against it, `fetch.py` downloads from it.
+Imports nothing. `download.py` checks a folder against it, and downloads from it.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Which images a run trains on, chooses on and is tested on: seeded, stratified, the same whatever the label noise.
+"""Which images a run trains on, chooses on and is tested on, and synthetic label noise; all of it seeded.
 
-Imports torch and its neighbours images.py and noise.py only.
+Imports torch and its neighbour images.py only.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from emabank.study.data.images import Dataset, Images, Normalisation, normalisation_of
-from emabank.study.data.noise import symmetric_noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,6 @@ def make_parts(
     noise: float = 0.0,
     noise_seed: int = 0,
     validation_labels: Literal["clean", "noisy"] = "clean",
-    validation_share: float = 0.2,
 ) -> Parts:
     """Cut a data set into the parts of one run.
 
@@ -57,7 +55,6 @@ def make_parts(
         noise: the share of the (subset of the) training images that get the label of another class, 0 to 1.
         noise_seed: which of them, and which label.
         validation_labels: "clean" gives the validation part its true labels, "noisy" leaves them as given.
-        validation_share: how much of the training images "80%" holds back.
 
     >>> from emabank.study.data.digits import digits_dataset
     >>> parts = make_parts(digits_dataset(), subset=1000, noise=0.4)
@@ -71,7 +68,7 @@ def make_parts(
         test = test.take(stratified_subset(test.clean, test_subset, seed=split_seed))
     train, validation, given = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None, None
     if trained_on == "80%":
-        index, held_back = stratified_split(train.clean, validation_share, seed=split_seed)
+        index, held_back = stratified_split(train.clean, 0.2, seed=split_seed)
         train, validation = train.take(index), train.take(held_back)
         if validation_labels == "clean":
             given = validation.labels if bool(validation.wrong.any()) else None
@@ -115,6 +112,42 @@ def stratified_split(labels: Tensor, share: float, *, seed: int) -> tuple[Tensor
     in_train = torch.ones(len(labels), dtype=torch.bool)
     in_train[validation] = False
     return in_train.nonzero().squeeze(1), validation
+
+
+def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Give an exact share of the examples the label of another class, each other class being as likely.
+
+    Args:
+        labels: the true labels, integers below `classes`; left as they are.
+        share: the share of the examples that get a wrong label, 0 to 1; rounded to a whole number of examples.
+        classes: how many classes there are, 2 or more.
+        seed: the same seed gives the same noise, whatever else uses random numbers.
+
+    Returns:
+        The noisy labels, and a mask that is True where the label is wrong.
+
+    >>> noisy, wrong = symmetric_noise(torch.zeros(10, dtype=torch.int64), 0.4, classes=3, seed=0)
+    >>> int(wrong.sum()), bool((noisy[wrong] != 0).all()), bool((noisy[~wrong] == 0).all())
+    (4, True, True)
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is {share}; give the share of wrong labels as a number from 0 to 1")
+    if classes < 2:
+        raise ValueError(f"classes is {classes}; a label can only be wrong when there are 2 classes or more")
+    if labels.numel() and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise ValueError(
+            f"labels go from {int(labels.min())} to {int(labels.max())}; with classes={classes} "
+            f"they must lie between 0 and {classes - 1}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    # A shift of 1 to classes - 1 around the circle of classes reaches every other class and never the same one.
+    shift = torch.randint(1, classes, (len(chosen),), generator=generator)
+    noisy = labels.clone()
+    noisy[chosen] = ((labels[chosen] + shift) % classes).to(labels.dtype)
+    wrong = torch.zeros(len(labels), dtype=torch.bool)
+    wrong[chosen] = True
+    return noisy, wrong
 
 
 def seeded_generator(purpose: str, seed: int) -> torch.Generator:

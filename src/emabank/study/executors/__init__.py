@@ -1,8 +1,8 @@
-"""Where runs are carried out: an executor is given tasks and brings each to its end, or says why it could not.
+"""Where runs are trained: an executor is given tasks and brings each to its end, or says why it could not.
 
-This file is what all executors have in common: `local` has processes of this machine, `ranks` those that torchrun has
-started, `slurm` and `ray` are clusters. A task is a command line, so an
-executor needs to know nothing of training, and what a task does is kept in its run's folder alone.
+This file is what all executors have in common: `local` has processes of this machine, `torchrun` those that torchrun
+started, `slurm` and `ray` are clusters. A task is a command line, so an executor needs to know nothing of training, and
+the run's folder has the last word on its state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from rich.console import Console
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One run to be carried out by a process of its own, which marks the run's folder as done."""
+    """One run for a process of its own, which marks the run's folder as done."""
 
     id: str
     title: str
-    """How it is called in front of people."""
+    """As it is shown."""
     folder: Path
     """The run's folder; made if it is not there. What the process prints goes to its log.txt."""
     command: tuple[str, ...]
@@ -42,50 +42,40 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Anything that can carry out tasks."""
+    """Anything that can run tasks."""
 
     @property
     def jobs(self) -> int | None:
-        """So many at a time; None: as many as there is room for."""
+        """So many at a time; None: as many as fit."""
         ...
 
     def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
-        """Bring every task to its end, in any order, and tell how each ended; the failed ones stop none of the others.
+        """Bring every task to its end, in any order, and return how each ended; one that fails stops no other.
 
         Tasks whose folder is done are not started. Interrupted, it stops what it started and raises
-        `KeyboardInterrupt`; the same call goes on from there.
+        `KeyboardInterrupt`; the same call resumes.
         """
         ...
 
 
 class TasksFailedError(ChildProcessError):
-    """Some runs could not be carried out; the message names them."""
+    """Some runs failed; the message names them."""
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """Raise `TasksFailedError` when a task failed: for callers that cannot go on without all of them.
-
-    >>> task = Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",))
-    >>> raise_if_failed([Outcome(task=task, state="done"), Outcome(task=task, state="failed", reason="exit code 1")])
-    Traceback (most recent call last):
-    emabank.study.executors.TasksFailedError: 1 of 2 runs failed: seed 0; see runs/a/log.txt, then start it again
-    """
-    failed = [outcome.task for outcome in outcomes if outcome.state == "failed"]
+    """Raise `TasksFailedError` when a task failed: for callers that need all of them."""
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if failed:
-        titles = ", ".join(task.title for task in failed[:5]) + (", ..." if len(failed) > 5 else "")
-        log = failed[0].folder / "log.txt"
+        titles = ", ".join(outcome.task.title for outcome in failed[:5]) + (", ..." if len(failed) > 5 else "")
+        log = failed[0].task.folder / "log.txt"
         raise TasksFailedError(
-            f"{len(failed)} of {len(outcomes)} runs failed: {titles}; see {log.as_posix()}, then start it again"
+            f"{len(failed)} of {len(outcomes)} runs failed, the first with {failed[0].reason}: {titles}; see "
+            f"{log.as_posix()}, then start it again"
         )
 
 
 def in_order(tasks: Sequence[Task]) -> list[Task]:
-    """Each task once, in the order given: two studies that need the same run share it.
-
-    >>> task = Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",))
-    >>> len(in_order([task, task]))
-    1
-    """
+    """Each task once, in the order given: two studies that need the same run share it."""
     by_id: dict[str, Task] = {}
     for task in tasks:
         known = by_id.setdefault(task.id, task)

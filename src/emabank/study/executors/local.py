@@ -1,34 +1,41 @@
 """Runs as processes of this machine, a few at a time.
 
 Each worker has a session of its own, so that Ctrl-C reaches this process alone, which then stops them in good order;
-if this process is killed, they notice (`emabank.study.executors.worker`).
+if this process is killed, they notice (`emabank.study.executors.worker`). Importing torch takes seconds, as long as a
+small run: so workers are forked from a process that has done nothing but import it (Python's "forkserver"), and carry
+over neither threads nor devices.
 """
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
 
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task
-from emabank.study.executors.polling import Started, carry_out_all, reason_of
-from emabank.study.executors.warm import AVAILABLE, WarmProcess
+from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
 from emabank.study.executors.worker import LOCKED, PARENT
-from emabank.study.locks import is_locked
-from emabank.study.runs.folder import LOCK
+from emabank.study.runs.locks import is_locked
+from emabank.study.runs.reader import LOCK
 
+FORKS = sys.platform == "linux"  # macOS has libraries that do not survive a fork
 _AFTER_SIGTERM = 5.0  # seconds until SIGKILL
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalExecutor:
-    """Carries out tasks here, `jobs` at a time.
+    """Runs tasks here, `jobs` at a time.
 
     >>> import io
     >>> LocalExecutor(jobs=2).run_all([], console=Console(file=io.StringIO()))
@@ -45,16 +52,16 @@ class LocalExecutor:
     """Seconds between two looks at the workers."""
     warm: tuple[str, ...] = ()
     """Modules to import beforehand: workers that are `python -m` of the first start at once, where the system allows
-    (executors.warm)."""
+    (`ForkedWorker`)."""
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise ValueError(f"jobs is {self.jobs}; give the number of runs at a time, 1 or more")
 
     def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
-        """Carry out every task that is not done (see `carry_out_all`)."""
+        """Run every task that is not done (see `run_tasks`)."""
         start = partial(_Job, warm=self.warm, patience=self.patience)
-        return carry_out_all(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
+        return run_tasks(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
 
     def _stop(self, running: list["_Job"], interrupts: list[int]) -> None:
         """End what still runs: kindly at first, and faster with each further Ctrl-C."""
@@ -68,7 +75,7 @@ class LocalExecutor:
                 time.sleep(0.02)
 
 
-class _Job(Started):
+class _Job(TaskHandle):
     """One worker process, and the folder of its run."""
 
     def __init__(self, task: Task, *, warm: tuple[str, ...] = (), patience: float = 0.0) -> None:
@@ -76,12 +83,12 @@ class _Job(Started):
         self._warm, self._patience = warm, patience
         self.process = self._start()
 
-    def _start(self) -> "subprocess.Popen[bytes] | WarmProcess":
+    def _start(self) -> "subprocess.Popen[bytes] | ForkedWorker":
         warm = self._warm
         environment = {"PYTHONUNBUFFERED": "1", **self.task.environment}
-        if AVAILABLE and self.task.command[:3] == (sys.executable, "-m", *warm[:1]):
+        if FORKS and self.task.command[:3] == (sys.executable, "-m", *warm[:1]):
             with suppress(OSError):  # no room for its socket, say
-                return WarmProcess(warm, self.task.command[3:], log=self.log, environment=environment)
+                return ForkedWorker(warm, self.task.command[3:], log=self.log, environment=environment)
         with open(self.log, "ab") as log:
             return subprocess.Popen(
                 self.task.command,
@@ -114,3 +121,80 @@ class _Job(Started):
             except ProcessLookupError:  # it has just ended, or is a warm one that does not yet lead its session
                 with suppress(ProcessLookupError):
                     os.kill(self.process.pid, number)
+
+
+# Forked workers ------------------------------------------------------------------------------------------------------
+
+
+class ForkedWorker:
+    """A worker like `python -m MODULE ARGUMENTS`, with the part of `subprocess.Popen`'s face that executors use.
+
+    The first of the modules is the worker's, the others are imported beforehand too. It is the leader of a session of
+    its own, soon after it was started. What it prints goes to the end of the log. `OSError` where it cannot be started;
+    the same command can then be started from nothing.
+    """
+
+    def __init__(
+        self, modules: Sequence[str], arguments: Sequence[str], *, log: Path, environment: Mapping[str, str]
+    ) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(modules))
+        surroundings = os.getcwd(), {**os.environ, **environment}
+        self._process = context.Process(target=_work, args=(modules[0], list(arguments), str(log), *surroundings))
+        _start_server(environment)
+        try:
+            self._process.start()
+        except EOFError:
+            raise ChildProcessError("the process that workers are forked from has ended") from None
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+
+def _start_server(environment: Mapping[str, str]) -> None:
+    """Start the process that workers are forked from, unless it runs.
+
+    Libraries look for the number of threads when they are loaded, so it has the variables of the first worker. Ctrl-C
+    is kept from it and, until they are ready, from its workers: a terminal sends that to all, and imports take long.
+    """
+    before = {name: os.environ.get(name) for name in environment}
+    resource_tracker.ensure_running()  # the server needs it, and it would let Ctrl-C through again
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        os.environ.update(environment)
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _work(module: str, arguments: list[str], log: str, folder: str, environment: dict[str, str]) -> None:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update({**environment, PARENT: str(os.getppid())})
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        code = import_module(module).main(arguments)
+    except KeyboardInterrupt:  # it ends as Python itself would, so that it was stopped and has not failed
+        traceback.print_exc()
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise
+    sys.exit(code)

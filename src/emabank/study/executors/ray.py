@@ -4,18 +4,20 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, engine
-from emabank.study.executors.attempt import Attempt
-from emabank.study.executors.polling import Started, carry_out_all, reason_of
+from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
+from emabank.study.executors.progress import say
+from emabank.study.executors.remote import RemoteCommand
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayExecutor:
-    """Carries out tasks wherever Ray has room for them; the run folders are on a file system that all machines share.
+    """Runs tasks wherever Ray has room for them; the run folders are on a file system that all machines share.
 
     A run whose worker died is started again, from its checkpoint, up to `retries` times.
     """
@@ -34,23 +36,22 @@ class RayExecutor:
     poll: float = 0.2
 
     def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
-        """Carry out every task that is not done (see `carry_out_all`)."""
+        """Run every task that is not done (see `run_tasks`)."""
         with _connected(self.address, cpus=self.cpus * (self.jobs or 1)) as ray:
-            again = _teller(console)
 
             def start(task: Task) -> _Remote:
-                return _Remote(task, ray, self, again)
+                return _Remote(task, ray, self, partial(say, console or Console()))
 
-            return carry_out_all(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
+            return run_tasks(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
 
     def _stop(self, running: list["_Remote"], interrupts: list[int]) -> None:
-        for each in running:
-            each.cancel()
-        for each in running:
-            each.wait(self.grace + 10)
+        for handle in running:
+            handle.cancel()
+        for handle in running:
+            handle.wait(self.grace + 10)
 
 
-class _Remote(Started):
+class _Remote(TaskHandle):
     """One task of Ray's, and the folder of its run."""
 
     def __init__(self, task: Task, ray: Any, settings: RayExecutor, tell: Callable[[str], None]) -> None:
@@ -62,10 +63,10 @@ class _Remote(Started):
     def _submit(self) -> None:
         # Ray's own retries stay off, so that a death is seen here, and told of.
         options = {"num_cpus": self._settings.cpus, "num_gpus": self._settings.gpus, "max_retries": 0}
-        attempt = Attempt(
+        command = RemoteCommand(
             self.task.command, log=str(self.log), environment=self.task.environment, grace=self._settings.grace
         )
-        self._promise = self._ray.remote(_work).options(**options, name=self.task.title).remote(attempt)
+        self._promise = self._ray.remote(_work).options(**options, name=self.task.title).remote(command)
 
     def poll(self) -> Outcome | None:
         ready, _ = self._ray.wait([self._promise], timeout=0)
@@ -77,7 +78,7 @@ class _Remote(Started):
             if self._left > 0 and not self.folder.is_done():
                 self._left -= 1
                 self._tell(
-                    f"{self.task.title}: its worker died ({type(error).__name__}); it goes on from its checkpoint"
+                    f"{self.task.title}: its worker died ({type(error).__name__}); it resumes from its checkpoint"
                 )
                 self._submit()
                 return None
@@ -93,8 +94,8 @@ class _Remote(Started):
         self._ray.wait([self._promise], timeout=seconds)
 
 
-def _work(attempt: Attempt) -> int:
-    return attempt()
+def _work(command: RemoteCommand) -> int:
+    return command()
 
 
 @contextmanager
@@ -110,8 +111,3 @@ def _connected(address: str | None, *, cpus: int) -> Generator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _teller(console: Console | None) -> Callable[[str], None]:
-    shown = console or Console()
-    return lambda sentence: shown.print(sentence, highlight=False, markup=False, soft_wrap=True)

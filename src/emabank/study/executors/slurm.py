@@ -10,16 +10,18 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, engine, in_order
-from emabank.study.executors.attempt import Attempt
-from emabank.study.executors.polling import INTERRUPTED, Started, carry_out_all, reason_of
+from emabank.study.executors.loop import INTERRUPTED, TaskHandle, reason_of, run_tasks
+from emabank.study.executors.progress import say
+from emabank.study.executors.remote import RemoteCommand
 from emabank.study.executors.worker import LOCKED
-from emabank.study.runs.folder import LOG, RunFolder
+from emabank.study.runs.reader import LOG, RunFolder
 
 _BETWEEN_QUEUES = 5.0  # seconds between two looks at the queue, which is the whole cluster's
 _MOST_TIMEOUTS = 1000  # a run that goes on from its checkpoint may run out of time as often as it likes
@@ -30,7 +32,7 @@ _LOST = 15.0  # seconds that a result may take to show on a shared file system a
 class SlurmExecutor:
     """Submits tasks as one job array, and watches their run folders, which are on a file system that all nodes share.
 
-    A run whose job was lost (a node died, say) is submitted again, and goes on from its checkpoint, up to `retries`
+    A run whose job was lost (a node died, say) is submitted again, and resumes from its checkpoint, up to `retries`
     times.
     """
 
@@ -48,27 +50,24 @@ class SlurmExecutor:
     poll: float = 0.5
 
     def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
-        """Carry out every task that is not done (see `carry_out_all`). Interrupted, it cancels its jobs."""
+        """Run every task that is not done (see `run_tasks`). Interrupted, it cancels its jobs."""
         console = console or Console()
         waiting = [task for task in in_order(tasks) if not RunFolder(task.folder).is_done()]
         array = _Array(self, waiting)
 
-        def tell(sentence: str) -> None:
-            console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-
         def start(task: Task) -> _Submitted:
-            return _Submitted(task, array, tell)
+            return _Submitted(task, array, partial(say, console))
 
-        return carry_out_all(tasks, start, self._stop, at_once=None, poll=self.poll, console=console)
+        return run_tasks(tasks, start, self._stop, at_once=None, poll=self.poll, console=console)
 
     def _stop(self, running: list["_Submitted"], interrupts: list[int]) -> None:
-        for each in running:
-            each.cancel()
+        for handle in running:
+            handle.cancel()
         until = time.monotonic() + self.grace
-        while any(each.folder.state() == "running" for each in running) and time.monotonic() < until:
+        while any(handle.folder.state() == "running" for handle in running) and time.monotonic() < until:
             time.sleep(0.2)
-        for each in running:
-            each.end()
+        for handle in running:
+            handle.end()
 
 
 class _Array:
@@ -86,9 +85,9 @@ class _Array:
         if not self._ids:
             executor = self._executor()
             with executor.batch():
-                jobs = [executor.submit(self._attempt(each)) for each in self._tasks]
-            self._first = {each.id: job for each, job in zip(self._tasks, jobs, strict=True)}
-        job = self._first.pop(task.id, None) or self._executor().submit(self._attempt(task))
+                jobs = [executor.submit(self._command(task)) for task in self._tasks]
+            self._first = {task.id: job for task, job in zip(self._tasks, jobs, strict=True)}
+        job = self._first.pop(task.id, None) or self._executor().submit(self._command(task))
         self._ids.add(job.job_id)
         self._looked = -math.inf
         return job
@@ -100,9 +99,9 @@ class _Array:
             self._looked = time.monotonic()
         return self._queue is None or job.job_id in self._queue
 
-    def _attempt(self, task: Task) -> "SlurmAttempt":
+    def _command(self, task: Task) -> "SlurmCommand":
         log = task.folder / LOG
-        return SlurmAttempt(task.command, log=str(log), environment=task.environment, grace=self.settings.grace)
+        return SlurmCommand(task.command, log=str(log), environment=task.environment, grace=self.settings.grace)
 
     def _executor(self) -> Any:
         submitit = engine("submitit", executor="slurm")
@@ -117,8 +116,8 @@ class _Array:
         return executor
 
 
-class SlurmAttempt(Attempt):
-    """An attempt that Slurm may interrupt: when the time is up, or another job is more important."""
+class SlurmCommand(RemoteCommand):
+    """A command that Slurm may interrupt: when the time is up, or another job is more important."""
 
     def checkpoint(self) -> Any:
         """What submitit queues again, once the run has written its checkpoint: the same."""
@@ -126,7 +125,7 @@ class SlurmAttempt(Attempt):
         return engine("submitit", executor="slurm").helpers.DelayedSubmission(self)
 
 
-class _Submitted(Started):
+class _Submitted(TaskHandle):
     """One job of Slurm's, and the folder of its run."""
 
     def __init__(self, task: Task, array: _Array, tell: Callable[[str], None]) -> None:
@@ -151,7 +150,7 @@ class _Submitted(Started):
         if self._left == 0:
             return self.outcome(None, f"its job was lost, {self._array.settings.retries + 1} times")
         self._left -= 1
-        self._tell(f"{self.task.title}: its job {self._job.job_id} was lost; it goes on from its checkpoint")
+        self._tell(f"{self.task.title}: its job {self._job.job_id} was lost; it resumes from its checkpoint")
         self._job, self._gone = self._array.submit(self.task), None
         return None
 

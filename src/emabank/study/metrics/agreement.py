@@ -5,8 +5,13 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from emabank.study.metrics.inputs import Floats, check_same_shape, checked_logits, checked_probabilities
-from emabank.study.metrics.probabilities import predicted
+from emabank.study.metrics.classification import (
+    Floats,
+    check_logits,
+    check_probabilities,
+    check_same_shape,
+    predicted,
+)
 
 
 def churn(logits_a: ArrayLike, logits_b: ArrayLike) -> float:
@@ -15,7 +20,7 @@ def churn(logits_a: ArrayLike, logits_b: ArrayLike) -> float:
     >>> churn([[1.0, 0.0], [1.0, 0.0]], [[3.0, 0.0], [0.0, 3.0]])
     0.5
     """
-    a, b = checked_logits(logits_a, name="logits_a"), checked_logits(logits_b, name="logits_b")
+    a, b = check_logits(logits_a, name="logits_a"), check_logits(logits_b, name="logits_b")
     check_same_shape(a, b, names=("logits_a", "logits_b"))
     return float(np.mean(predicted(a) != predicted(b)))
 
@@ -30,8 +35,8 @@ def jensen_shannon(probabilities_a: ArrayLike, probabilities_b: ArrayLike) -> fl
     >>> round(jensen_shannon([[1.0, 0.0]], [[0.0, 1.0]]), 6)
     0.693147
     """
-    a = checked_probabilities(probabilities_a, name="probabilities_a")
-    b = checked_probabilities(probabilities_b, name="probabilities_b")
+    a = check_probabilities(probabilities_a, name="probabilities_a")
+    b = check_probabilities(probabilities_b, name="probabilities_b")
     check_same_shape(a, b, names=("probabilities_a", "probabilities_b"))
     a, b = (table / table.sum(axis=1, keepdims=True) for table in (a, b))  # float32 sums to 1 only nearly
     divergence = (_terms(a, b) + _terms(b, a)).sum(axis=1) / 2

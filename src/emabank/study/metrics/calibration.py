@@ -1,15 +1,23 @@
-"""Whether confidence is what it says: reliability curve and expected calibration error of the top class.
+"""Whether confidence is what it says: reliability curve, expected calibration error (ECE), temperature scaling.
 
 The confidence of a sample is its largest probability. Bins are of equal mass (Nixon et al. 2019, "Measuring
 calibration in deep learning"): the samples in order of confidence, cut into parts of equal size.
 """
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from emabank.study.metrics.inputs import Floats, Integers, checked_labels, checked_probabilities
+from emabank.study.metrics.classification import (
+    Floats,
+    Integers,
+    check_labels,
+    check_logits,
+    check_probabilities,
+)
 
 
 class ReliabilityCurve(NamedTuple):
@@ -55,8 +63,8 @@ def reliability_curve(probabilities: ArrayLike, labels: ArrayLike, *, bins: int 
     >>> curve.confidence.round(3).tolist(), curve.accuracy.tolist(), curve.samples.tolist()
     ([0.65, 0.85], [0.5, 1.0], [2, 2])
     """
-    table = checked_probabilities(probabilities)
-    right = table.argmax(axis=1) == checked_labels(labels, like=table)
+    table = check_probabilities(probabilities)
+    right = table.argmax(axis=1) == check_labels(labels, like=table)
     confidence = table.max(axis=1)
     order = confidence.argsort(kind="stable")
     return _Bins(confidence[order], bins).curve(right[order])
@@ -72,7 +80,7 @@ def ece(probabilities: ArrayLike, labels: ArrayLike, *, bins: int | None = None)
 
 
 def calibrated_ece(probabilities: ArrayLike, *, bins: int | None = None, draws: int = 100, seed: int = 0) -> float:
-    """What a perfectly calibrated model with these confidences would score: the floor to hold an ECE against.
+    """What a perfectly calibrated model with these confidences would score: the floor to compare an ECE with.
 
     Each draw makes every prediction right with the probability that is its confidence, independently; the mean over
     draws is returned. It is above 0, because a bin holds few samples.
@@ -84,7 +92,7 @@ def calibrated_ece(probabilities: ArrayLike, *, bins: int | None = None, draws: 
     """
     if draws < 1:
         raise ValueError(f"draws is {draws}; give 1 or more")
-    confidence = np.sort(checked_probabilities(probabilities).max(axis=1))
+    confidence = np.sort(check_probabilities(probabilities).max(axis=1))
     binned, generator = _Bins(confidence, bins), np.random.default_rng(seed)
     return float(np.mean([binned.curve(generator.random(len(confidence)) < confidence).ece for _ in range(draws)]))
 
@@ -112,3 +120,91 @@ class _Bins:
         shared = np.repeat(hits / self.tie_counts, self.tie_counts)
         accuracy = np.add.reduceat(shared, self.starts) / self.samples
         return ReliabilityCurve(self.confidence, accuracy, self.samples)
+
+
+# Temperature scaling -------------------------------------------------------------------------------------------------
+#
+# Guo et al. 2017, "On calibration of modern neural networks": all logits divided by one number. The loss is convex in
+# the inverse temperature, so that its one minimum is where the slope is 0.
+
+_REACH = 1000.0  # times the mean spread of a sample's logits: from there on all classes are alike, or one has it all
+_PRECISION = 1e-12
+_MOST_TRIES = 200  # halving alone would need about 45
+
+
+class FittedTemperature(NamedTuple):
+    """A temperature, and whether the loss has its minimum there."""
+
+    temperature: float
+    is_minimum: bool
+    """False: the loss has no minimum, and the temperature is an end of the range that was searched, or 1."""
+
+
+def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> FittedTemperature:
+    """Find the temperature that minimises the loss on held-out samples.
+
+    The search goes from 1/1000 to 1000 times the mean spread of the logits (a sample's largest minus its smallest),
+    and takes 1 in, so that the loss never gets worse. Not every set of samples has a minimum, and `is_minimum` says so:
+
+    - every label has the largest logit: the colder the better; the lower end is returned;
+    - labels have no larger logits than the rest, on the mean: the hotter the better; the upper end is returned;
+    - each sample's logits are all equal: every temperature is as good; 1 is returned.
+
+    >>> logits = np.log([[0.9, 0.1]] * 4)  # says 90% and is right 3 times in 4
+    >>> fitted = fit_temperature(logits, [0, 0, 0, 1])
+    >>> round(fitted.temperature, 6), fitted.is_minimum  # softmax(log([0.9, 0.1]) / 2) is [0.75, 0.25]
+    (2.0, True)
+    >>> fit_temperature(logits, [0, 0, 0, 0]).is_minimum
+    False
+    """
+    table = check_logits(logits)
+    right = check_labels(labels, like=table)
+    spread = float((table.max(axis=1) - table.min(axis=1)).mean())
+    if spread == 0:
+        return FittedTemperature(1.0, is_minimum=False)
+    # Against the label's logit and in units of the spread: what comes out scales with the logits exactly.
+    margins = (table - np.take_along_axis(table, right[:, None], axis=1)) / spread
+    coldest, hottest = min(1.0, spread / _REACH), max(1.0, spread * _REACH)
+    inverse, is_minimum = _root(lambda inverse: _slopes(margins, inverse), spread / hottest, spread / coldest)
+    return FittedTemperature(min(max(spread / inverse, coldest), hottest), is_minimum)
+
+
+def apply_temperature(logits: ArrayLike, temperature: float) -> Floats:
+    """The logits divided by the temperature; above 1 the probabilities get more alike, below 1 less.
+
+    >>> apply_temperature([[4.0, 2.0]], 2.0).tolist()
+    [[2.0, 1.0]]
+    """
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature is {temperature}; give a finite number above 0")
+    return check_logits(logits) / temperature
+
+
+def _slopes(margins: Floats, inverse: float) -> tuple[float, float]:
+    """First and second derivative of the loss, mean log Σ exp(inverse · margin), by the inverse temperature."""
+    scaled = inverse * margins
+    powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    shares = powers / powers.sum(axis=1, keepdims=True)
+    means = (shares * margins).sum(axis=1, keepdims=True)
+    return float(means.mean()), float((shares * (margins - means) ** 2).sum(axis=1).mean())
+
+
+def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: float) -> tuple[float, bool]:
+    """Where a rising function is 0, and True; or the end of the range that is nearest to 0, and False.
+
+    Newton's method between two ends that close in; where it leaves them or is slow, their logarithms' range is halved.
+    """
+    if slopes(high)[0] <= 0:
+        return high, False
+    if slopes(low)[0] >= 0:
+        return low, False
+    point, last = math.sqrt(low * high), math.inf
+    for _ in range(_MOST_TRIES):
+        value, slope = slopes(point)
+        low, high = (point, high) if value < 0 else (low, point)
+        newton = point - value / slope if slope > 0 else math.inf
+        if min(abs(newton - point), high - low) <= _PRECISION * point:
+            break
+        is_good = low < newton < high and abs(value) < last / 2
+        point, last = newton if is_good else math.sqrt(low * high), abs(value)
+    return point, True

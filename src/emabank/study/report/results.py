@@ -15,23 +15,23 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
-from emabank.study.plain import from_plain
 from emabank.study.report.pairs import Scale
-from emabank.study.rows import Row, read_rows
-from emabank.study.runs.folder import (
+from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
+from emabank.study.runs.reader import (
     CONFIG,
     DONE,
     ENVIRONMENT,
     FAILED,
     HISTORY,
     ROWS,
+    ROWS_CHECKSUM,
+    SUMMARY,
     TEST_CURVES,
     RunFolder,
-    file_checksum,
 )
-from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
-from emabank.study.runs.results import ROWS_CHECKSUM, SUMMARY
-from emabank.study.runs.sealed import read_sealed
+from emabank.study.runs.rows import Row, read_rows
+from emabank.study.runs.storage import file_checksum, read_checked
+from emabank.study.serialize import from_dict
 
 LIVE, SWA = "live", "swa"
 TUNE_AT, EVERY = "tune at ", "every "
@@ -459,8 +459,8 @@ def _read_protocol(folder: Path) -> tuple[dict[str, Any], ProtocolConfig, list[R
     if not (folder / SUMMARY).is_file():
         raise ValueError(f"{where} is not there; run the study again")
     try:
-        summary = read_sealed(folder / SUMMARY)
-        config = from_plain(ProtocolConfig, summary["config"], where="config")
+        summary = read_checked(folder / SUMMARY)
+        config = from_dict(ProtocolConfig, summary["config"], where="config")
         _check_protocol(summary, config)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -603,7 +603,7 @@ def read_run(folder: RunFolder) -> Run:
         why = _why_not_done(folder)
         if why:
             raise ValueError(why)
-        config = from_plain(RunConfig, folder.config(), where="config.json")
+        config = from_dict(RunConfig, folder.config(), where="config.json")
         rates, conditions, rows = _rates(folder, config), _conditions(folder), _rows(folder, config)
         return Run(
             id=folder.id,

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from emabank.study.runs.opened import write_json
-from emabank.study.runs.sealed import read_sealed, sealed
+from emabank.study.runs.storage import read_checked, with_checksum, write_json
 
 FORMAT = 1
 PREFIX = "study-"
@@ -46,12 +45,12 @@ class Manifest:
 def write_manifest(manifest: Manifest, runs: Path) -> Path:
     """Write it into the folder of runs, in place of an earlier one of the same study and scale."""
     path = runs / f"{PREFIX}{manifest.scale}-{manifest.study}.json"
-    write_json(path, sealed({"format": FORMAT, **asdict(manifest)}))
+    write_json(path, with_checksum({"format": FORMAT, **asdict(manifest)}))
     return path
 
 
 def manifest_lock(study: str, scale: str, runs: Path) -> Path:
-    """The lock (`emabank.study.locks`) of whoever carries out a study at a scale: one process at a time writes of it.
+    """The lock (`emabank.study.runs.locks`) of a study at a scale: one process at a time runs it.
 
     >>> manifest_lock("dynamics", "demo", Path("runs")).as_posix()
     'runs/.study-demo-dynamics.lock'
@@ -69,7 +68,7 @@ def read_manifest(path: Path) -> Manifest:
     True
     """
     try:
-        found = read_sealed(path)
+        found = read_checked(path)
         json.dumps(found, ensure_ascii=False).encode()  # JSON can have half a character, which no report can print
         if found.pop("format") != FORMAT:
             raise ValueError("another format")

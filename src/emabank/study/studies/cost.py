@@ -7,9 +7,8 @@ nothing but numbers that are known: that is for `emabank list`.
 from typing import NamedTuple
 
 from emabank.study.averages import stops, windows
-from emabank.study.config import RunConfig
+from emabank.study.config import Recipe, RunConfig
 from emabank.study.models.operations import Counted, counted
-from emabank.study.recipe import Recipe
 
 _CHOSEN = 5  # sets of weights that validation chooses, to be kept and measured at the end
 _HEAD = 2  # for each set, images of a target: their features, and about as much for the head
@@ -87,9 +86,9 @@ times what they say of a training step (with other work on the machine). Whole s
 def usual_speed(config: RunConfig, yardstick: Yardstick = OURS) -> Speed:
     """What an image of a run costs on a machine that is known by its yardstick; nothing is measured.
 
-    >>> from emabank.study.studies.kinds import run_of
+    >>> from emabank.study.studies.variants import example_config
     >>> from emabank.study.studies.scales import protocol_of
-    >>> speed = usual_speed(run_of("tune", protocol_of("cifar100-resnet18", "paper")))
+    >>> speed = usual_speed(example_config("tune", protocol_of("cifar100-resnet18", "paper")))
     >>> f"{speed.training:.2f} s, {speed.flops / 1e9:.1f} GFLOP"
     '0.17 s, 1.1 GFLOP'
     """
@@ -103,7 +102,7 @@ def usual_speed(config: RunConfig, yardstick: Yardstick = OURS) -> Speed:
 def counted_for(recipe: Recipe) -> Counted:
     """The operations and parameters of a complete recipe's network for the images of its data set.
 
-    >>> from emabank.study.recipe import TrainingConfig
+    >>> from emabank.study.config import TrainingConfig
     >>> counted_for(Recipe(training=TrainingConfig(width=8))).parameters
     19074
     """
@@ -114,7 +113,7 @@ def counted_for(recipe: Recipe) -> Counted:
 def cost_of(config: RunConfig, speed: Speed) -> Cost:
     """What a whole run costs: training, what is measured each epoch, and what is measured of the weights it keeps.
 
-    >>> from emabank.study.recipe import TrainingConfig
+    >>> from emabank.study.config import TrainingConfig
     >>> run = RunConfig(recipe=Recipe(training=TrainingConfig(epochs=10)), rate=0.1, seed=0, trained_on="100%")
     >>> round(cost_of(run, Speed(1.0, 0.0, 0.0)).seconds)  # ten times 1297 images
     12970
@@ -128,9 +127,11 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
     averages = len(recipe.averages.names)
     sets = 1 + averages
     recomputed = recipe.measuring.recompute == "each-epoch"
-    on_test = test if recipe.measuring.test_curves and config.trained_on == "100%" else 0
-    each_epoch = sets * (held_out + on_test + (learnt if recipe.measuring.on_train else 0))
-    each_epoch += averages * (learnt + held_out + on_test) if recomputed else 0
+    most = recipe.measuring.curve_images or max(learnt, test)
+    on_test = min(test, most) if recipe.measuring.test_curves and config.trained_on == "100%" else 0
+    on_train = min(learnt, most)
+    each_epoch = sets * (held_out + on_test + (on_train if recipe.measuring.on_train else 0))
+    each_epoch += averages * (on_train + held_out + on_test) if recomputed else 0
     epochs = recipe.training.epochs - ((config.constant_from or 0) if config.swa else 0)
     targets = sum(SIZES[name].train + SIZES[name].test for name in config.transfer)
     kept = 1 + (_CHOSEN if config.trained_on == "80%" else len(config.keep) + config.swa)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from emabank.study.config import RunConfig
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.studies.cost import SIZES, Speed
 
 IMAGES = 4
@@ -23,7 +23,7 @@ ENOUGH = 1.0  # seconds
 def measure_speed(config: RunConfig) -> Speed:
     """Time a few images through the network of a run, with as many threads and the memory order that the run will have.
 
-    >>> from emabank.study.recipe import HardwareConfig, Recipe, TrainingConfig
+    >>> from emabank.study.config import HardwareConfig, Recipe, TrainingConfig
     >>> recipe = Recipe(training=TrainingConfig(width=4), hardware=HardwareConfig(device="cpu"))
     >>> speed = measure_speed(RunConfig(recipe=recipe, rate=0.1, seed=0, trained_on="80%"))
     >>> speed.training >= speed.forward > 0, speed.flops > 0

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from emabank.study.config import ProtocolConfig
-from emabank.study.progress import duration
+from emabank.study.executors.progress import duration
 from emabank.study.studies.catalogue import STUDIES, Wanted, wanted
 from emabank.study.studies.cost import CORES, MACHINE, NOTHING, Cost, cost_of, counted_for, usual_speed
-from emabank.study.studies.kinds import run_of, runs_needed
 from emabank.study.studies.scales import Scale, title_of
+from emabank.study.studies.variants import example_config, runs_needed
 
 _completed = cache(ProtocolConfig.completed)  # checked anew each time otherwise, for each study that has the pair
 
@@ -63,5 +63,5 @@ def _together(pairs: Sequence[Wanted], cost: Callable[[ProtocolConfig, str], Cos
 
 
 def _cost(config: ProtocolConfig, kind: str) -> Cost:
-    run = run_of(kind, config)
+    run = example_config(kind, config)
     return cost_of(run, usual_speed(run))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from emabank import EMABank
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.images import Dataset
-from emabank.study.models.catalogue import build_network
+from emabank.study.models import build_network
 from emabank.study.report.results import Overhead
 from emabank.study.runs.environment import environment
 
@@ -25,7 +25,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
     """The cost of the averages of a protocol, as plain values: a step and an update by turns, and the memory.
 
     >>> from emabank.study.data.digits import digits_dataset
-    >>> from emabank.study.recipe import TrainingConfig
+    >>> from emabank.study.config import TrainingConfig
     >>> small = ProtocolConfig(training=TrainingConfig(width=4, batch=8))
     >>> found = measure_overhead(small, digits_dataset(), repetitions=2)
     >>> found["averages"], found["parameters"], found["bytes"] >= 5 * 4 * found["parameters"]

@@ -7,8 +7,7 @@ for a CPU; `demo` with the embedded digits, in seconds. Not every pair has a sta
 from dataclasses import replace
 from typing import NamedTuple, get_args
 
-from emabank.study.config import ProtocolConfig
-from emabank.study.recipe import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
+from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, ProtocolConfig, TrainingConfig
 from emabank.study.report.pairs import CONSTANT, MAIN, Scale
 
 SCALES: tuple[Scale, ...] = get_args(Scale)

@@ -1,0 +1,167 @@
+"""The protocol for a user's own model and data: `run_protocol`."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from emabank.study.config import Place, ProtocolConfig
+from emabank.study.data.folders import load_image_folder
+from emabank.study.data.images import Dataset, Images, make_images
+from emabank.study.data.labelled import LabelledImages
+from emabank.study.executors import Outcome
+from emabank.study.executors.progress import counting, progress, say
+from emabank.study.launch import show
+from emabank.study.protocol import Protocol, resolve
+from emabank.study.run_job import Job, folder_of, run_job, task_of
+from emabank.study.studies.scheduler import Setting, run_setting
+
+Data = Dataset | tuple[Tensor, Tensor, Tensor, Tensor] | str | os.PathLike[str]
+
+
+def run_protocol(
+    make_model: Callable[[], nn.Module],
+    data: Data,
+    config: ProtocolConfig | None = None,
+    *,
+    runs: str | os.PathLike[str] = "runs",
+    size: int | None = None,
+    console: Console | None = None,
+) -> Protocol:
+    """Tune, choose, refit and test a model of your own on data of your own, with a bank of averages beside it.
+
+    `make_model` builds a new model, with logits as its output; it is called with torch's random numbers seeded. `data`
+    is (training images, labels, test images, labels) as tensors, images uint8 `[n, channels, height, width]`; or a
+    folder with `train` and `test` in it, each with a folder of images for every class (`size` brings images to so many
+    pixels square). `config` says the rest; its data set and network are yours. With `config.transfer` the model needs a
+    method `features(x)`, what its last layer sees, and files of that data set are looked for in the folder `data`.
+
+    The runs are trained in this process, one after the other. Called again with the same arguments it resumes where it
+    was interrupted, and trains nothing twice: a run is known by its configuration, the data, and the model as it is
+    when it is new.
+
+    >>> import tempfile
+    >>> from emabank.study import ProtocolConfig, TrainingConfig, run_protocol
+    >>> images = torch.randint(0, 256, (60, 1, 4, 4), dtype=torch.uint8)
+    >>> labels = (images.float().mean(dim=(1, 2, 3)) > 127).long()
+    >>> config = ProtocolConfig(training=TrainingConfig(epochs=2, batch=16), rates=(0.1,), seeds=1, swa=False)
+    >>> with tempfile.TemporaryDirectory() as runs:
+    ...     done = run_protocol(
+    ...         lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)),
+    ...         (images, labels, images, labels),
+    ...         config,
+    ...         runs=runs,
+    ...         console=Console(quiet=True),
+    ...     )
+    ...     done.choices[0].rate, sorted(done.refitted[0].snapshots())[-1]
+    (0.1, 'live-last')
+    """
+    console = console or Console()
+    config = config or ProtocolConfig()
+    config = resolve(
+        replace(
+            config,
+            data=replace(config.data, dataset="own"),
+            training=replace(config.training, network="own", width=None),
+        )
+    )
+    dataset = _dataset(data, size, console)
+    place = Place(runs=Path(runs))
+
+    def one_by_one(jobs: Sequence[Job]) -> dict[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        for job in jobs:
+            task = task_of(job, place)
+            if not folder_of(job.config, place).is_done():
+                say(console, task.title)
+            with progress(console, job.config.recipe.training.epochs) as tell:
+                run_job(job, place, dataset, make_model=make_model, tell=tell)
+            outcomes[task.id] = Outcome(task=task, state="done")
+        return outcomes
+
+    setting = Setting(
+        name="own", config=config, make_model=make_model, model_fingerprint=_model_fingerprint(make_model, dataset)
+    )
+    done = run_setting(setting, place, dataset=dataset, run_jobs=one_by_one, say=partial(say, console))
+    show(done, console)
+    return done
+
+
+def _dataset(data: Data, size: int | None, console: Console) -> Dataset:
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str | os.PathLike):
+        return _from_folder(Path(data), size, console)
+    if not isinstance(data, tuple) or len(data) != 4:
+        raise ValueError(
+            f"data is a {type(data).__name__}; give (training images, labels, test images, labels) as tensors, or a "
+            "folder with train and test in it"
+        )
+    images, labels, test_images, test_labels = data
+    train, test = make_images(images, labels), make_images(test_images, test_labels)
+    return Dataset("own", int(torch.cat([train.labels, test.labels]).max()) + 1, train, test)
+
+
+def _from_folder(folder: Path, size: int | None, console: Console) -> Dataset:
+    for part in ("train", "test"):  # before the first is decoded
+        if not (folder / part).is_dir():
+            raise FileNotFoundError(
+                f"there is no folder {folder / part}; give a folder with train and test in it, each with a folder of "
+                "images for every class"
+            )
+    with counting(console, "images decoded") as tell:
+        train, test = (load_image_folder(folder / part, size=size, tell=tell) for part in ("train", "test"))
+    if train.classes != test.classes:
+        differ = sorted(set(train.classes) ^ set(test.classes))
+        raise ValueError(
+            f"{folder / 'train'} and {folder / 'test'} do not have the same classes, {', '.join(differ[:5])} in one "
+            "alone; give each class a folder in both"
+        )
+    return Dataset("own", len(train.classes), _images(train), _images(test))
+
+
+def _images(found: LabelledImages) -> Images:
+    return make_images(torch.from_numpy(found.images), torch.from_numpy(found.labels))
+
+
+# The identity of a model ----------------------------------------------------------------------------------------------
+
+
+def _model_fingerprint(make_model: Callable[[], nn.Module], dataset: Dataset) -> str:
+    """16 hexadecimal digits that change with the model: its modules, names and shapes, first weights, and its code."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(0)
+        model = make_model()
+        others = {id(parameter) for parameter in make_model().parameters()}
+        if any(id(parameter) in others for parameter in model.parameters()):
+            raise ValueError(
+                "make_model gives models that share parameters, so that one run would go on with another's weights; "
+                "build all of the model inside it, with copy.deepcopy of a part that is trained already"
+            )
+        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]
+        parts = [repr(model), repr(shapes), _behaviour(model, dataset.train.images.shape[1:])]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _behaviour(model: nn.Module, shape: Sequence[int]) -> str:
+    """What a new model makes of two made-up images, in training and after it: its code leaves no other trace.
+
+    In float64 and rounded, so that other machines and numbers of threads find the same; a model that cannot be used so,
+    being bound to a GPU or to float32, has to do without.
+    """
+    images = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    try:
+        model = model.cpu().double()
+        with torch.no_grad():
+            outputs = [model.train()(images), model.eval()(images)]
+        values = torch.cat([output.flatten() for output in outputs])
+    except Exception:  # a model of one's own may raise any; what it must be able to do, `check_model` says
+        return ""
+    scale = float(values.abs().max()) or 1.0
+    return " ".join([f"{scale:.5g}", *(f"{round(value / scale, 5) + 0.0:.5f}" for value in values.tolist())])

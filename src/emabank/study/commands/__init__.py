@@ -1,0 +1,62 @@
+"""The command `emabank`: words in, one stage called, its failures told in one sentence.
+
+Each command is a class: its fields are the arguments, `run` calls the stage. A stage is imported only when it is
+called, so that what needs no torch (`--help`, `list`, `decay`) starts at once.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from emabank import __version__
+
+_DESCRIPTION = (
+    f"emabank {__version__}: keep a bank of weight averages while you train; know which one to ship. "
+    "`emabank COMMAND --help` explains a command, `emabank --version` prints the version."
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, or 1 failed, 2 cannot be run like this, 130 interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
+        print(f"emabank {__version__}")
+        return 0
+    return _exit_code(lambda: _run(words), resumable=words[:1] in (["protocol"], ["run"]))
+
+
+def _run(words: list[str]) -> int:
+    from emabank.study.commands.parsing import parse
+
+    try:
+        command: Any = parse(words or ["--help"], description=_DESCRIPTION)
+    except ValueError as error:  # a file of settings that does not fit; tyro itself ends the process
+        sys.exit(_failed(str(error), 2))
+    return command.run(words) or 0
+
+
+def _exit_code(command: Callable[[], int], *, resumable: bool) -> int:
+    """Failures that are no fault of the program end in one sentence; any other keeps its traceback."""
+    try:
+        return command()
+    except KeyboardInterrupt:
+        return _failed("interrupted" + ("; the same command resumes" if resumable else ""), 130)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "emabank"):
+            raise
+        return _failed(f'the commands need the package {missing}, which is missing: pip install "emabank[study]"', 2)
+    except BrokenPipeError:  # whoever reads the output, `head` say, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
+        return 1
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        return _failed(f"{place}{error.strerror or error}", 1)
+    except ValueError as error:  # what a stage refuses: its messages are sentences for the user
+        return _failed(str(error), 1)
+
+
+def _failed(sentence: str, code: int) -> int:
+    print(f"emabank: {sentence}", file=sys.stderr)
+    return code

@@ -1,0 +1,44 @@
+"""The command `bench`: times updates of averages on this machine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from emabank.study.config import check_at_least, check_choices
+
+BenchModel = Literal["resnet20", "resnet18", "wrn-28-10", "transformer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Time one update of all averages on this machine, compared with the memory limit and torch's AveragedModel.
+
+    The memory limit is the time of the memory traffic that no update avoids. Takes half a minute; leave the machine
+    idle meanwhile.
+    """
+
+    model: BenchModel = "resnet18"
+    """Whose weights are averaged; transformer: the 85 million parameters in the blocks of GPT-2 small."""
+    averages: tuple[int, ...] = (1, 5)
+    """How many averages, from 1 to 5; each number is timed."""
+    seconds: float = 8
+    """Approximate time per number of averages."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the model and its averages are; auto: a GPU if there is one."""
+    threads: int | None = None
+    """CPU threads. By default torch's choice."""
+    json: Path | None = None
+    """Write the result to this file. By default it is only printed."""
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check_at_least("threads", self.threads, 1)
+        if not self.averages or not all(1 <= count <= 5 for count in self.averages):
+            raise ValueError(f"averages must be numbers from 1 to 5; got {' '.join(map(str, self.averages)) or 'none'}")
+        if not 0 < self.seconds <= 3600:
+            raise ValueError(f"seconds must be above 0 and at most 3600; got {self.seconds}")
+
+    def run(self, words: list[str]) -> None:
+        from emabank.study.bench import run_bench
+
+        run_bench(self)

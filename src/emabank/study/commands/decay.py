@@ -1,0 +1,166 @@
+"""The command `decay`: what a decay means, in every way that people say it. Imports no torch.
+
+The maths is in the library's rules, whose conversions are public.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from emabank.rules import (
+    PAPER_PERIOD,
+    format_decay,
+    from_half_life,
+    from_window,
+    half_life,
+    per_step,
+    warmup_end,
+    window,
+)
+from emabank.study.config import check_at_least
+from emabank.study.executors.progress import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayArguments:
+    """Convert a decay into all its forms: per step, per update, half-life, window, warm-up.
+
+    Give one or more decays, or another form: `emabank decay 0.999`, `emabank decay --half-life 693`.
+    """
+
+    decay: Annotated[tyro.conf.Positional[tuple[float, ...]], tyro.conf.arg(metavar="[DECAY ...]")] = ()
+    """The weight of the past per optimizer step."""
+    per_update: tuple[float, ...] = ()
+    """Instead: the weight of the past per update, as in the paper."""
+    half_life: tuple[float, ...] = ()
+    """Instead: after how many optimizer steps half of the past is left."""
+    window: tuple[float, ...] = ()
+    """Instead: how many optimizer steps it remembers."""
+    half_life_epochs: tuple[float, ...] = ()
+    """Instead: the half-life in epochs."""
+    window_epochs: tuple[float, ...] = ()
+    """Instead: the window in epochs."""
+    every: int = 16
+    """How many optimizer steps there are between two updates."""
+    steps_per_epoch: float | None = None
+    """How many optimizer steps an epoch has, to say it in epochs too. By default that is unknown."""
+
+    def __post_init__(self) -> None:
+        check_at_least("every", self.every, 1)
+        if self.steps_per_epoch is not None and not 0 < self.steps_per_epoch < math.inf:
+            raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give a number above 0, such as 391")
+        forms = ("decay", "per_update", "half_life", "window", "half_life_epochs", "window_epochs")
+        given = [name for name in forms if getattr(self, name)]
+        if len(given) != 1:
+            said = " and ".join(given) if given else "nothing"
+            raise ValueError(f"{said} is given; give one of decay, {', '.join(forms[1:])}")
+        if given[0].endswith("_epochs") and self.steps_per_epoch is None:
+            raise ValueError(f"{given[0]} needs to know how long an epoch is; give steps_per_epoch, such as 391")
+        for decay in (*self.decay, *self.per_update):
+            if not 0 <= decay <= 1:
+                raise ValueError(f"{given[0]} is {decay}; a decay must be from 0 to 1, such as 0.999")
+        for steps in self.half_lives:
+            if not 0 < steps < math.inf:
+                raise ValueError(f"a half-life of {steps:g} steps: give a number above 0")
+        for steps in self.windows:
+            if not 1 <= steps < math.inf:
+                raise ValueError(f"a window of {steps:g} steps: give 1 step or more")
+
+    @property
+    def half_lives(self) -> tuple[float, ...]:
+        """In steps, from either form."""
+        return self.half_life + tuple(epochs * (self.steps_per_epoch or 0) for epochs in self.half_life_epochs)
+
+    @property
+    def windows(self) -> tuple[float, ...]:
+        """In steps, from either form."""
+        return self.window + tuple(epochs * (self.steps_per_epoch or 0) for epochs in self.window_epochs)
+
+    def run(self, words: list[str]) -> None:
+        show_decay(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """One decay in all its forms.
+
+    Args:
+        rule: how a bank gets it.
+        decay: the weight of the past per optimizer step.
+    """
+
+    rule: str
+    decay: float
+
+    @property
+    def half_life(self) -> float:
+        """Optimizer steps until half of the past is left."""
+        return half_life(self.decay)
+
+    @property
+    def window(self) -> float:
+        """Optimizer steps that it remembers, its time constant."""
+        return window(self.decay)
+
+    @property
+    def warmup(self) -> float:
+        """Optimizer steps for which the decay warm-up lasts."""
+        return warmup_end(round(self.decay**PAPER_PERIOD, 12))
+
+
+def meanings(asked: DecayArguments) -> list[Meaning]:
+    """The meaning of each of the decays that were asked for.
+
+    >>> [round(meaning.half_life) for meaning in meanings(DecayArguments(per_update=(0.968, 0.998)))]
+    [341, 5540]
+    """
+    return (
+        [Meaning(rule=f"{decay!r}", decay=decay) for decay in asked.decay]
+        + [Meaning(rule=f"EMA(per_update={decay!r})", decay=per_step(decay, asked.every)) for decay in asked.per_update]
+        + [Meaning(rule=f"EMA(half_life={steps!r})", decay=from_half_life(steps)) for steps in asked.half_lives]
+        + [Meaning(rule=f"{from_window(steps)!r}", decay=from_window(steps)) for steps in asked.windows]
+    )
+
+
+def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
+    """Print what decays mean.
+
+    >>> show_decay(DecayArguments(half_life=(693.0,)), Console(quiet=True))
+    """
+    console = console or Console()
+    found = meanings(asked)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("decay per step")
+    for meaning in found:
+        table.add_column(format_decay(meaning.decay), justify="right", no_wrap=True)
+    table.add_row(f"decay per update, every {asked.every} steps", *(f"{m.decay**asked.every:.6g}" for m in found))
+    for name, steps in (
+        ("half-life, in steps", [meaning.half_life for meaning in found]),
+        ("window, in steps", [meaning.window for meaning in found]),
+        ("warm-up, in steps", [meaning.warmup for meaning in found]),
+    ):
+        table.add_row(name, *map(_steps, steps))
+        if asked.steps_per_epoch is not None:
+            table.add_row("  in epochs", *(_epochs(count / asked.steps_per_epoch) for count in steps), style="dim")
+    console.print(table)
+    rules = ", ".join(meaning.rule for meaning in found)
+    period = f", every={asked.every}" if asked.per_update else ""
+    for line in (
+        "After a half-life half of the past is left. The window, 1 / (1 - decay), is what an average remembers. The "
+        "warm-up holds the decay down at the beginning.",
+        f"In Python: EMABank(model, [{rules}]{period})",
+    ):
+        say(console, line)
+
+
+def _steps(value: float) -> str:
+    return "never ends" if value == math.inf else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _epochs(value: float) -> str:
+    return "" if value == math.inf else f"{value:,.1f}" if value >= 1 else f"{value:.2g}"

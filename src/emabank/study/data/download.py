@@ -1,0 +1,369 @@
+"""The files of a data set: checked against the catalogue, downloaded with pooch, unpacked; no torch."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Literal, NamedTuple, cast
+
+from emabank.study.data.catalogue import Download, File, ImageFolders, Published, find_dataset
+from emabank.study.data.folders import FOLDER, read_wnids, train_files, val_files
+from emabank.study.data.labelled import Tell
+
+State = Literal["ok", "missing", "damaged", "wrong checksum", "incomplete"]
+
+
+class Finding(NamedTuple):
+    """How one file (or folder of images) of a data set stands, in a sentence, and where it comes from."""
+
+    path: Path
+    state: State
+    sentence: str
+    download: Download | None = None  # None: nothing has to be fetched
+
+
+def check(name: str, folder: str | os.PathLike[str]) -> list[Finding]:
+    """Verify the files of a data set, and of those that it needs, against published checksums and numbers.
+
+    >>> [finding.state for finding in check("digits", "data")]
+    ['ok']
+    >>> print(check("cifar10n", "/no/such/folder")[-1].sentence)
+    /no/such/folder/cifar-n/CIFAR-10_human.pt is missing; it comes from \
+https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data/CIFAR-10_human.pt
+    """
+    dataset, folder = find_dataset(name), Path(folder)
+    findings = [finding for other in dataset.needs for finding in check(other, folder)]
+    if not dataset.downloads:
+        findings.append(Finding(Path(), "ok", f"{dataset.title}: embedded in emabank, nothing to fetch"))
+    for download in dataset.downloads:
+        if download.image_folders is not None:
+            findings += _check_image_folders(folder, download, download.image_folders)
+        elif download.contents:
+            findings += _check_contents(folder, download)
+        else:
+            findings.append(_check_file(folder, download.file, download))
+    return findings
+
+
+def is_complete(findings: Iterable[Finding]) -> bool:
+    """Whether nothing is missing or wrong: then the command ends with 0.
+
+    >>> is_complete(check("digits", "data")), is_complete(check("cifar10", "/no/such/folder"))
+    (True, False)
+    """
+    return all(finding.state == "ok" for finding in findings)
+
+
+def origin(dataset: Published) -> str:
+    """Who publishes a data set and under which terms, in a sentence.
+
+    >>> origin(find_dataset("digits")).partition(":")[0]
+    'Optical Recognition of Handwritten Digits, test set'
+    """
+    return f"{dataset.title}: published by {dataset.publisher}; terms: {dataset.terms}"
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def _check_contents(folder: Path, download: Download) -> list[Finding]:
+    """The files of an archive, unpacked; those that are not are fine when the archive itself is there and right."""
+    findings = [_check_file(folder, file, download) for file in download.contents]
+    if all(finding.state != "missing" for finding in findings) or download.file.found(folder) is None:
+        return findings
+    archive = _check_file(folder, download.file, download)
+    if archive.state != "ok":
+        return [archive, *findings]
+    return [archive, *(finding for finding in findings if finding.state != "missing")]
+
+
+def _check_file(folder: Path, file: File, download: Download) -> Finding:
+    path = file.found(folder)
+    source = f"it comes from {download.url}"
+    if path is None:
+        path = folder / file.path
+        return Finding(path, "missing", f"{path} is missing; {source}", download)
+    try:
+        size = path.stat().st_size
+        if size != file.size:
+            sentence = f"{path} is damaged: {size:,} bytes, where {file.size:,} belong; {source}"
+            return Finding(path, "damaged", sentence, download)
+        kind = file.checksum.partition(":")[0]
+        found = f"{kind}:{file_hash(path, kind)}"
+    except OSError as error:
+        return Finding(path, "damaged", f"{path} cannot be read ({error.strerror}); {source}", download)
+    # Only CIFAR-N is known by SHA-256, and that by emabank alone.
+    whose = "published" if kind == "md5" else "recorded by emabank (nobody publishes one)"
+    if found != file.checksum:
+        sentence = f"{path} has the wrong checksum {found}; {file.checksum} is the one {whose}; {source}"
+        return Finding(path, "wrong checksum", sentence, download)
+    return Finding(path, "ok", f"{path} is whole; its checksum is the one {whose}")
+
+
+def file_hash(path: Path, kind: str) -> str:
+    """The checksum of a file: `md5` or `sha256`.
+
+    >>> file_hash(Path(os.devnull), "md5")
+    'd41d8cd98f00b204e9800998ecf8427e'
+    """
+    total = hashlib.new(kind, usedforsecurity=False)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            total.update(block)
+    return total.hexdigest()
+
+
+# Folders of images ---------------------------------------------------------------------------------------------------
+
+
+def _check_image_folders(folder: Path, download: Download, published: ImageFolders) -> list[Finding]:
+    """Classes and images counted against the published numbers, since single images have no checksums."""
+    root, source = folder / FOLDER, f"the complete set comes from {download.url}"
+    path = root / "wnids.txt"
+    try:
+        wnids = read_wnids(folder)
+    except FileNotFoundError:
+        packed = download.file.found(folder)
+        there = f"{packed} is there and not unpacked" if packed else source
+        return [Finding(path, "missing", f"{path} is missing; {there}", download)]
+    except (OSError, ValueError) as error:
+        return [Finding(path, "damaged", f"{error}; {source}", download)]
+    if len(wnids) != published.classes:
+        sentence = f"{path} names {len(wnids)} classes, where {published.classes} belong; {source}"
+        return [Finding(path, "damaged", sentence, download)]
+    findings = [Finding(path, "ok", f"{path} names the {len(wnids)} classes")]
+    train = root / "train"
+    findings.append(_count(train, train_files(root, wnids), root, wnids, published.train, download))
+    val = root / "val"
+    try:
+        findings.append(_count(val, val_files(root, wnids), root, wnids, published.test, download))
+    except FileNotFoundError as error:
+        findings.append(Finding(val, "missing", f"{str(error).partition(';')[0]}; {source}", download))
+    except (OSError, ValueError) as error:
+        findings.append(Finding(val, "damaged", f"{error}; {source}", download))
+    return findings
+
+
+def _count(
+    place: Path, files: list[tuple[str, int]], root: Path, wnids: list[str], each: int, download: Download
+) -> Finding:
+    counts = Counter(label for _, label in files)
+    empty = next((root / path for path, _ in files if (root / path).stat().st_size == 0), None)
+    if empty is not None:
+        sentence = f"{empty} is damaged: it is empty; the complete set comes from {download.url}"
+        return Finding(place, "damaged", sentence, download)
+    unlike = [label for label in range(len(wnids)) if counts[label] != each]
+    if unlike:
+        first = unlike[0]
+        sentence = (
+            f"{place} is incomplete: {len(files):,} of {each * len(wnids):,} images, and {len(unlike)} of {len(wnids)} "
+            f"classes do not have {each} (first {wnids[first]} with {counts[first]}); the complete set comes from "
+            f"{download.url}"
+        )
+        return Finding(place, "incomplete", sentence, download)
+    return Finding(place, "ok", f"{place} holds {each} images in each of {len(wnids)} classes")
+
+
+# Fetching ------------------------------------------------------------------------------------------------------------
+
+_TIMEOUT = 30  # seconds without an answer
+_CHUNK = 1 << 16
+_TEMPORARY = ".emabank-fetch-"
+_OLD = 24 * 3600  # seconds, after which a temporary folder is taken to be left by a killed process
+
+
+def fetch(name: str, folder: str | os.PathLike[str], *, tell: Tell | None = None) -> list[Finding]:
+    """Download what `check` finds missing or wrong; the files appear in the folder whole and verified, or not at all.
+
+    Archives are unpacked and stay beside what they hold. One that is there already and right is not downloaded again.
+
+    Args:
+        name: the name of a data set.
+        folder: the data folder; made when it is not there.
+        tell: called with how many of how many bytes are there.
+
+    Returns:
+        What `check` finds afterwards: nothing missing, nothing wrong.
+
+    >>> [finding.state for finding in fetch("digits", "data")]
+    ['ok']
+    """
+    folder = Path(folder)
+    findings = check(name, folder)
+    downloads = list(dict.fromkeys(finding.download for finding in findings if finding.download is not None))
+    if not downloads:
+        return findings
+    bar = _Bar(tell or (lambda done, total: None), sum(download.file.size for download in downloads))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for download in downloads:
+            with _temporary_folder(folder) as temporary:
+                _fetch_one(name, download, folder, temporary, bar)
+            bar.finish(download.file.size)
+    except ConnectionError:
+        raise
+    except OSError as error:
+        reason = f"the files of {name} could not be put there ({error.strerror or error}); nothing half-written is left"
+        raise OSError(error.errno, reason, str(folder)) from error
+    findings = check(name, folder)
+    if not is_complete(findings):
+        wrong = next(finding for finding in findings if finding.state != "ok")
+        raise ValueError(f"{wrong.sentence}: still so after fetching it; remove it and fetch again")
+    return findings
+
+
+def _fetch_one(name: str, download: Download, folder: Path, temporary: Path, bar: "_Bar") -> None:
+    present = download.file.found(folder)
+    kind, _, expected = download.file.checksum.partition(":")
+    if present is None or file_hash(present, kind) != expected:
+        file = _download(name, download, folder, temporary, bar)
+        # A file that lies elsewhere and is wrong is replaced there: there it is found first, or alone.
+        present = present or folder / download.file.path
+        present.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, present)
+    if download.is_archive:
+        unpacked = temporary / "unpacked"
+        unpacked.mkdir()
+        unpack(present, unpacked)
+        _move(unpacked, folder)
+
+
+def _download(name: str, download: Download, folder: Path, temporary: Path, bar: "_Bar") -> Path:
+    pooch: Any = import_module("pooch")
+    from requests.exceptions import HTTPError, RequestException
+
+    file = Path(download.file.path).name
+    by_hand = (
+        f"where there is no network, put {file} into {folder} by hand, and `emabank data check {name} --data {folder}` "
+        f"will verify it"
+    )
+    downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT)
+    bar.begin(download)
+    try:
+        with _quiet(pooch.get_logger()):
+            path = pooch.retrieve(
+                download.url, download.file.checksum, fname=file, path=temporary, downloader=downloader
+            )
+    except HTTPError as error:
+        code = getattr(error.response, "status_code", "an error")
+        raise ConnectionError(f"{download.url} could not be fetched (it answered {code}); {by_hand}") from error
+    except RequestException as error:
+        raise ConnectionError(f"{download.url} could not be reached or broke off; {by_hand}") from error
+    except ValueError as error:
+        raise ValueError(
+            f"what {download.url} gave has another checksum than {download.file.checksum} and was not kept; try again, "
+            f"and if it stays so, the file there is no longer the published one"
+        ) from error
+    return Path(path)
+
+
+class _Bar:
+    """What pooch takes for a progress bar: counts over all downloads, and stops a file that does not end."""
+
+    def __init__(self, tell: Tell, whole: int) -> None:
+        self.tell = tell
+        self.whole = whole
+        self.before = 0  # bytes of the files that are done
+        self.most = self.done = self.total = 0
+
+    def begin(self, download: Download) -> None:
+        self.most, self.done = download.file.size, 0
+        self.tell(self.before, self.whole)
+
+    def update(self, count: int) -> None:
+        self.done += count
+        if self.done > self.most + 2 * _CHUNK:  # pooch counts the last chunk as a whole one
+            raise ValueError("longer than it should be")
+        self.tell(self.before + min(self.done, self.most), self.whole)
+
+    def reset(self) -> None:
+        self.done = 0
+
+    def close(self) -> None:
+        pass
+
+    def finish(self, size: int) -> None:
+        self.before += size
+        self.tell(self.before, self.whole)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move what is in one folder to another; folders that are there already get what they lack and what differs."""
+    for entry in sorted(source.iterdir()):
+        place = target / entry.name
+        if entry.is_dir() and place.is_dir():
+            _move(entry, place)
+        else:
+            os.replace(entry, place)
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Generator[Path]:
+    """A folder beside where the files will lie, so that moving them there is one step; it is always removed."""
+    for left in folder.glob(f"{_TEMPORARY}*"):
+        if time.time() - left.stat().st_mtime > _OLD:
+            shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder) as temporary:
+        yield Path(temporary)
+
+
+@contextmanager
+def _quiet(logger: Any) -> Generator[None]:
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# Unpacking -----------------------------------------------------------------------------------------------------------
+
+MOST_BYTES = 2 * 2**30  # CIFAR's archives unpack to 187 MB and Tiny-ImageNet's to 0.5 GB
+
+
+def unpack(path: Path, folder: Path) -> None:
+    """Unpack a `.tar.gz` or `.zip` into an existing folder; `ValueError` when a member would lie outside of it.
+
+    Owners, rights and times of the archive are ignored.
+    """
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as zipped:
+                _check_size(path, sum(member.file_size for member in zipped.infolist()))
+                zipped.extractall(folder)  # it cuts what leads outside off a name, and makes no links
+        else:
+            with tarfile.open(path, "r|gz") as archive:
+                _unpack_tar(path, archive, folder)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        raise ValueError(f"{path} is damaged or cut short ({error}); delete it and get it again") from error
+
+
+def _unpack_tar(path: Path, archive: tarfile.TarFile, folder: Path) -> None:
+    """Not `extractall(filter="data")`: early versions of Python 3.10 and 3.11 do not have it."""
+    total = 0
+    for member in archive:
+        name = PurePosixPath(member.name)
+        if name.is_absolute() or ".." in name.parts or not (member.isreg() or member.isdir()):
+            raise ValueError(f"{path} holds {member.name!r}, a link or a place outside of its folder; not unpacked")
+        _check_size(path, total := total + member.size)
+        if member.isdir():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with cast("IO[bytes]", archive.extractfile(member)) as source, open(folder / name, "wb") as file:
+                shutil.copyfileobj(source, file)
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise ValueError(f"{path} unpacks to {size:,} bytes or more, far too many; delete it and get it again")

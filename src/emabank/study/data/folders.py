@@ -1,0 +1,393 @@
+"""Data sets that are folders of images: Tiny-ImageNet-200 in its published layout, and a user's own; no torch.
+
+Images are decoded once, into a cache that is mapped into memory at every later start. A cache is one `.npy` file whose
+name has a digest of what it was made from, renamed into its place when it is complete. The digest has sizes and times
+of the files, not their content; a run notices changed pixels by the fingerprint of its data.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from emabank.study.data.catalogue import advice
+from emabank.study.data.labelled import LabelledImages, Tell
+
+CACHE = ".emabank-cache"
+"""The name of the default cache, in the data folder."""
+_VERSION = 3
+_OLD = 24 * 3600  # seconds, after which an unfinished cache is taken to be left by a killed process
+
+
+# Tiny-ImageNet -------------------------------------------------------------------------------------------------------
+
+FOLDER = "tiny-imagenet-200"
+_SIDE = 64
+_MOST_TEXT = 16 * 2**20  # bytes; words.txt, the largest, has 2.7 MB
+
+
+def load_tiny_imagenet(
+    folder: str | os.PathLike[str],
+    *,
+    split: Literal["train", "test"],
+    cache: str | os.PathLike[str] | None = None,
+    tell: Tell | None = None,
+) -> LabelledImages:
+    """Read one part of Tiny-ImageNet; the first time the images are decoded, which `tell` hears of.
+
+    Args:
+        folder: the data folder, with `tiny-imagenet-200/` in it.
+        split: `"train"`, or `"test"` for the published `val` folder: the published `test` folder has no labels.
+        cache: where the decoded images are kept; default `.emabank-cache` in the data folder.
+        tell: called with how many of how many images are decoded.
+
+    Returns:
+        Images of 64 x 64 pixels; class 0 is the first line of `wnids.txt`. A part is mapped from the cache.
+
+    >>> load_tiny_imagenet("/no/such/folder", split="test")  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    FileNotFoundError: /no/such/folder holds no tiny-imagenet-200/wnids.txt; ...
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split is {split!r}; give 'train' or 'test'")
+    folder = Path(folder)
+    root = folder / FOLDER
+    wnids = read_wnids(folder)
+    files = train_files(root, wnids) if split == "train" else val_files(root, wnids)
+    if not files:
+        raise FileNotFoundError(f"{root} holds no images to {split} with; {advice('tiny-imagenet', folder)}")
+    images = load_decoded(
+        root,
+        [path for path, _ in files],
+        name=f"tiny-imagenet-{split}",
+        shape=Shape(_SIDE),
+        cache=folder / CACHE if cache is None else Path(cache),
+        tell=tell,
+    )
+    return LabelledImages(images, _labels(files), _class_names(root, wnids))
+
+
+def read_wnids(folder: Path) -> list[str]:
+    """The classes, in the order of their labels.
+
+    >>> read_wnids(Path("/no/such/folder"))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    FileNotFoundError: /no/such/folder holds no tiny-imagenet-200/wnids.txt; ...
+    """
+    path = folder / FOLDER / "wnids.txt"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} holds no {FOLDER}/wnids.txt; {advice('tiny-imagenet', folder)}")
+    wnids = [line.strip() for line in _lines(path) if line.strip()]
+    # As a plain word, a class cannot name a folder elsewhere.
+    if len(set(wnids)) != len(wnids) or not all(wnid.isalnum() for wnid in wnids):
+        raise ValueError(f"{path} is damaged: it should hold 200 different words like n01443537, one a line")
+    return wnids
+
+
+def train_files(root: Path, wnids: list[str]) -> list[tuple[str, int]]:
+    """Paths below `root` and labels of the images to train with; a class whose folder is missing has none.
+
+    >>> train_files(Path("/no/such/folder"), ["n01443537"])
+    []
+    """
+    return [
+        (f"train/{wnid}/images/{name}", label)
+        for label, wnid in enumerate(wnids)
+        for name in _jpegs(root / "train" / wnid / "images")
+    ]
+
+
+def val_files(root: Path, wnids: list[str]) -> list[tuple[str, int]]:
+    """Paths below `root` and labels of the images to test with, in the order of `val_annotations.txt`.
+
+    >>> val_files(Path("/no/such/folder"), ["n01443537"])  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    FileNotFoundError: /no/such/folder holds no val/val_annotations.txt; ...
+    """
+    path = root / "val" / "val_annotations.txt"
+    if not path.is_file():
+        raise FileNotFoundError(f"{root} holds no val/{path.name}; {advice('tiny-imagenet', root.parent)}")
+    labels = {wnid: label for label, wnid in enumerate(wnids)}
+    names = set(_jpegs(root / "val" / "images"))
+    files: list[tuple[str, int]] = []
+    for number, line in enumerate(_lines(path), start=1):
+        name, _, rest = line.partition("\t")
+        wnid = rest.partition("\t")[0].strip()
+        if not line.strip():
+            continue
+        if wnid not in labels:
+            raise ValueError(f"{path} names the class {wnid!r} in line {number}, which wnids.txt does not have")
+        if name not in names:
+            raise FileNotFoundError(f"{root} holds no val/images/{name}; {advice('tiny-imagenet', root.parent)}")
+        files.append((f"val/images/{name}", labels[wnid]))
+    return files
+
+
+def _jpegs(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if name.endswith((".JPEG", ".jpeg", ".jpg")))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _class_names(root: Path, wnids: list[str]) -> tuple[str, ...]:
+    """The words for the classes where `words.txt` is there and has them, else the classes as `wnids.txt` has them."""
+    path = root / "words.txt"
+    words = dict(line.rstrip("\n").split("\t", 1) for line in _lines(path) if "\t" in line) if path.is_file() else {}
+    return tuple(words.get(wnid, wnid) for wnid in wnids)
+
+
+def _lines(path: Path) -> list[str]:
+    if path.stat().st_size > _MOST_TEXT:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, far too many; use the published file")
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+# A user's own images -------------------------------------------------------------------------------------------------
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+def load_image_folder(
+    path: str | os.PathLike[str],
+    *,
+    size: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    tell: Tell | None = None,
+) -> LabelledImages:
+    """Read images that lie in one folder a class; the first time they are decoded, which `tell` hears of.
+
+    Args:
+        path: a folder whose subfolders are the classes, sorted by name; images may lie deeper in them.
+        size: bring every image to this many pixels square: scaled, and cut around its centre. Without it all images
+            must have one size, of any height and width.
+        cache: where the decoded images are kept; default `.emabank-cache` in `path`.
+        tell: called with how many of how many images are decoded.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for label, name in enumerate(["cats", "dogs"]):
+    ...         Path(folder, name).mkdir()
+    ...         Image.new("RGB", (6 + label, 4)).save(Path(folder, name, "first.png"))
+    ...     found = load_image_folder(folder, size=4)
+    >>> found.images.shape, found.labels, found.classes
+    ((2, 3, 4, 4), array([0, 1]), ('cats', 'dogs'))
+    """
+    if size is not None and size < 1:
+        raise ValueError(f"size is {size}; give a number of pixels, 1 or more, or None")
+    root = Path(path)
+    if not root.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {root}; give one whose subfolders hold the images of one class each"
+        )
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    files: list[tuple[str, int]] = []
+    for label, name in enumerate(classes):
+        paths = _images(root / name)
+        if not paths:
+            raise ValueError(f"{root / name} holds no images ({', '.join(_SUFFIXES)}); fill the folder or remove it")
+        files += [(f"{name}/{path}", label) for path in paths]
+    if not files:
+        raise ValueError(f"{root} has no subfolders; put the images of each class into a folder of their own")
+    images = load_decoded(
+        root,
+        [path for path, _ in files],
+        name=f"{re.sub('[^A-Za-z0-9]+', '-', root.resolve().name) or 'images'}-{size or 'own-size'}",
+        shape=Shape(size, fit=size is not None),
+        cache=root / CACHE if cache is None else Path(cache),
+        tell=tell,
+    )
+    return LabelledImages(images, _labels(files), tuple(classes))
+
+
+def _labels(files: Sequence[tuple[str, int]]) -> NDArray[np.int64]:
+    return np.array([label for _, label in files], dtype=np.int64)
+
+
+def _images(folder: Path) -> list[str]:
+    """The images below a folder, as paths with `/`, sorted; hidden files and folders are skipped."""
+    paths: list[str] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here = Path(place).relative_to(folder)
+        images = (name for name in names if name.lower().endswith(_SUFFIXES) and not name.startswith("."))
+        paths += [(here / name).as_posix() for name in images]
+    return sorted(paths)
+
+
+# The cache -----------------------------------------------------------------------------------------------------------
+
+
+def load_decoded(
+    root: Path, files: Sequence[str], *, name: str, shape: "Shape", cache: Path, tell: Tell | None = None
+) -> NDArray[np.uint8]:
+    """The images of these files as uint8 `[n, 3, height, width]`, mapped from the cache, decoded into it when needed.
+
+    What is written to the array does not reach the cache.
+
+    Args:
+        root: the folder that the files are in.
+        files: paths below `root`, one or more; their order is that of the images.
+        name: of the cache, in letters, digits and hyphens; when files, their sizes, times of change or the shape
+            change, a new one replaces the old one of that name.
+        shape: which size the images have or get.
+        cache: the folder of caches; made when it does not exist.
+        tell: called with how many of how many images are decoded.
+    """
+    path = cache / f"{name}.{_digest(root, files, shape)}.npy"
+    images = _mapped(path, len(files))
+    if images is not None:
+        return images
+    draft = cache / f".{name}.{os.getpid()}.tmp"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        for old in [*cache.glob(f"{name}.*.npy"), *(p for p in cache.glob(".*.tmp") if _is_old(p))]:
+            old.unlink(missing_ok=True)
+        try:
+            _decode_into(draft, [root / file for file in files], shape=shape, tell=tell or (lambda done, total: None))
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        images = _mapped(path, len(files))
+    except OSError as error:  # files that cannot be read are ValueErrors by now, so this is about writing
+        reason = f"the decoded images could not be kept there ({error.strerror or error}); choose another cache folder"
+        raise OSError(error.errno, reason, str(cache)) from error
+    if images is None:
+        raise OSError(f"{path} was written and cannot be read back; choose another cache folder")
+    return images
+
+
+def _digest(root: Path, files: Sequence[str], shape: "Shape") -> str:
+    total = hashlib.sha256(json.dumps([_VERSION, shape.side, shape.fit]).encode())
+    for file in files:
+        status = os.stat(f"{root}/{file}")
+        total.update(f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+    return total.hexdigest()[:20]
+
+
+def _mapped(path: Path, count: int) -> NDArray[np.uint8] | None:
+    """The cache at this path; None when there is none, or it was damaged after it was made."""
+    try:
+        images = np.lib.format.open_memmap(path, mode="c")  # not np.load: it would open archives as well
+    except (OSError, ValueError):
+        return None
+    return images if images.dtype == np.uint8 and images.ndim == 4 and len(images) == count else None
+
+
+def _is_old(path: Path) -> bool:
+    return time.time() - path.stat().st_mtime > _OLD
+
+
+def _decode_into(draft: Path, paths: Sequence[Path], *, shape: "Shape", tell: Tell) -> None:
+    size = height_and_width(paths[0], shape)
+    header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), 3, *size)}
+    done = 0
+    tell(done, len(paths))
+    # Written as a file and mapped later: on a full disk, writing to a mapped file would end the process.
+    with open(draft, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        with closing(decoded_blocks(paths, size, fit=shape.fit)) as blocks:
+            for block in blocks:
+                file.write(block.data)
+                done += len(block)
+                tell(done, len(paths))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# Decoding ------------------------------------------------------------------------------------------------------------
+
+# Threads, since Pillow decodes without Python's lock: about as fast as processes on Tiny-ImageNet, when measured.
+_TOGETHER = 128  # images that one task decodes
+# Pillow reads more formats than these, one of them by starting another program (EPS).
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+_T = TypeVar("_T")
+
+
+class Shape(NamedTuple):
+    """How images get their size: `side` pixels square or, when None, that of the first one.
+
+    With `fit`, others are scaled and cut to it around their centre; without, others are refused.
+    """
+
+    side: int | None = None
+    fit: bool = False
+
+
+def height_and_width(first: Path, shape: Shape) -> tuple[int, int]:
+    """The size of all images, from the shape or from the first of them."""
+    if shape.side is not None:
+        return shape.side, shape.side
+    width, height = _read(first, lambda image: image.size)
+    return height, width
+
+
+def decoded_blocks(
+    paths: Sequence[Path], size: tuple[int, int], *, fit: bool
+) -> Generator[NDArray[np.uint8], None, None]:
+    """The images in order, some at a time, as `[k, 3, height, width]`; grey ones become RGB.
+
+    Never more than a few blocks ahead of the caller. `ValueError` names a file that is damaged or does not fit.
+    """
+    workers = min(32, os.cpu_count() or 1)
+    starts = iter(range(0, len(paths), _TOGETHER))
+    ahead: deque[Future[NDArray[np.uint8]]] = deque()
+    pool = ThreadPoolExecutor(workers)
+    try:
+        while True:
+            while len(ahead) < 2 * workers and (start := next(starts, None)) is not None:
+                ahead.append(pool.submit(_block, paths[start : start + _TOGETHER], size, fit))
+            if not ahead:
+                return
+            yield ahead.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _block(paths: Sequence[Path], size: tuple[int, int], fit: bool) -> NDArray[np.uint8]:
+    block = np.empty((len(paths), 3, *size), dtype=np.uint8)
+    for index, path in enumerate(paths):
+        block[index] = _read(path, lambda image: _pixels(image, size, fit=fit))
+    return block
+
+
+def _pixels(image: Image.Image, size: tuple[int, int], *, fit: bool) -> NDArray[np.uint8]:
+    height, width = size
+    if image.size != (width, height) and not fit:
+        raise _UnfitError(
+            f"has {image.width} x {image.height} pixels, where {width} x {height} belong; give images of one size, or "
+            f"a size to bring them to"
+        )
+    if image.mode.startswith(("I", "F")):  # converting would cut off what is above 255
+        raise _UnfitError(f"has more than 8 bits a channel ({image.mode}); convert it to 8 bits")
+    image = image.convert("RGB")
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+class _UnfitError(ValueError):
+    pass
+
+
+def _read(path: Path, take: Callable[[Image.Image], _T]) -> _T:
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            return take(image)
+    except _UnfitError as error:
+        raise ValueError(f"{path} {error}") from None
+    except Exception as error:  # Pillow's readers raise what they like on damaged files
+        reason = (error.strerror if isinstance(error, OSError) else None) or "it is damaged or no image"
+        raise ValueError(f"{path} cannot be read as an image ({reason}); replace it or remove it") from error

@@ -1,0 +1,180 @@
+"""What is measured: a few metrics of each set of weights after every epoch, and all of them of the weights a run keeps.
+
+What is kept is computed anew from the last checkpoint, so that a run that was killed here leaves the same.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from emabank import recalibrate_batchnorm
+from emabank.study.config import Keep, RunConfig
+from emabank.study.data.images import Dataset, Images
+from emabank.study.data.splits import Parts
+from emabank.study.metrics.calibration import apply_temperature, calibrated_ece, ece, fit_temperature
+from emabank.study.metrics.classification import accuracy, clean_accuracy, loss, memorised, softmax
+from emabank.study.runs.rows import BatchNorm, Part, Row
+from emabank.study.transfer import evaluate_transfer
+
+if TYPE_CHECKING:
+    from emabank.study.selection import SelectedWeights
+    from emabank.study.train import Training
+
+
+class EpochMetric(NamedTuple):
+    """One number of one epoch, before it is a row."""
+
+    epoch: int
+    weights: str
+    batchnorm: BatchNorm
+    split: Part
+    metric: str
+    value: float
+
+
+def by_split(parts: Parts) -> dict[Part, Images]:
+    """The parts that there are, by the names that rows give them."""
+    named: dict[Part, Images | None] = {"train": parts.train, "val": parts.validation, "test": parts.test}
+    return {split: part for split, part in named.items() if part is not None}
+
+
+def evaluation_batch(part: Images) -> int:
+    """How many images are measured at a time: on a CPU few large ones are fastest, or many small ones.
+
+    Recomputed statistics depend on it, because each batch is normalised by itself while they are measured.
+    """
+    height, width = part.images.shape[2:]
+    return max(64, min(512, 128 * 32 * 32 // (height * width)))
+
+
+def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, float]:
+    """What is measured each epoch; on training images, right and wrong labels apart."""
+    given, clean = part.labels.cpu().numpy(), part.clean.cpu().numpy()
+    if not np.isfinite(logits).all():  # such an average is bad, but no reason to end a run
+        return {"accuracy": math.nan, "loss": math.nan}
+    metrics: dict[str, float | None] = {"accuracy": accuracy(logits, given), "loss": loss(logits, given)}
+    if split == "train":
+        metrics |= {
+            "clean_accuracy": clean_accuracy(logits, given, clean),
+            "memorised": memorised(logits, given, clean),
+        }
+    return {metric: value for metric, value in metrics.items() if value is not None}
+
+
+# The weights a run keeps ---------------------------------------------------------------------------------------------
+
+
+class Predicted(NamedTuple):
+    """One set of kept weights: the model that has them, and its logits and labels by split."""
+
+    keep: Keep
+    model: nn.Module
+    predictions: dict[Part, tuple[np.ndarray, np.ndarray]]
+
+
+def predicted(training: "Training", parts: Parts, make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
+    """Each set of weights that the run keeps, with its statistics recomputed where asked, and its predictions."""
+    for kept in training.kept():
+        model = _module(kept, training, make_model)
+        predictions: dict[Part, tuple[np.ndarray, np.ndarray]] = {}
+        for split, part in by_split(parts).items():
+            logits = training.logits(model, {"kept": None}, split)["kept"]
+            predictions[split] = logits, part.labels.numpy()
+        yield Predicted(kept.keep, model, predictions)
+
+
+def _module(kept: "SelectedWeights", training: "Training", make_model: Callable[[], nn.Module]) -> nn.Module:
+    model = training.placed(make_model())
+    model.load_state_dict(kept.tensors)
+    model.eval()
+    if kept.keep.batchnorm == "recomputed":
+        recalibrate_batchnorm(training.shared(model), training.plain_batches("train"))
+    return model
+
+
+def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> list[Row]:
+    """Every measure of one set of kept weights, on every split it was predicted for."""
+    temperatures = _temperatures(kept, parts)
+    rows = [_row(run, config, kept.keep, "val", f"temperature{which}", t) for which, t in temperatures.items()]
+    for split, part in by_split(parts).items():
+        if split in kept.predictions:
+            measured = final_metrics(split, part, kept.predictions[split][0], temperatures=temperatures)
+            rows += [_row(run, config, kept.keep, split, metric, value) for metric, value in measured.items()]
+    return rows
+
+
+def _temperatures(kept: Predicted, parts: Parts) -> dict[str, float]:
+    """Fitted on the validation labels, and ("_noisy") on those the images came with, where some of these are wrong."""
+    if "val" not in kept.predictions or not np.isfinite(kept.predictions["val"][0]).all():
+        return {}
+    logits, labels = kept.predictions["val"]
+    fitted = {"": fit_temperature(logits, labels).temperature}
+    if parts.validation_given is not None:
+        fitted["_noisy"] = fit_temperature(logits, parts.validation_given.numpy()).temperature
+    return fitted
+
+
+def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts, target: Dataset) -> list[Row]:
+    """How well a linear head does on another data set, on the frozen features of kept weights."""
+    threads = config.recipe.hardware.threads
+    found = evaluate_transfer(kept.model, target, normalisation=parts.normalisation, seed=config.seed, threads=threads)
+    return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", found.accuracy)]
+
+
+def final_metrics(
+    split: Part, part: Images, logits: np.ndarray, *, temperatures: Mapping[str, float]
+) -> dict[str, float | None]:
+    """Accuracy, loss and calibration; the same after each temperature; on training images memorisation."""
+    labels = part.labels.numpy()
+    metrics: dict[str, float | None] = {**epoch_metrics(split, part, logits)}
+    if not np.isfinite(logits).all():
+        return metrics
+    probabilities = softmax(logits)
+    metrics |= {"ece": ece(probabilities, labels), "ece_if_calibrated": calibrated_ece(probabilities)}
+    for which, temperature in temperatures.items():
+        scaled = apply_temperature(logits, temperature)
+        metrics |= {f"ece_ts{which}": ece(softmax(scaled), labels), f"loss_ts{which}": loss(scaled, labels)}
+    return metrics
+
+
+def rows_of_history(run: str, config: RunConfig, measured: Iterable[EpochMetric]) -> list[Row]:
+    """The metrics of every epoch as rows, selected by nothing."""
+    return [
+        replace(_like(run, config), weights=m.weights, epoch=m.epoch, batchnorm=m.batchnorm, split=m.split,
+                metric=m.metric, value=_finite(m.value))
+        for m in measured
+    ]  # fmt: skip
+
+
+def _row(run: str, config: RunConfig, keep: Keep, split: Part, metric: str, value: float | None) -> Row:
+    return replace(
+        _like(run, config), weights=keep.weights, epoch=keep.epoch, batchnorm=keep.batchnorm,
+        selected_by=keep.selected_by, split=split, metric=metric, value=_finite(value),
+    )  # fmt: skip
+
+
+def _like(run: str, config: RunConfig) -> Row:
+    """A row with all that the rows of one run have in common."""
+    return Row(
+        run=run,
+        dataset=config.recipe.data.dataset,
+        network=config.recipe.training.network,
+        trained_on=config.trained_on,
+        seed=config.seed,
+        weights="live",
+        batchnorm="own",
+        selected_by=None,
+        epoch=None,
+        split="train",
+        metric="none",
+        value=None,
+        other=None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

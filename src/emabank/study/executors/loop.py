@@ -1,0 +1,198 @@
+"""The loop that executors share: start what waits, look at what runs, show it, and end in good order.
+
+What an executor adds is how a task is started, and how its worker is asked to stop.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from rich.console import Console
+
+from emabank.study.executors import Outcome, Task, in_order
+from emabank.study.executors.progress import Display, display, failures, say
+from emabank.study.executors.worker import LOCKED
+from emabank.study.runs.environment import now
+from emabank.study.runs.reader import FAILED, LOG, Progress, RunFolder
+from emabank.study.runs.writer import mark_failed
+
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # ended so, a run was stopped and has not failed
+
+_BETWEEN_LOOKS = 0.5  # seconds between two looks at a run's progress
+_LOG_LINES, _LOG_BYTES = 12, 8192
+
+
+class TaskHandle:
+    """A task that was started: what it has said since, and how it ended."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.folder = RunFolder(task.folder)
+        task.folder.mkdir(parents=True, exist_ok=True)
+        self.log = task.folder / LOG
+        self._progress = self.folder.progress()  # of an earlier start, perhaps
+        self._failed_before = _stamp(task.folder / FAILED)
+        with open(self.log, "ab") as log:
+            log.write(f"--- {now()} {task.title}\n".encode())
+            log.flush()
+            self._log_start = log.tell()
+        self.started = self._looked = time.monotonic()
+
+    def poll(self) -> Outcome | None:
+        """How it ended; None while it runs."""
+        raise NotImplementedError
+
+    def news(self) -> Progress | None:
+        """What the run has said since the last look; None: nothing new."""
+        if time.monotonic() - self._looked < _BETWEEN_LOOKS:
+            return None
+        self._looked = time.monotonic()
+        progress = self.folder.progress()
+        if progress == self._progress:
+            return None
+        self._progress = progress
+        return progress
+
+    def outcome(self, code: int | None, reason: str) -> Outcome:
+        """How it ended, with this exit code. The folder has the last word: a run that is done is done, whatever became
+        of its process.
+        """
+        seconds = time.monotonic() - self.started
+        if self.folder.is_done():
+            return Outcome(task=self.task, state="done", seconds=seconds)
+        if _stamp(self.task.folder / FAILED) != self._failed_before:
+            reason = f"{reason}: {self.folder.failure()}"
+        elif code not in INTERRUPTED:
+            with suppress(OSError):  # a full disk, say; it is reported all the same
+                mark_failed(self.task.folder, reason)
+        return Outcome(task=self.task, state="failed", seconds=seconds, reason=reason, log=self._last_lines())
+
+    def _last_lines(self) -> tuple[str, ...]:
+        with open(self.log, "rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - _LOG_BYTES))
+            text = log.read().decode(errors="replace")
+        lines = ("".join(c for c in line if c.isprintable() or c == "\t") for line in text.splitlines())
+        return tuple([line for line in lines if line.strip()][-_LOG_LINES:])
+
+
+Running = TypeVar("Running", bound=TaskHandle)
+
+
+def run_tasks(
+    tasks: Sequence[Task],
+    start: Callable[[Task], Running],
+    stop: Callable[[list[Running], list[int]], None],
+    *,
+    at_once: int | None,
+    poll: float,
+    console: Console | None = None,
+) -> list[Outcome]:
+    """Run every task that is not done; the outcomes come in the order of the tasks, each task once.
+
+    `at_once` so many are started at a time; None: all. What failed is reported at the end, when the others have
+    finished. The first Ctrl-C lets workers write their checkpoints, further ones hasten the end; then
+    `KeyboardInterrupt` is raised.
+    """
+    console = console or Console()
+    tasks = in_order(tasks)
+    with _interrupts() as interrupts, display(console, len(tasks)) as shown:
+        outcomes = _run(tasks, start, stop, shown, interrupts, at_once or len(tasks), poll)
+        if interrupts:
+            shown.say(f"interrupted: {len(outcomes)} of {len(tasks)} runs ended, the same command resumes the rest")
+            raise KeyboardInterrupt
+    for line in failures(outcomes):
+        say(console, line)
+    return outcomes
+
+
+def _run(
+    tasks: list[Task],
+    start: Callable[[Task], Running],
+    stop: Callable[[list[Running], list[int]], None],
+    shown: Display,
+    interrupts: list[int],
+    at_once: int,
+    poll: float,
+) -> list[Outcome]:
+    outcomes: dict[str, Outcome] = {}
+
+    def ended(outcome: Outcome) -> None:
+        outcomes[outcome.task.id] = outcome
+        shown.ended(outcome)
+
+    waiting: deque[Task] = deque()
+    for task in tasks:
+        if RunFolder(task.folder).is_done():
+            ended(Outcome(task=task, state="already done"))
+        else:
+            waiting.append(task)
+    running: list[Running] = []
+    try:
+        while (waiting or running) and not interrupts:
+            while waiting and len(running) < at_once and not interrupts:
+                task = waiting.popleft()
+                try:
+                    running.append(start(task))
+                    shown.started(task)
+                except OSError as error:
+                    ended(Outcome(task=task, state="failed", reason=f"could not be started: {error}"))
+            time.sleep(poll)
+            for handle in list(running):
+                progress = handle.news()
+                if progress is not None:
+                    shown.progressed(handle.task, progress)
+                outcome = handle.poll()
+                if outcome is not None:
+                    running.remove(handle)
+                    ended(outcome)
+    finally:
+        stop(running, interrupts)
+    return [outcomes[task.id] for task in tasks if task.id in outcomes]
+
+
+def reason_of(code: int) -> str:
+    """An exit code in words, negative for a signal."""
+    if code == 0:
+        return "ended without finishing the run"
+    if code > 0:
+        return f"exit code {code}" + (", another process is at work on it" if code == LOCKED else "")
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal has no name
+        name = f"signal {-code}"
+    return f"killed by {name}" + (" (possibly out of memory)" if -code == signal.SIGKILL else "")
+
+
+def _stamp(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@contextmanager
+def _interrupts() -> Generator[list[int]]:
+    """A list that grows with each Ctrl-C, so that none arrives between two statements that belong together."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread may, and where Ctrl-C is ignored (`nohup command &`) it stays so.
+    if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
+        yield received
+        return
+    signal.signal(signal.SIGINT, receive)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,215 @@
+"""How far runs are: bars where there is a terminal, a plain line now and then where there is none."""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from emabank.study.executors import Outcome, Task
+from emabank.study.runs.reader import LOG, Progress
+
+_LINES = 12  # how many plain lines a run may print, roughly
+
+Tell = Callable[[int, str], None]
+
+
+def say(console: Console, sentence: str) -> None:
+    """Print a sentence as it is, in one line."""
+    console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(console: Console, epochs: int) -> Generator[Tell]:
+    """Yield a function to call after each epoch of one run, with its number, counted from 1, and how it went."""
+    if console.is_terminal:
+        columns = (
+            TextColumn("epoch"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+        )
+        with Bars(*columns, console=console) as bar:
+            task = bar.add_task("", total=epochs)
+            yield lambda epoch, words: bar.update(task, completed=epoch, description=words)
+    else:
+        yield _plain_lines(console, epochs)
+
+
+def _plain_lines(console: Console, epochs: int) -> Tell:
+    start = time.monotonic()
+
+    def tell(epoch: int, words: str) -> None:
+        if is_due(epoch, epochs, last=epoch - 1):
+            left = (time.monotonic() - start) / epoch * (epochs - epoch)
+            say(console, plain_line(epoch, epochs, left, words))
+
+    return tell
+
+
+def is_due(epoch: int, epochs: int, *, last: int) -> bool:
+    """Whether a plain line is due at an epoch, when the last one looked at was `last`; 0: none was.
+
+    >>> [epoch for epoch in range(1, 61) if is_due(epoch, 60, last=epoch - 1)]
+    [1, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60]
+    """
+    between = max(1, epochs // _LINES)
+    return epoch > last and (last == 0 or epoch >= epochs or epoch // between > last // between)
+
+
+def plain_line(epoch: int, epochs: int, left: float | None, words: str) -> str:
+    """What a plain line says.
+
+    >>> plain_line(3, 60, 200.0, "live 81.0%")
+    'epoch 3/60, 3 min left: live 81.0%'
+    """
+    time_left = "" if left is None else f", {duration(left)} left"
+    return f"epoch {epoch}/{epochs}{time_left}: {words}"
+
+
+def duration(seconds: float) -> str:
+    """A time to wait, as exact as one wants to know it.
+
+    >>> duration(119), duration(200), duration(30000), duration(1e7)
+    ('119 s', '3 min', '8.3 h', '116 days')
+    """
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
+        if seconds < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+@contextmanager
+def counting(console: Console, what: str) -> Generator[Callable[[int, int], None]]:
+    """Yield a function to call with how many of how many are done; nothing is shown before the first call.
+
+    >>> with counting(Console(quiet=True), "images decoded") as tell:
+    ...     tell(1, 2)
+    """
+    if console.is_terminal:
+        with Bars(TextColumn(what), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=console) as bar:
+            tasks: list[TaskID] = []
+
+            def show(done: int, total: int) -> None:
+                if not tasks:
+                    tasks.append(bar.add_task("", total=total))
+                bar.update(tasks[0], completed=done, total=total)
+
+            yield show
+    else:
+        printed = 0
+
+        def print_line(done: int, total: int) -> None:
+            nonlocal printed
+            if is_due(done, total, last=printed):
+                say(console, f"{what}: {done:,} of {total:,}")
+                printed = done
+
+        yield print_line
+
+
+# Many runs on one screen ---------------------------------------------------------------------------------------------
+
+
+class Display:
+    """Plain lines: each run when it starts, now and then on its way, and when it ends."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total = console, total
+        self._ended = 0
+        self._last: dict[str, int] = {}
+
+    def started(self, task: Task) -> None:
+        """A run begins."""
+        self.say(f"started: {task.title}")
+
+    def progressed(self, task: Task, progress: Progress) -> None:
+        """A running one says how far it is."""
+        if is_due(progress.epoch, progress.epochs, last=self._last.get(task.id, 0)):
+            self.say(f"{task.title}: {_line(progress)}")
+        self._last[task.id] = progress.epoch
+
+    def ended(self, outcome: Outcome) -> None:
+        """A run is done, was done before, or failed."""
+        self._ended += 1
+        took = f" in {duration(outcome.seconds)}" if outcome.state == "done" else ""
+        why = f" ({outcome.reason})" if outcome.reason else ""
+        self.say(f"{outcome.state}{took}: {outcome.task.title}{why} [{self._ended} of {self._total}]")
+
+    def say(self, sentence: str) -> None:
+        """Print a line, as it is."""
+        say(self._console, sentence)
+
+
+class _BarDisplay(Display):
+    def __init__(self, console: Console, total: int, bars: Bars) -> None:
+        super().__init__(console, total)
+        self._bars = bars
+        self._all = bars.add_task("all runs", total=total, count=f"0/{total}", left="", words="")
+        self._of: dict[str, TaskID] = {}
+
+    def started(self, task: Task) -> None:
+        # Without a total the bar pulses, until the run says how far it is.
+        self._of[task.id] = self._bars.add_task(task.title, total=None, count="", left="", words="starting")
+
+    def progressed(self, task: Task, progress: Progress) -> None:
+        self._bars.update(
+            self._of[task.id],
+            total=progress.epochs,
+            completed=progress.epoch,
+            count=f"{progress.epoch}/{progress.epochs}",
+            left="" if progress.seconds_left is None else duration(progress.seconds_left),
+            words=progress.words,
+        )
+
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        if outcome.task.id in self._of:
+            self._bars.remove_task(self._of.pop(outcome.task.id))
+        self._bars.update(self._all, completed=self._ended, count=f"{self._ended}/{self._total}")
+
+
+@contextmanager
+def display(console: Console, total: int) -> Generator[Display]:
+    r"""Show so many runs as long as the context lasts.
+
+    >>> import io
+    >>> from pathlib import Path
+    >>> console = Console(file=io.StringIO())
+    >>> with display(console, 2) as shown:
+    ...     shown.started(Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",)))
+    >>> console.file.getvalue()
+    'started: seed 0\n'
+    """
+    if not console.is_terminal:
+        yield Display(console, total)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.fields[count]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    with Bars(*columns, console=console) as bars:
+        yield _BarDisplay(console, total, bars)
+
+
+def failures(outcomes: Sequence[Outcome]) -> list[str]:
+    """What to say at the end about the runs that failed: which, why, what they printed last, where the rest is."""
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    if not failed:
+        return []
+    lines = [f"{len(failed)} of {len(outcomes)} runs failed:"]
+    for outcome in failed:
+        lines += [f"- {outcome.task.title}: {outcome.reason}"]
+        lines += [f"    {line}" for line in outcome.log]
+        lines += [f"  log: {outcome.task.folder / LOG}"]
+    return lines
+
+
+def _line(progress: Progress) -> str:
+    return plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)

@@ -1,0 +1,56 @@
+"""Runs one after the other, each trained by all the processes that torchrun started.
+
+The first rank has the plan and the screen; it hands every run to the others, which train their share.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from emabank.study.distributed import ProcessGroup
+from emabank.study.executors import Outcome, Task, in_order
+from emabank.study.executors.progress import display
+from emabank.study.runs.reader import Progress, RunFolder
+
+Tell = Callable[[Progress], None]
+Work = Callable[[Sequence[str], ProcessGroup, Tell], None]
+"""Runs what the arguments of a worker describe, together with the other ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunExecutor:
+    """On the first rank: runs each task on all of them."""
+
+    group: ProcessGroup
+    work: Work
+    jobs: int = 1
+    """Runs at a time: all ranks work on each."""
+
+    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+        """Run every task that is not done. A run that fails ends all: the other ranks cannot continue without it."""
+        tasks = in_order(tasks)
+        outcomes: list[Outcome] = []
+        with display(console or Console(), len(tasks)) as shown:
+            for task in tasks:
+                if RunFolder(task.folder).is_done():
+                    outcomes.append(Outcome(task=task, state="already done"))
+                else:
+                    shown.started(task)
+                    started = time.monotonic()
+                    arguments = self.group.from_first(task.command[3:])
+                    self.work(arguments, self.group, lambda progress, task=task: shown.progressed(task, progress))
+                    outcomes.append(Outcome(task=task, state="done", seconds=time.monotonic() - started))
+                shown.ended(outcomes[-1])
+        return outcomes
+
+    def release(self) -> None:
+        """Let the other ranks end: there is no more work."""
+        self.group.from_first(None)
+
+
+def follow(group: ProcessGroup, work: Work) -> None:
+    """On the other ranks: take part in each run that the first hands out, until there is no more."""
+    while (arguments := group.from_first()) is not None:
+        work(arguments, group, lambda progress: None)

@@ -1,0 +1,144 @@
+"""Averages chosen after a run: snapshots of two power-function averages, and every window at every stopping epoch.
+
+The averages are in a bank of their own, so that all else of the run is as without them.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from emabank import EMABank, PowerEMA, recalibrate_batchnorm
+from emabank.posthoc import Snapshots, Synthesis, snapshot_steps, synthesize_many
+from emabank.study.averages import stops, windows
+from emabank.study.config import RunConfig
+from emabank.study.data.splits import Parts
+from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics
+from emabank.study.runs.rows import BatchNorm
+from emabank.study.serialize import run_id, to_dict
+
+if TYPE_CHECKING:
+    from emabank.study.train import Training
+
+WIDTHS = (0.05, 0.1)
+"""Relative widths: those of EDM2."""
+
+
+class PosthocRecorder:
+    """Two power-function averages and their snapshots, as many as the configuration says; of most runs nothing is kept.
+
+    There is a snapshot at the end of epochs, and as many at even distances inside each as the number allows.
+    """
+
+    def __init__(self, config: RunConfig, model: nn.Module, optimizer: Optimizer, *, steps_per_epoch: int) -> None:
+        snapshots, epochs, every = config.posthoc, config.recipe.training.epochs, config.recipe.averages.every
+        self._epochs = max(1, math.ceil(epochs / snapshots)) if snapshots else 0
+        self._inside = max(1, min(steps_per_epoch // every, snapshots // epochs)) if snapshots else 0
+        self._steps_per_epoch, self._steps = steps_per_epoch, epochs * steps_per_epoch
+        self._run = run_id(to_dict(config))
+        self._bank: EMABank | None = None
+        self._snapshots: Snapshots | None = None
+        if snapshots:
+            self._bank = EMABank(model, [PowerEMA(width) for width in WIDTHS], every=every, on_nonfinite="skip")
+            self._bank.attach(optimizer)
+
+    def keep_in(self, folder: Path) -> None:
+        """Write snapshots to a folder from now on; what a training has left there that went further is removed."""
+        if self._bank is None:
+            return
+        if self._bank.num_steps == 0:  # from the beginning, whatever an earlier start left
+            for step in snapshot_steps(folder):
+                (folder / f"step-{step:09d}.pt").unlink()
+        # Of the steps in between, `after_step` decides: an interruption must not add snapshots.
+        self._snapshots = Snapshots(self._bank, folder, every_steps=self._steps + 1, run=self._run)
+
+    def after_step(self, steps: int) -> None:
+        """Write a snapshot if one is due after so many steps of the run."""
+        if self._snapshots is None or self._bank is None or self._bank.num_skipped:  # then it has diverged
+            return
+        if self.is_due(steps) and self._bank.num_updates:
+            self._snapshots.save()
+
+    def is_due(self, steps: int) -> bool:
+        """Whether a snapshot belongs after so many steps."""
+        epoch, inside = divmod(steps, self._steps_per_epoch)
+        if inside == 0:
+            return epoch % self._epochs == 0 or steps == self._steps
+        places = (round(place * self._steps_per_epoch / self._inside) for place in range(1, self._inside))
+        return inside in places
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The averages; loads with `weights_only=True`."""
+        return None if self._bank is None else self._bank.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Resume from a state."""
+        if self._bank is None:
+            return
+        if state is None:
+            raise ValueError("this checkpoint is of a run without snapshots; a run with them starts at the beginning")
+        self._bank.reset()  # or it would warn, at its first step, of weights that were loaded behind its back
+        self._bank.load_state_dict(state)
+
+
+# Afterwards -----------------------------------------------------------------------------------------------------
+
+PROFILE_ERROR, DISTANCE = "profile_error", "weight_distance"
+"""How far off the weights of the samples are; and, at the end, the network's own weights, over their length."""
+
+
+def evaluate_grid(
+    training: "Training", parts: Parts, folder: Path, make_model: Callable[[], nn.Module]
+) -> list[EpochMetric]:
+    """What each window would have given at each stopping epoch, with recomputed statistics where there is batch norm.
+
+    Processes that train together all call it; the first of them reads the snapshots.
+    """
+    recipe, group = training.config.recipe, training.group
+    steps, epochs = training.schedule.steps, recipe.training.epochs
+    rules = windows(recipe.averages, steps)
+    measured: list[EpochMetric] = []
+    made: dict[str, Synthesis] = {}
+    kept = snapshot_steps(folder) if group.is_first else []
+    for epoch in stops(epochs):
+        at_step = max((step for step in kept if step <= epoch * steps // epochs), default=0)
+        made = group.from_first(synthesize_many(folder, rules, at_step=at_step) if group.is_first else None)
+        for name in rules:
+            measured += _evaluate(training, parts, make_model, epoch, name, made[name])
+    last = stops(epochs)[-1]
+    measured += [
+        EpochMetric(
+            last,
+            name,
+            "averaged",
+            "val",
+            DISTANCE,
+            _distance(made[name].weights, training.bank.weights(name, batchnorm="averaged")),
+        )
+        for name in training.bank.names
+    ]
+    return measured
+
+
+def _evaluate(
+    training: "Training", parts: Parts, make_model: Callable[[], nn.Module], epoch: int, name: str, made: Synthesis
+) -> Iterable[EpochMetric]:
+    model = training.placed(make_model())
+    model.load_state_dict(made.weights)
+    model.eval()
+    statistics: BatchNorm = "averaged"
+    if training.has_batchnorm:
+        statistics = "recomputed"
+        recalibrate_batchnorm(training.shared(model), training.plain_batches("train"))
+    logits = training.logits(model, {name: None}, "val")[name]
+    metrics = {**epoch_metrics("val", by_split(parts)["val"], logits), PROFILE_ERROR: made.error}
+    return [EpochMetric(epoch, name, statistics, "val", metric, value) for metric, value in metrics.items()]
+
+
+def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    keys = [key for key, tensor in other.items() if tensor.is_floating_point()]
+    off = sum(float((one[key].cpu().double() - other[key].cpu().double()).square().sum()) for key in keys)
+    return math.sqrt(off / sum(float(other[key].double().square().sum()) for key in keys))

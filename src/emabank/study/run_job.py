@@ -1,0 +1,369 @@
+"""One run from its configuration to its finished folder, in this process; as a program, for an executor's worker.
+
+It resumes where the run was interrupted, and does nothing where it is done.
+"""
+
+import json
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from emabank.study.config import Place, RunConfig
+from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
+from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
+from emabank.study.evaluate import predicted, rows_of_history, rows_of_kept, rows_of_transfer
+from emabank.study.executors import Task
+from emabank.study.executors.worker import LOCKED, stop_with_executor
+from emabank.study.loggers import loggers
+from emabank.study.malloc import keep_freed_memory
+from emabank.study.models import build_network
+from emabank.study.posthoc import evaluate_grid
+from emabank.study.runs import storage
+from emabank.study.runs.environment import now
+from emabank.study.runs.locks import LockedError
+from emabank.study.runs.reader import FORKS, POSTHOC, Progress
+from emabank.study.runs.writer import RunFolder, RunWriter, open_run
+from emabank.study.serialize import from_dict, to_dict
+from emabank.study.train import Interrupted, Training
+
+MakeModel = Callable[[], nn.Module]
+WORKER = "emabank.study.run_job"
+"""This module, as a program."""
+
+
+class Job(NamedTuple):
+    """A run to train, and where it may start from."""
+
+    config: RunConfig
+    fork: Path | None = None
+    """A checkpoint of another run that is the same up to there; without it the run starts from the beginning."""
+    forks: tuple[int, ...] = ()
+    """Epochs after which checkpoints are kept for other runs."""
+
+
+def run_job(
+    job: Job,
+    place: Place,
+    dataset: Dataset | None = None,
+    *,
+    make_model: MakeModel | None = None,
+    tell: Callable[[int, str], None] = lambda epoch, words: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    group: ProcessGroup = ALONE,
+) -> RunFolder:
+    """Train, measure and write one run, unless it is done.
+
+    Without `make_model` the configuration's network is built. The global random state and the number of threads are
+    as before when it returns. Processes that train together all call it, and the first of them writes.
+    """
+    config = job.config
+    folder = folder_of(config, place)
+    if group.from_first(folder.is_done()):
+        return folder
+    dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
+    _check_data(dataset, config.fingerprint)
+    make_model = make_model or network_of(config, dataset)
+    hardware = config.recipe.hardware
+    threads = torch.get_num_threads()
+    torch.set_num_threads(hardware.threads)
+    try:
+        with _random_state_kept(device_of(config)), _opened(config, place, group) as run:
+            if not group.from_first(run is not None and run.is_done()):  # another process may have finished it
+                with ExitStack() as stack:
+                    observe = _unobserved if run is None else stack.enter_context(loggers(place, run.path, config))
+                    _train(job, run, place, dataset, make_model, tell, observe, should_stop, group)
+        return folder
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _opened(config: RunConfig, place: Place, group: ProcessGroup) -> Generator[RunWriter | None]:
+    """The run's folder, to be written; None where it is another process that writes."""
+    if not group.is_first:
+        yield None
+        return
+    also = None if group.is_alone else {"processes": group.world}
+    with open_run(place.runs, to_dict(config), threads=config.recipe.hardware.threads, also=also) as run:
+        yield run
+
+
+def _unobserved(training: Training) -> None:
+    pass
+
+
+@contextmanager
+def _random_state_kept(device: torch.device) -> Generator[None]:
+    """The global random state of the CPU and of this one device is as before at the end."""
+    with torch.random.fork_rng(devices=[]):  # without this list it would start up every GPU of the machine
+        before = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
+        try:
+            yield
+        finally:
+            if before is not None:
+                torch.get_device_module(device).set_rng_state(before)
+
+
+def folder_of(config: RunConfig, place: Place) -> RunFolder:
+    """Where a run is, or will be."""
+    return RunFolder.of(place.runs, to_dict(config))
+
+
+def network_of(config: RunConfig, dataset: Dataset) -> MakeModel:
+    """What builds the network of a configuration for the images of a data set."""
+    training, channels = config.recipe.training, dataset.train.images.shape[1]
+    return lambda: build_network(training.network, classes=dataset.classes, channels=channels, width=training.width)
+
+
+def device_of(config: RunConfig) -> torch.device:
+    """The device that a configuration names; `auto` must have been resolved before the run got its identity."""
+    name = config.recipe.hardware.device
+    if name == "auto":
+        raise ValueError("the device of a run is auto; resolve it with emabank.study.protocol.resolve first")
+    return torch.device(name)
+
+
+def _train(
+    job: Job,
+    run: RunWriter | None,
+    place: Place,
+    dataset: Dataset,
+    make_model: MakeModel,
+    tell: Callable[[int, str], None],
+    observe: Callable[[Training], None],
+    should_stop: Callable[[], bool],
+    group: ProcessGroup,
+) -> None:
+    config = job.config
+    epochs = config.recipe.training.epochs
+    parts = load_parts(config.recipe.data, dataset, config.trained_on)
+    training = Training(config, parts, make_model, device=device_of(config), group=group)
+    targets = _targets(config, place)
+    state = group.from_first(None if run is None else _state_to_resume_from(job, run))
+    if state is not None:
+        _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
+    snapshots = folder_of(config, place).path / POSTHOC
+    training.recorder.keep_in(snapshots)
+
+    started, first = time.monotonic(), training.epoch
+
+    def tell_both(epoch: int, words: str) -> None:
+        per_epoch = (time.monotonic() - started) / max(1, epoch - first)
+        if run is not None:
+            run.tell(epoch, epochs, words, seconds_left=per_epoch * (epochs - epoch))
+        tell(epoch, words)
+
+    training.run(
+        run,
+        forks=job.forks,
+        checkpoint_seconds=place.checkpoint_seconds,
+        tell=tell_both,
+        observe=observe,
+        should_stop=should_stop,
+    )
+    all_kept = predicted(training, parts, make_model)
+    if run is None:
+        for _ in all_kept:  # a share of each is computed here
+            pass
+        if config.posthoc and not training.diverged:
+            evaluate_grid(training, parts, snapshots, make_model)
+        return
+    rows = rows_of_history(run.id, config, training.measured)
+    for kept in all_kept:
+        about = {**to_dict(kept.keep), "mean": parts.normalisation.mean, "std": parts.normalisation.std}
+        run.save_snapshot(kept.keep.name, kept.model.state_dict(), metadata=about)
+        run.save_predictions(kept.keep.name, {**kept.predictions})
+        rows += rows_of_kept(run.id, config, kept, parts)
+        for target in targets:
+            rows += rows_of_transfer(run.id, config, kept, parts, target)
+    run.save_history(training.history())
+    run.write_rows(rows)
+    run.write_test_curves(rows_of_history(run.id, config, training.test_curves))
+    if config.posthoc:
+        found = [] if training.diverged else evaluate_grid(training, parts, snapshots, make_model)
+        run.write_posthoc(rows_of_history(run.id, config, found))
+    run.mark_done(
+        {"diverged": training.diverged, "chosen": training.selector.selected(), "has_batchnorm": training.has_batchnorm}
+    )
+
+
+def _state_to_resume_from(job: Job, run: RunWriter) -> dict[str, Any] | None:
+    _forget_damaged_forks(run)
+    state = run.load_checkpoint()
+    if state is None and job.fork is not None and job.fork.exists():
+        try:
+            return storage.read_state(job.fork)
+        except ValueError as error:
+            sentence = f"{error} ({job.config.recipe.training.epochs} epochs are trained from the beginning instead)"
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+    return state
+
+
+def _forget_damaged_forks(run: RunWriter) -> None:
+    """Remove what this run has kept for others before it was interrupted, where it is not whole any more."""
+    for path in sorted((run.path / FORKS).glob("[!.]*")):
+        try:
+            storage.read_state(path)
+        except ValueError as error:
+            path.unlink()
+            sentence = f"{error} (removed: runs that would start from it train from the beginning)"
+            warnings.warn(sentence, RuntimeWarning, stacklevel=2)
+
+
+def _load(training: Training, state: dict[str, Any], what: str) -> None:
+    try:
+        training.load_state_dict(state)
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        # It is whole, so it is no accident; training over it would lose what someone may still want.
+        raise ValueError(
+            f"{what} is not one of this training ({type(error).__name__}: {error}); restore the right one, or remove "
+            "it to train the run again"
+        ) from error
+
+
+def _targets(config: RunConfig, place: Place) -> list[Dataset]:
+    targets = transfer_targets(config.transfer, place, split_seed=config.recipe.data.split_seed)
+    for target, planned in zip(targets, config.transfer_fingerprints, strict=True):
+        _check_data(target, planned)
+    return targets
+
+
+def transfer_targets(names: Sequence[str], place: Place, *, split_seed: int) -> list[Dataset]:
+    """The data sets that features are evaluated on."""
+    return [load_transfer_target(name, place.data, split_seed=split_seed, cache=place.cache) for name in names]
+
+
+def _check_data(dataset: Dataset, planned: str) -> None:
+    current = fingerprint(dataset)
+    if planned != current:
+        raise ValueError(
+            f"the data of {dataset.name} has changed since this run was planned (fingerprint {current}, planned with "
+            f"{planned}); plan it again with the data as it is"
+        )
+
+
+class StopRequest:
+    """Ctrl-C, SIGTERM and what Slurm sends before it stops a job (SIGUSR2) become a request.
+
+    The loop sees it after its step, so that a checkpoint can be written.
+    """
+
+    def __init__(self) -> None:
+        self.received = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+            self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+
+
+def encode_job(job: Job, place: Place) -> str:
+    """A job as text, for the command line of a worker."""
+    fork = None if job.fork is None else str(job.fork)
+    return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
+
+
+def decode_job(text: str) -> tuple[Job, Place]:
+    """What `encode_job` was given."""
+    values = json.loads(text)
+    fork = None if values["fork"] is None else Path(values["fork"])
+    job = Job(from_dict(RunConfig, values["config"], where="the job"), fork, tuple(values["forks"]))
+    return job, from_dict(Place, values["place"], where="the job")
+
+
+def task_of(job: Job, place: Place) -> Task:
+    """The process that runs a job."""
+    folder = folder_of(job.config, place)
+    command = (sys.executable, "-m", WORKER, encode_job(job, place))
+    threads = str(job.config.recipe.hardware.threads)
+    return Task(
+        id=folder.id,
+        title=title(job.config),
+        folder=folder.path,
+        command=command,
+        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+    )
+
+
+def title(config: RunConfig) -> str:
+    """What a run is called, as it is shown."""
+    return f"{_kind(config)}, rate {config.rate:g}, seed {config.seed}"
+
+
+def _kind(config: RunConfig) -> str:
+    training = config.recipe.training
+    if config.swa:
+        return "SWA"
+    if config.constant_from is not None:
+        return f"rate held from epoch {config.constant_from}"
+    kind = "tune" if config.trained_on == "80%" else "refit"
+    if training.bootstrap is not None:
+        kind += f", bootstrap from {training.bootstrap}"
+    if config.posthoc:
+        kind += ", with snapshots"
+    if training.schedule == "step":
+        kind += ", step decay"
+    elif config.trained_on == "100%" and not config.keep:  # a refit keeps what was chosen; this one is beside it
+        kind += f", averages every {config.recipe.averages.every}"
+    return kind
+
+
+def work_together(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:
+    """Run the job that the one argument describes, together with the other ranks (executors.torchrun)."""
+    job, place = decode_job(arguments[0])
+    epochs = job.config.recipe.training.epochs
+    with StopRequest() as request, peer_loss_as_error(group):
+        run_job(
+            job,
+            place,
+            tell=lambda epoch, words: tell(
+                Progress(epoch=epoch, epochs=epochs, words=words, seconds_left=None, time=now())
+            ),
+            should_stop=lambda: request.received,
+            group=group,
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Run the job that the one argument describes, as `encode_job` gave it."""
+    stop_with_executor()
+    keep_freed_memory()
+    job, place = decode_job(arguments[0])
+    try:
+        with (
+            StopRequest() as request,
+            join_group(job.config.recipe.hardware.device) as group,
+            peer_loss_as_error(group),
+        ):
+            run_job(job, place, should_stop=lambda: request.received, group=group)
+    except Interrupted as error:
+        print(error)
+        return 130
+    except (OSError, ValueError) as error:
+        print(f"emabank: {error}")
+        return LOCKED if isinstance(error, LockedError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,287 @@
+"""A run's folder, read: its state, its configuration, what it left; and all rows below a folder as one pandas frame.
+
+Needs no lock and writes nothing. torch, numpy and pandas are imported by the functions that need them. All names of
+files in a run's folder are here.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from emabank.study.runs.locks import is_locked
+from emabank.study.runs.rows import COLUMNS, Row, read_rows
+from emabank.study.runs.storage import (
+    Predictions,
+    file_checksum,
+    read_any,
+    read_json,
+    read_predictions,
+    read_weights,
+)
+from emabank.study.serialize import run_id
+
+if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+    from torch import Tensor
+
+State = Literal["waiting", "running", "done", "failed"]
+CONFIG, ENVIRONMENT, HISTORY, PROGRESS = "config.json", "environment.json", "history.json", "progress.json"
+DONE, FAILED, LOCK, LOG = "done.json", "failed.json", "lock", "log.txt"
+ROWS, TEST_CURVES, POSTHOC_ROWS = "rows.jsonl", "test_curves.jsonl", "posthoc.jsonl"
+SNAPSHOTS, PREDICTIONS, FORKS, POSTHOC = "snapshots", "predictions", "forks", "posthoc"
+
+SUMMARY, ROWS_CHECKSUM = "summary.json", "rows_checksum"
+"""Where a protocol keeps the checksum of the rows beside it."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%@+=-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is, as it last said."""
+
+    epoch: int
+    epochs: int
+    words: str
+    seconds_left: float | None
+    time: str
+    """When this was said, in UTC."""
+
+    def is_sound(self) -> bool:
+        """Whether all of it is of the kind that it should be: it comes from a file."""
+        numbers = (self.epoch, self.epochs, 0 if self.seconds_left is None else self.seconds_left)
+        return (
+            type(self.epoch) is type(self.epochs) is int
+            and all(type(number) in (int, float) and 0 <= number < 2**53 for number in numbers)
+            and isinstance(self.words, str)
+            and isinstance(self.time, str)
+        )
+
+
+class RunFolder:
+    """One run as it lies in its folder. `emabank.study.runs.writer.open_run` writes it.
+
+    >>> RunFolder.of("runs", {"network": "resnet8", "epochs": 60}).path.as_posix()
+    'runs/d8cb8c03b3709a2a'
+    >>> RunFolder("runs/d8cb8c03b3709a2a").state()
+    'waiting'
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def of(cls, root: str | os.PathLike[str], config: Mapping[str, Any]) -> "RunFolder":
+        """The folder of the run that a configuration describes, below the folder of all runs; there or not."""
+        return cls(Path(root, run_id(config)))
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    # Its state ---------------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Waiting means never started, or interrupted: either way the next start resumes from what is there."""
+        if self.is_done():
+            return "done"
+        if is_locked(self.path / LOCK):
+            return "running"
+        return "failed" if (self.path / FAILED).exists() else "waiting"
+
+    def is_done(self, *, contents: bool = False) -> bool:
+        """Whether the run has ended well and all it left is there; with `contents`, every byte is checked too."""
+        return self._left() is not None and self.what_is_wrong(contents=contents) is None
+
+    def what_is_wrong(self, *, contents: bool = False) -> str | None:
+        """What a run that has once ended well no longer has, in words; None: nothing is wrong."""
+        for name, (size, checksum) in (self._left() or {}).items():
+            path = self.path / name
+            try:
+                found = path.stat()
+            except OSError:
+                return f"{path} is missing"
+            if not stat.S_ISREG(found.st_mode):
+                return f"{path} is no regular file"
+            if size is not None and found.st_size != size:
+                return f"{path} has {found.st_size} bytes instead of {size}"
+            if contents and checksum is not None and file_checksum(path) != checksum:
+                return f"{path} is damaged: its content does not match its checksum"
+        return None
+
+    def summary(self) -> dict[str, Any]:
+        """The summary written when the run ended; empty before."""
+        found = read_json(self.path / DONE).get("summary")
+        return found if isinstance(found, dict) else {}
+
+    def failure(self) -> str | None:
+        """Why the run failed, in a sentence; None when it did not."""
+        message = read_json(self.path / FAILED).get("message")
+        return None if message is None else str(message)
+
+    def progress(self) -> Progress | None:
+        """How far the run says that it is; None before it says so."""
+        try:
+            progress = Progress(**read_json(self.path / PROGRESS))
+        except TypeError:  # not there, or written by another emabank
+            return None
+        return progress if progress.is_sound() else None
+
+    # Its configuration, and what it left ------------------------------------------------------------------------------
+
+    def config(self) -> dict[str, Any]:
+        """The complete configuration."""
+        found = self._json(CONFIG)
+        if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
+            raise ValueError(f"{self.path / CONFIG} is damaged: it holds no configuration; {self._again()}")
+        return found["config"]
+
+    def environment(self) -> list[dict[str, Any]]:
+        """The conditions of the training, once for each time that it was started or resumed."""
+        found = self._json(ENVIRONMENT)
+        if not isinstance(found, dict) or not isinstance(found.get("sessions"), list):
+            raise ValueError(f"{self.path / ENVIRONMENT} is damaged: it holds no sessions; {self._again()}")
+        return found["sessions"]
+
+    def history(self) -> Any:
+        """What the training kept of each epoch."""
+        return self._json(HISTORY)
+
+    def rows(self) -> list[Row]:
+        """The measurements; those of the test curves are not among them, so that no selection can see them."""
+        return self._rows(ROWS)
+
+    def test_curves(self) -> list[Row]:
+        """The test measurements of every epoch, which lie apart from all that a selection reads."""
+        return self._rows(TEST_CURVES)
+
+    def posthoc(self) -> list[Row]:
+        """What windows and stopping epochs that were tried after the training gave on validation images."""
+        return self._rows(POSTHOC_ROWS)
+
+    def fork_path(self, epoch: int) -> Path:
+        """Where the state after an epoch is kept, for other runs to start from."""
+        return self.path / FORKS / f"epoch-{epoch}.pt"
+
+    def snapshots(self) -> list[str]:
+        """The names of the kept weights."""
+        return self._names(SNAPSHOTS, ".safetensors")
+
+    def snapshot_path(self, name: str) -> Path:
+        """Where kept weights are."""
+        return self.path / SNAPSHOTS / f"{check_name(name)}.safetensors"
+
+    def load_snapshot(self, name: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+        """Kept weights as a state dict on the CPU, and what was noted beside them."""
+        return read_weights(self._kept(f"{SNAPSHOTS}/{check_name(name)}.safetensors"))
+
+    def predictions(self) -> list[str]:
+        """The names of the weights whose predictions were kept."""
+        return self._names(PREDICTIONS, ".npz")
+
+    def load_predictions(self, name: str) -> dict[str, Predictions]:
+        """What kept weights say, by part of the data."""
+        return read_predictions(self._kept(f"{PREDICTIONS}/{check_name(name)}.npz"))
+
+    def _left(self) -> dict[str, tuple[int | None, int | None]] | None:
+        """What the run left when it ended well: size and checksum by name; None: it has not, or the mark is damaged."""
+        try:
+            done = read_json(self.path / DONE)
+            files = {name: (size, checksum) for name, (size, checksum) in done["files"].items()}
+        except (TypeError, KeyError, ValueError, AttributeError):
+            return None
+        return files if isinstance(done.get("summary", {}), dict) and all(map(_is_inside, files)) else None
+
+    def _kept(self, name: str) -> Path:
+        path = self.path / name
+        if not path.exists():
+            names = sorted(other.stem for other in path.parent.glob("[!.]*"))
+            raise FileNotFoundError(f"{path} is not there; the run has {', '.join(names) or 'none'} in that folder")
+        return self._intact(name)
+
+    def _intact(self, name: str) -> Path:
+        """The path of a file of the run, once it has been seen to be as the run left it."""
+        path = self.path / name
+        if not stat.S_ISREG(path.stat().st_mode):  # what is missing or not readable says so itself
+            raise ValueError(f"{path} is no regular file; {self._again()}")
+        checksum = (self._left() or {}).get(name, (None, None))[1]
+        if checksum is not None and file_checksum(path) != checksum:
+            raise ValueError(f"{path} is damaged: its content does not match its checksum; {self._again()}")
+        return path
+
+    def _rows(self, name: str) -> list[Row]:
+        return read_rows(self._intact(name)) if (self.path / name).exists() else []
+
+    def _names(self, folder: str, suffix: str) -> list[str]:
+        return sorted(path.name.removesuffix(suffix) for path in (self.path / folder).glob(f"[!.]*{suffix}"))
+
+    def _json(self, name: str) -> Any:
+        path = self._intact(name)
+        try:
+            return read_any(path)
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}; {self._again()}") from error
+
+    def _again(self) -> str:
+        return f"remove the folder {self.path} to train the run again"
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name of a file leads to a place in the run's own folder: the list may come from elsewhere."""
+    return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
+
+
+def check_name(name: str) -> str:
+    """A name that can be a file's on every system, as it was given."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot name a file of a run; give up to 100 letters, digits and . _ % @ + = -, beginning with a "
+            "letter or digit"
+        )
+    return name
+
+
+# All rows below a folder ---------------------------------------------------------------------------------------------
+
+# Nullable where a row may hold None; a value that is None becomes NaN.
+_DTYPES = {**dict.fromkeys(COLUMNS, "string"), "seed": "int64", "epoch": "Int64", "value": "float64"}
+
+
+def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
+    """Every row of every run below a folder (that of all runs, or that of one), a column for each field of `Row`.
+
+    Rows of one file stay in their order, files come in the order of their paths. Without any rows the frame is empty
+    and has its columns and types all the same.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     load_results(folder).shape
+    (0, 13)
+    """
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    folder = Path(folder)
+    if not folder.is_dir():
+        reason = "is not a folder" if folder.exists() else "is not there"
+        raise FileNotFoundError(f"the folder {folder} {reason}; give the folder that holds the runs, or one run's")
+    rows: list[Row] = []
+    for path in sorted(path for name in (ROWS, TEST_CURVES) for path in folder.rglob(name)):
+        rows += _rows_of(path)
+    columns = {name: pandas.Series([getattr(row, name) for row in rows], dtype=_DTYPES[name]) for name in COLUMNS}
+    # Two protocols that share runs both have the rows that compare these.
+    return pandas.DataFrame(columns).drop_duplicates(ignore_index=True)
+
+
+def _rows_of(path: Path) -> list[Row]:
+    """The rows of a file of a run or a protocol; `ValueError` where they are not those that it left."""
+    expected = read_json(path.parent / SUMMARY).get(ROWS_CHECKSUM)
+    if expected is not None:
+        if file_checksum(path) != expected:
+            raise ValueError(f"{path} is damaged: its content does not match its checksum; run the study again")
+        return read_rows(path)
+    folder = RunFolder(path.parent)
+    return folder.rows() if path.name == ROWS else folder.test_curves()

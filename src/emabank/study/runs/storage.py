@@ -1,0 +1,322 @@
+"""How a run's files are written and read: checked JSON, weights, predictions, checkpoints.
+
+Every file is written atomically; reading runs nothing, and `ValueError` names a file that is damaged. torch, numpy and
+safetensors are imported by the functions that need them.
+"""
+
+import json
+import os
+import re
+import stat
+import warnings
+import zlib
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from zipfile import ZipFile
+
+if TYPE_CHECKING:
+    from numpy import float32, int64
+    from numpy.typing import ArrayLike, NDArray
+    from torch import Tensor
+
+PARTS = ("train", "val", "test")
+CHECKSUM = "checksum"
+_CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}")
+_NOTES = "emabank"  # the key of our own notes among a file's metadata
+_KIND = "checkpoint of a run"
+_CURRENT, _PREVIOUS, _NEXT = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.next.pt"
+_MAPPING, _TUPLE = "__mapping__", "__tuple__"
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+#
+# The last entry of a file is a checksum over the others: a flipped bit can leave JSON that says something else. Files
+# of an earlier emabank have no checksum and are read as they are.
+
+
+def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values with a checksum over all of them at the end.
+
+    >>> with_checksum({"epochs": 3})
+    {'epochs': 3, 'checksum': 'crc32:5fdda110'}
+    """
+    return {**content, CHECKSUM: _checksum(content)}
+
+
+def read_checked(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds, without its checksum; `ValueError` in a few words where it is damaged."""
+    content = read_any(path)
+    if not isinstance(content, dict):
+        raise ValueError("it is no JSON object")
+    values = {key: value for key, value in cast("dict[str, Any]", content).items() if key != CHECKSUM}
+    if CHECKSUM in content:
+        intact = content[CHECKSUM] == _checksum(values)
+    else:
+        # The name of the checksum may be what was damaged; what looks like one is no value of ours.
+        intact = not any(isinstance(value, str) and _CHECKSUM.fullmatch(value) for value in values.values())
+    if not intact:
+        raise ValueError("its content does not match its checksum")
+    return values
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The same; empty when there is no such file, or it is damaged."""
+    try:
+        return read_checked(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def read_any(path: Path) -> Any:
+    """What a JSON file holds; `ValueError` in a few words where it is none, a missing file says so itself."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError("it is no regular file")  # reading a pipe would never end
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError("it is not JSON") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    r"""Write a JSON file atomically.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder, "done.json"), {"epochs": 3})
+    ...     Path(folder, "done.json").read_text()
+    '{\n "epochs": 3\n}\n'
+    """
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    from emabank.checkpoint import write_atomically
+
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def file_checksum(path: Path) -> int:
+    """CRC-32 of a file."""
+    total = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            total = zlib.crc32(block, total)
+    return total
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """Over the values and not over the text, as JSON gives them back: what means the same counts as the same."""
+    try:
+        text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return f"crc32:{zlib.crc32(text.encode()):08x}"
+
+
+# Weights and predictions ---------------------------------------------------------------------------------------------
+
+
+class Predictions(NamedTuple):
+    """What a set of weights says about one part of the data, and what would have been right."""
+
+    logits: "NDArray[float32]"
+    """One line an example, one column a class."""
+    labels: "NDArray[int64]"
+
+
+def write_weights(path: Path, tensors: "Mapping[str, Tensor]", notes: Mapping[str, Any]) -> None:
+    """Write a state dict as a safetensors file, which other programs read too, with plain values noted in it.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_weights(Path(folder, "live.safetensors"), {"bias": torch.ones(2)}, {"epoch": 3})
+    ...     read_weights(Path(folder, "live.safetensors"))
+    ({'bias': tensor([1., 1.])}, {'epoch': 3})
+    """
+    from emabank.checkpoint import write_atomically, write_safetensors
+
+    plain = {key: tensor.detach().cpu() for key, tensor in tensors.items()}
+    metadata = {"format": "pt", _NOTES: json.dumps(dict(notes), allow_nan=False)}
+    write_atomically(path, lambda temporary: write_safetensors(temporary, plain, metadata))
+
+
+def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
+    """A state dict on the CPU, and what was noted beside it; `ValueError` names a file that is not whole."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            notes = json.loads((file.metadata() or {}).get(_NOTES, "{}"))
+            return {key: file.get_tensor(key) for key in file.keys()}, notes  # noqa: SIM118
+    except Exception as error:  # safetensors has errors of its own
+        raise ValueError(f"{path} is damaged, cut short or no safetensors file; use another copy of it") from error
+
+
+def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLike]]") -> None:
+    """Write logits (as float32) and labels for each part of the data, which is "train", "val" or "test".
+
+    Not compressed: the last bits of logits are noise, and packing them saves little for the time it takes.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_predictions(Path(folder, "live.npz"), {"val": ([[0.5, 2.0]], [1])})
+    ...     read_predictions(Path(folder, "live.npz"))["val"].labels
+    array([1])
+    """
+    import numpy as np
+
+    from emabank.checkpoint import write_atomically
+
+    arrays: dict[str, Any] = {}
+    for part, given in parts.items():
+        if part not in PARTS:
+            raise ValueError(f"predictions for {part!r} were given; the parts are {', '.join(map(repr, PARTS))}")
+        logits, labels = np.asarray(given[0], dtype=np.float32), np.asarray(given[1])
+        if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
+            raise ValueError(
+                f"the {part} predictions are logits of shape {logits.shape} with {labels.dtype} labels of shape "
+                f"{labels.shape}; give one line of logits and one integer label an example"
+            )
+        arrays |= {f"logits_{part}": logits, f"labels_{part}": labels.astype(np.int64)}
+
+    # Packed in memory first: on a full disk older versions of numpy leave an archive open that complains later.
+    packed = BytesIO()
+    np.savez(packed, **arrays)
+    write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()))
+
+
+def read_predictions(path: Path) -> dict[str, Predictions]:
+    """What `write_predictions` wrote, by part of the data; `ValueError` names a file that is not whole."""
+    import numpy as np
+
+    try:
+        with ZipFile(path) as archive:  # nothing is compressed, so a file cannot hold more than it has bytes
+            if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
+                raise ValueError("far too large")
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            parts = [key.removeprefix("logits_") for key in arrays.files if key.startswith("logits_")]
+            if not parts:
+                raise ValueError("another archive")
+            return {part: Predictions(arrays[f"logits_{part}"], arrays[f"labels_{part}"]) for part in parts}
+    except Exception as error:  # zipfile and numpy have errors of their own
+        raise ValueError(f"{path} is damaged, cut short or holds no predictions; use another copy of it") from error
+
+
+# Checkpoints: the last two, so that a damaged one costs time and not the run -----------------------------------------
+
+
+def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
+    """Make this the current checkpoint and keep the one before it; killed at any moment, whole ones are there.
+
+    A state is nested dicts, lists and tuples of numbers, strings, None and tensors. An optimizer's integer keys come
+    back as such; tensors come back on the CPU.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_checkpoint(Path(folder), {"epoch": 1, "optimizer": {0: (0.9, 0.99)}})
+    ...     save_checkpoint(Path(folder), {"epoch": 2, "optimizer": {0: (0.9, 0.99)}})
+    ...     sorted(entry.name for entry in Path(folder).iterdir()), load_checkpoint(Path(folder))
+    (['checkpoint.previous.pt', 'checkpoint.pt'], {'epoch': 2, 'optimizer': {0: (0.9, 0.99)}})
+    """
+    write_state(folder / _NEXT, state)
+    finish_checkpoint(folder)
+
+
+def finish_checkpoint(folder: Path) -> None:
+    """Put a new checkpoint in its place; it is whole once it has its name, and a kill may have come right after."""
+    if (folder / _NEXT).exists():
+        if (folder / _CURRENT).exists():
+            os.replace(folder / _CURRENT, folder / _PREVIOUS)
+        os.replace(folder / _NEXT, folder / _CURRENT)
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """The newest checkpoint that is whole; None when there is none, which a warning explains if there was one.
+
+    A damaged file is put aside under its name with `.damaged` behind it, and named in the warning.
+    """
+    damaged: list[str] = []
+    for name in (_NEXT, _CURRENT, _PREVIOUS):
+        path = folder / name
+        if not path.exists():
+            continue
+        try:
+            state = read_state(path)
+        except ValueError as error:
+            if "upgrade emabank" in str(error):  # whole, only too new: training from the beginning would lose it
+                raise
+            os.replace(path, folder / f"{name}.damaged")
+            damaged.append(str(path))
+        else:
+            if damaged:
+                _warn(damaged, f"training resumes from {name}")
+            return state
+    if damaged:
+        _warn(damaged, "training starts from the beginning")
+    return None
+
+
+def remove_checkpoints(folder: Path) -> None:
+    """Remove the checkpoints of a run that needs them no longer; forks stay."""
+    for name in (_NEXT, _CURRENT, _PREVIOUS):
+        (folder / name).unlink(missing_ok=True)
+        (folder / f"{name}.damaged").unlink(missing_ok=True)
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write one state atomically, with a checksum over every value.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_state(Path(folder, "epoch-3.pt"), {"epoch": 3})
+    ...     read_state(Path(folder, "epoch-3.pt"))
+    {'epoch': 3}
+    """
+    from emabank import checkpoint
+
+    checkpoint.write_state(path, {"state": _encoded(state)}, kind=_KIND)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read what `write_state` wrote; `ValueError` names a file that is not whole. Nothing in it is executed."""
+    from emabank import checkpoint
+
+    try:
+        return _decoded(checkpoint.read_state(path, kind=_KIND)["state"])
+    except (TypeError, LookupError, RecursionError) as error:  # whole, but not what `write_state` would have written
+        raise ValueError(f"{path} is damaged, or no checkpoint of a run; use another copy of it") from error
+
+
+def _warn(damaged: list[str], consequence: str) -> None:
+    sentence = f"damaged, and put aside with .damaged behind the name: {', '.join(damaged)}; {consequence}"
+    warnings.warn(sentence, RuntimeWarning, stacklevel=4)  # the caller of RunWriter.load_checkpoint
+
+
+def _encoded(value: Any) -> Any:
+    """Tuples, and dicts whose keys are not all strings, in a form that files keep; they know neither."""
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        if all(isinstance(key, str) and key not in (_MAPPING, _TUPLE) for key, _ in items):
+            return {key: _encoded(item) for key, item in items}
+        return {_MAPPING: [[_encoded(key), _encoded(item)] for key, item in items]}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_encoded(item) for item in cast("tuple[Any, ...]", value)]}
+    if isinstance(value, list):
+        return [_encoded(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in cast("list[Any]", value)]
+    if not isinstance(value, dict):
+        return value
+    values = cast("dict[str, Any]", value)
+    if _MAPPING in values:
+        return {_decoded(key): _decoded(item) for key, item in values[_MAPPING]}
+    if _TUPLE in values:
+        return tuple(_decoded(item) for item in values[_TUPLE])
+    return {key: _decoded(item) for key, item in values.items()}

@@ -1,0 +1,264 @@
+"""A run's folder, written: by one process at a time, every file whole or not there. The way in is `open_run`.
+
+torch comes with the functions that write, through emabank.checkpoint.
+"""
+
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from emabank.study.runs import storage
+from emabank.study.runs.environment import environment, now
+from emabank.study.runs.locks import LockedError, locked
+from emabank.study.runs.reader import (
+    CONFIG,
+    DONE,
+    ENVIRONMENT,
+    FAILED,
+    FORKS,
+    HISTORY,
+    LOCK,
+    POSTHOC,
+    POSTHOC_ROWS,
+    PREDICTIONS,
+    PROGRESS,
+    ROWS,
+    SNAPSHOTS,
+    TEST_CURVES,
+    RunFolder,
+    check_name,
+)
+from emabank.study.runs.rows import Row, rows_text
+from emabank.study.runs.storage import file_checksum, read_json, with_checksum, write_json, write_text
+from emabank.study.serialize import FORMAT, first_difference
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from torch import Tensor
+
+_BETWEEN_PROGRESS = 1.0  # seconds
+# Of write_atomically, and of safetensors inside it.
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp|\.tmp[A-Za-z0-9]{6}")
+
+
+@contextmanager
+def open_run(
+    root: str | os.PathLike[str], config: Mapping[str, Any], *, threads: int, also: Mapping[str, Any] | None = None
+) -> Generator["RunWriter"]:
+    """Open the run that a configuration describes for writing, below the folder of all runs; made if not there.
+
+    While it is open no other process can open it. An exception inside marks the run as failed; Ctrl-C does not. The
+    next opening resumes from what is there. `also` goes into environment.json.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     with open_run(root, {"epochs": 2}, threads=1) as run:
+    ...         run.save_checkpoint({"epoch": 1})
+    ...     with open_run(root, {"epochs": 2}, threads=1) as run:
+    ...         run.load_checkpoint()
+    ...         run.state()
+    ...         run.mark_done({"accuracy": 0.5})
+    ...     RunFolder.of(root, {"epochs": 2}).state()
+    {'epoch': 1}
+    'running'
+    'done'
+    """
+    run = RunWriter(RunFolder.of(root, config).path)
+    run.path.mkdir(parents=True, exist_ok=True)
+    with locked(run.path / LOCK, what=f"run {run.id}"):
+        _check_config(run, config)
+        _tidy(run.path)
+        _take_up(run, environment(threads=threads, also=also))
+        try:
+            yield run
+        except Exception as error:
+            with suppress(OSError):  # a full disk, say; then the exception itself is all there is
+                run.fail(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+            raise
+
+
+class RunWriter(RunFolder):
+    """A run that this process alone may write, until the `open_run` that gave it is left."""
+
+    # While it trains -------------------------------------------------------------------------------------------------
+
+    _last_progress = -math.inf
+
+    def tell(self, epoch: int, epochs: int, words: str, *, seconds_left: float | None = None) -> None:
+        """Say how far the training is; about one call per second and the last are written."""
+        if time.monotonic() - self._last_progress < _BETWEEN_PROGRESS and epoch < epochs:
+            return
+        self._last_progress = time.monotonic()
+        progress = {"epoch": epoch, "epochs": epochs, "words": words, "seconds_left": seconds_left, "time": now()}
+        with suppress(OSError):  # a courtesy; what matters will meet the same trouble and say so
+            write_json(self.path / PROGRESS, progress)
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Keep a state to resume from: nested dicts, lists and tuples of plain values and tensors."""
+        self._refuse_when_done()
+        storage.save_checkpoint(self.path, state)
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """The newest state that is whole, tensors on the CPU; None: train from the beginning."""
+        return storage.load_checkpoint(self.path)
+
+    def save_fork(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Keep the state after an epoch for other runs to start from."""
+        self._refuse_when_done()
+        storage.write_state(self.fork_path(epoch), state)
+
+    # What it leaves --------------------------------------------------------------------------------------------------
+
+    def save_history(self, history: Any) -> None:
+        """Keep what is known of each epoch, as plain values; numbers that are not finite become null."""
+        self._refuse_when_done()
+        write_json(self.path / HISTORY, _plain(history))
+
+    def save_snapshot(
+        self, name: str, tensors: "Mapping[str, Tensor]", *, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """Keep weights as a safetensors file, which other programs read too, with plain values noted beside them."""
+        self._refuse_when_done()
+        storage.write_weights(self.snapshot_path(name), tensors, metadata or {})
+
+    def save_predictions(self, name: str, parts: "Mapping[str, tuple[ArrayLike, ArrayLike]]") -> None:
+        """Keep what weights say: logits and labels for each part of the data, which is "train", "val" or "test"."""
+        self._refuse_when_done()
+        storage.write_predictions(self.path / PREDICTIONS / f"{check_name(name)}.npz", parts)
+
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Write all measurements of the run, in place of those that were there; a run that is done may be too."""
+        self._write_rows(ROWS, rows)
+
+    def write_test_curves(self, rows: Iterable[Row]) -> None:
+        """Write the test measurements of every epoch, apart from all that a selection reads."""
+        self._write_rows(TEST_CURVES, rows)
+
+    def write_posthoc(self, rows: Iterable[Row]) -> None:
+        """Write what windows and stopping epochs that were tried after the training gave on validation images."""
+        self._write_rows(POSTHOC_ROWS, rows)
+
+    def mark_done(self, summary: Mapping[str, Any] | None = None) -> None:
+        """End the run well: list what it left, with sizes and checksums, and remove its checkpoints."""
+        names = [
+            name
+            for name in (CONFIG, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, POSTHOC_ROWS)
+            if (self.path / name).exists()
+        ]
+        for folder in (SNAPSHOTS, PREDICTIONS, FORKS):
+            names += [f"{folder}/{path.name}" for path in sorted((self.path / folder).glob("[!.]*"))]
+        files = {name: self._as_it_is(name) for name in names}
+        done = {"time": now(), "summary": _plain(dict(summary or {})), "files": files}
+        write_json(self.path / DONE, with_checksum(done))
+        storage.remove_checkpoints(self.path)
+
+    def fail(self, message: str) -> None:
+        """Mark the run as failed; the next opening takes the mark away."""
+        write_json(self.path / FAILED, {"time": now(), "message": message})
+
+    def _write_rows(self, name: str, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        for row in rows:
+            if row.run != self.id:
+                raise ValueError(f"a row of run {row.run} was given to run {self.id}; write it to its own run")
+        # Of a run that is done the list of files follows. Killed in between, it holds nothing against the rows.
+        self._list_again(name, (None, None))
+        write_rows(self.path / name, rows)
+        if self._left() is not None:
+            self._list_again(name, self._as_it_is(name))
+
+    def _list_again(self, name: str, now: tuple[int | None, int | None]) -> None:
+        files = self._left()
+        if files is not None and files.get(name) != now:
+            write_json(self.path / DONE, with_checksum({**read_json(self.path / DONE), "files": {**files, name: now}}))
+
+    def _as_it_is(self, name: str) -> tuple[int, int]:
+        """The size and the checksum of a file."""
+        return (self.path / name).stat().st_size, file_checksum(self.path / name)
+
+    def _refuse_when_done(self) -> None:
+        if (self.path / DONE).exists():
+            raise ValueError(f"run {self.id} is done, and only its rows can be written again; {self._again()}")
+
+
+def mark_failed(path: Path, message: str) -> None:
+    """Mark a run as failed whose process could not do so itself; a run that another process has open is left alone.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     mark_failed(Path(folder), "killed by SIGKILL")
+    ...     RunFolder(folder).state(), RunFolder(folder).failure()
+    ('failed', 'killed by SIGKILL')
+    """
+    run = RunWriter(path)
+    with suppress(LockedError), locked(path / LOCK, what=f"run {run.id}"):
+        run.fail(message)
+
+
+def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
+    """Write a file of rows atomically.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_rows(f"{folder}/rows.jsonl", [])
+    ...     Path(folder, "rows.jsonl").stat().st_size
+    0
+    """
+    write_text(Path(path), rows_text(rows))
+
+
+# Opening -------------------------------------------------------------------------------------------------------------
+
+
+def _check_config(run: RunWriter, config: Mapping[str, Any]) -> None:
+    path = run.path / CONFIG
+    if not path.exists():
+        write_json(path, {"format": FORMAT, "config": _plain(config)})
+        return
+    kept = read_json(path)
+    difference = first_difference(kept, {"format": FORMAT, "config": config})
+    if difference is not None:
+        difference = difference if kept else "it is no JSON object"
+        raise ValueError(
+            f"{path} is not the configuration of run {run.id} ({difference}); restore it, or remove the folder to "
+            "train the run again"
+        )
+
+
+def _tidy(path: Path) -> None:
+    """Remove what a killed process was about to write, and finish what it was about to rename."""
+    for folder in (path, path / SNAPSHOTS, path / PREDICTIONS, path / FORKS, path / POSTHOC):
+        if folder.is_dir():
+            for entry in list(folder.iterdir()):
+                if _TEMPORARY.fullmatch(entry.name):
+                    entry.unlink(missing_ok=True)
+    storage.finish_checkpoint(path)
+
+
+def _take_up(run: RunWriter, session: dict[str, Any]) -> None:
+    (run.path / FAILED).unlink(missing_ok=True)
+    if (run.path / DONE).exists():
+        if run.is_done():
+            return
+        wrong = run.what_is_wrong() or f"{run.path / DONE} is damaged"
+        (run.path / DONE).unlink()
+        warnings.warn(f"run {run.id} was done, but {wrong}; it is trained again", RuntimeWarning, stacklevel=4)
+    sessions: Any = read_json(run.path / ENVIRONMENT).get("sessions")
+    sessions = sessions if isinstance(sessions, list) else []  # damaged: a courtesy, which stops no training
+    write_json(run.path / ENVIRONMENT, {"sessions": [*sessions, session]})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in cast("list[Any]", value)]
+    return value

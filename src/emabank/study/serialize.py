@@ -1,0 +1,274 @@
+"""Configurations as plain values, as TOML files and back, and the identity of a run. Standard library only.
+
+Unknown keys and values of the wrong kind are errors that name the key.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+IF_USED: Mapping[str, bool] = {"if used": True}
+"""The metadata of a field that is left out of plain values where it has its default: one that was added later, and must
+not change the identity of all runs that do not use it."""
+
+FORMAT = 1  # raised when the same configuration comes to mean another training
+DIGITS = 16
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path as a text"}
+
+
+def to_dict(value: Any, *, unused: bool = False) -> Any:
+    """Dataclasses as dicts, tuples as lists, paths as texts; numbers, texts, booleans and None as they are.
+
+    With `unused`, fields marked `IF_USED` are there even at their defaults.
+
+    >>> from emabank.study.config import Keep
+    >>> to_dict(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last"))
+    {'weights': 'live', 'epoch': 3, 'batchnorm': 'own', 'selected_by': 'last'}
+    """
+    if is_dataclass(value):
+        values = {field: getattr(value, field.name) for field in fields(value)}
+        return {
+            field.name: to_dict(item, unused=unused)
+            for field, item in values.items()
+            if unused or item != field.default or "if used" not in field.metadata
+        }
+    if isinstance(value, tuple | list):
+        return [to_dict(item, unused=unused) for item in cast("list[Any]", value)]
+    return str(value) if isinstance(value, Path) else value
+
+
+def from_dict(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
+    """Build a dataclass from plain values; `where` begins the sentence of an error.
+
+    >>> from emabank.study.config import Keep
+    >>> from_dict(Keep, {"weights": "live", "epoch": "3"}, where="keep.toml")
+    Traceback (most recent call last):
+    ...
+    ValueError: keep.toml: epoch is '3'; give a whole number
+    """
+    hints = get_type_hints(kind)
+    known = {field.name: field for field in fields(cast("Any", kind))}
+    unknown = [repr(key) for key in values if key not in known]
+    if unknown:
+        raise ValueError(f"{where}: unknown key {', '.join(unknown)}; there are {', '.join(known)}")
+    built = {key: _converted(hints[key], value, where, key) for key, value in values.items()}
+    optional = [name for name, field in known.items() if (field.default, field.default_factory) != (MISSING, MISSING)]
+    missing = [name for name in known if name not in built and name not in optional]
+    if missing:
+        raise ValueError(f"{where}: {', '.join(missing)} is missing; give every key that has no default")
+    try:
+        return kind(**built)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def read_toml(path: Path, kind: type[T]) -> T:
+    r"""Build a dataclass from a TOML file; its tables are the nested dataclasses.
+
+    >>> import tempfile
+    >>> from emabank.study.config import ProtocolConfig
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "study.toml")
+    ...     _ = path.write_text("seeds = 2\n[training]\nepochs = 20")
+    ...     read_toml(path, ProtocolConfig).training.epochs
+    20
+    """
+    try:
+        values = _read(path.read_bytes().decode("utf-8-sig"))
+    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+        raise ValueError(f"{path} is not a TOML file: {error}") from None
+    return from_dict(kind, values, where=str(path))
+
+
+def _read(text: str) -> dict[str, Any]:
+    if sys.version_info < (3, 11):
+        import tomli as tomllib  # pyright: ignore
+    else:
+        import tomllib
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def apply_overrides(config: T, settings: Sequence[str]) -> T:
+    """A configuration with other settings, each as `key=value`: keys as in a TOML file, the table may be left out.
+
+    >>> from emabank.study.config import ProtocolConfig
+    >>> config = apply_overrides(ProtocolConfig(), ["epochs=10", "rates=[0.1, 0.2]", "network=resnet20"])
+    >>> config.training.epochs, config.rates, config.training.network
+    (10, (0.1, 0.2), 'resnet20')
+    """
+    values = to_dict(config, unused=True)
+    for setting in settings:
+        key, sign, text = setting.partition("=")
+        if not sign:
+            raise ValueError(f"--set: {setting!r} is no setting; give key=value, such as training.epochs=10")
+        table, name = _table_of(values, key.strip())
+        try:
+            [value] = [None] if text.strip() == "None" else _read(f"value = {text}").values()
+        except ValueError:  # a word needs no quotation marks here
+            value = text.strip()
+        table[name] = value
+    return from_dict(type(config), values, where="--set")
+
+
+def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The table that holds a key, which may be named with or without it, and the key's own name."""
+    tables = {"": values, **{name: each for name, each in values.items() if isinstance(each, dict)}}
+    keys = {f"{name}.{each}".removeprefix("."): (name, each) for name, table in tables.items() for each in table}
+    found = [whole for whole in keys if key in (whole, keys[whole][1]) and keys[whole][1] not in tables]
+    if len(found) != 1:
+        known = ", ".join(whole for whole in keys if whole not in tables)
+        raise ValueError(f"--set: there is no setting {key!r}; there are {known}")
+    table, name = keys[found[0]]
+    return tables[table], name
+
+
+def to_toml(config: Any) -> str:
+    """A configuration as the TOML file that gives it; what is None is left out, as TOML has no such value.
+
+    >>> from emabank.study.config import Keep
+    >>> to_toml(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last")).splitlines()[:2]
+    ['weights = "live"', 'epoch = 3']
+    """
+    return "\n".join(_toml_lines(to_dict(config), "")) + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], name: str) -> list[str]:
+    """The values of a table, then the tables in it, since a value after a table would belong to that."""
+    given = {key: value for key, value in table.items() if value is not None}
+    lines = [f"{key} = {_toml(value)}" for key, value in given.items() if not isinstance(value, dict)]
+    for key, value in given.items():
+        if isinstance(value, dict):
+            inner = f"{name}.{key}" if name else key
+            lines += ["", f"[{inner}]", *_toml_lines(cast("dict[str, Any]", value), inner)]
+    return lines
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(each) for each in cast('list[Any]', value))}]"
+    if isinstance(value, dict):
+        items = cast("dict[str, Any]", value).items()
+        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in items if each is not None)}}}"
+    # Numbers, booleans and texts are the same in JSON, but for the one control character that TOML alone forbids.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        if value is None and NoneType in arguments:
+            return None
+        (kind,) = (each for each in arguments if each is not NoneType)  # all our unions are `X | None`
+        return _converted(kind, value, where, key)
+    if origin is Literal:
+        if isinstance(value, str) and value in arguments:
+            return value
+        raise ValueError(f"{where}: {key} is {value!r}; give one of {', '.join(arguments)}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{where}: {key} is {value!r}; give a list")
+        items = enumerate(cast("list[Any]", value))
+        return tuple(_converted(arguments[0], each, where, f"{key}[{i}]") for i, each in items)
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where}: {key} is {value!r}; give a table")
+        return from_dict(cast("type[Any]", kind), cast("Mapping[str, Any]", value), where=f"{where}, {key}")
+    return _converted_value(kind, value, where, key)
+
+
+def _converted_value(kind: Any, value: Any, where: str, key: str) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if kind is float and type(value) is int and abs(value) < 10**300:  # a float can hold no more
+        return float(value)
+    if type(value) is kind:
+        return value
+    raise ValueError(f"{where}: {key} is {value!r}; give {_WORDS[kind]}")
+
+
+# The identity of a run -----------------------------------------------------------------------------------------------
+
+
+def run_id(config: Mapping[str, Any]) -> str:
+    """The name of the run that a complete configuration describes: 16 hexadecimal digits.
+
+    The order of the keys, a list or a tuple, and 1 or 1.0 make no difference, since a training cannot tell them
+    apart; True and 1, or a key that is missing and one that is None, do.
+
+    >>> run_id({"network": "resnet8", "epochs": 60})
+    'd8cb8c03b3709a2a'
+    >>> run_id({"epochs": 60.0, "network": "resnet8"})
+    'd8cb8c03b3709a2a'
+    """
+    text = f"emabank run {FORMAT}\n{canonical_json(config)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def canonical_json(config: Mapping[str, Any]) -> str:
+    r"""The one JSON text of a configuration: keys sorted, no spaces, ASCII, whole numbers without a point.
+
+    >>> canonical_json({"rates": (0.1, 1.0), "name": "é", "decay": None})
+    '{"decay":null,"name":"\\u00e9","rates":[0.1,1]}'
+    """
+    if not isinstance(config, Mapping):
+        raise ValueError(f"the configuration of a run is a {type(config).__name__}; give a dict of plain values")
+    return json.dumps(_canonical(config, ""), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def first_difference(one: Any, other: Any, place: str = "") -> str | None:
+    """Where two configurations differ first, in words; None when they are the same.
+
+    >>> first_difference({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}})
+    'a.b.1 is 2 and not 3'
+    """
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        one = {str(i): item for i, item in enumerate(cast("list[Any]", one))}
+        other = {str(i): item for i, item in enumerate(cast("list[Any]", other))}
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        ones, others = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
+        for key in sorted({*ones, *others}):
+            here = f"{place}.{key}" if place else key
+            if key not in ones or key not in others:
+                return f"{here} is {'missing' if key not in ones else 'there and should not be'}"
+            difference = first_difference(ones[key], others[key], here)
+            if difference is not None:
+                return difference
+        return None
+    same = one == other and isinstance(one, bool) == isinstance(other, bool)
+    return None if same else f"{place or 'it'} is {one!r} and not {other!r}"
+
+
+def _canonical(value: Any, place: str) -> Any:
+    if value is None or isinstance(value, bool | str | int):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{place} is {value}; a run is known by its configuration, so give a finite number")
+        return int(value) if value.is_integer() else float(value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {_key(key, place): _canonical(item, f"{place}.{key}" if place else str(key)) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [_canonical(item, f"{place}.{i}") for i, item in enumerate(cast("list[Any]", value))]
+    raise ValueError(
+        f"{place} is a {type(value).__name__}; a run is known by plain values alone, so give numbers, strings, "
+        "booleans, None, lists and dicts"
+    )
+
+
+def _key(key: object, place: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"the key {key!r} in {place or 'the configuration'} is not a string; give string keys")
+    return key

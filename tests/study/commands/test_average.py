@@ -1,0 +1,139 @@
+"""The command `average`: its arguments, its output, its exit codes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from averaging.made import assert_average, everything_in, mean, read, state, write
+from interpreter import run
+from study.commands.parsing import parsed, refused
+
+from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
+from emabank.study.commands import main
+from emabank.study.commands.average import AverageArguments
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")  # so that the table does not wrap the long names of temporary folders
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for step in (50, 500, 1000):
+        write(tmp_path / "kept" / f"step-{step}.safetensors", state(step))
+    return tmp_path / "kept"
+
+
+STATES = [state(step) for step in (50, 500, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ("", uniform_weights(3)),
+        ("--decay 0.9", ema_weights(3, 0.9)),
+        ("--last 2", last_weights(3, 2)),
+        ("--weights 1 2 3", normalized_weights(3, [1, 2, 3])),
+    ],
+)
+def test_every_kind_of_weights(folder: Path, options: str, weights: list[float], capsys: pytest.CaptureFixture[str]):
+    out = folder.parent / "average.safetensors"
+    assert main(["average", str(folder), "-o", str(out), *options.split()]) == 0
+    assert_average(read(out), mean(STATES, weights))
+    printed = capsys.readouterr().out
+    positions = [printed.index(f"step-{step}.safetensors") for step in (50, 500, 1000)]
+    assert positions == sorted(positions)
+    assert all(f"{100 * weight:.4g}%" in printed for weight in weights if weight)
+    assert "5 averaged" in printed and "1 copied from step-1000.safetensors" in printed
+    assert "norm.running_mean" in printed and "recalibrate_batchnorm" in printed
+    assert "MB averaged: 1 of 1" in printed and str(out) in printed
+
+
+def test_a_dry_run_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]):
+    before = everything_in(folder.parent)
+    assert main(["average", str(folder), "--dry-run"]) == 0
+    assert main(["average", str(folder), "--dry-run", "--out", str(folder.parent / "average.safetensors")]) == 0
+    assert everything_in(folder.parent) == before
+    capsys.readouterr()
+    write(folder / "step-2000.safetensors", {"other": torch.zeros(1)})
+    assert main(["average", str(folder), "--dry-run"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("emabank: ") and "step-50.safetensors" in error and error.count("\n") == 1
+
+
+def test_the_order_of_the_command_line_is_kept_with_a_note(folder: Path, capsys: pytest.CaptureFixture[str]):
+    paths = [str(folder / f"step-{step}.safetensors") for step in (1000, 50, 500)]
+    out = folder.parent / "average.safetensors"
+    assert main(["average", *paths, "--last", "1", "-o", str(out)]) == 0
+    assert_average(read(out), state(500))
+    assert "Your order is kept" in capsys.readouterr().out
+    for arguments in (["--last", "1", *paths[1:]], paths):  # sorted by number; a plain mean
+        assert main(["average", *arguments, "--dry-run"]) == 0
+        assert "Your order is kept" not in capsys.readouterr().out
+
+
+def test_a_long_list_is_shortened_and_checkpoints_left_out_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for step in range(30):
+        write(tmp_path / f"step-{step}.pt", {"weight": torch.ones(1)})
+    write(tmp_path / "last.pt", {"weight": torch.ones(1)})
+    assert main(["average", str(tmp_path), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "and 10 more" in printed
+    assert "step-9.pt" in printed and "step-10.pt" not in printed and "step-20.pt" in printed
+    assert f"Left out: {tmp_path}/last.pt" in printed
+
+
+def test_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for step in (1, 2):
+        content = {"state_dict": {"codes": torch.tensor([step]), "weight": torch.ones(1)}}
+        torch.save(content, tmp_path / f"{step}.ckpt", _use_new_zipfile_serialization=step == 1)
+    assert main(["average", str(tmp_path), "-o", str(tmp_path / "average.ckpt")]) == 0
+    printed = capsys.readouterr().out
+    warnings = [line for line in printed.splitlines() if line.startswith("Warning: ")]
+    assert "'state_dict'" in printed
+    assert len(warnings) == 2 and "codes" in warnings[0] and "2.ckpt" in warnings[1]
+
+
+def test_an_error_is_one_line_and_replaces_nothing(folder: Path, capsys: pytest.CaptureFixture[str]):
+    out = folder.parent / "average.safetensors"
+    out.write_text("precious")
+    for arguments, message in (
+        ([str(folder), "-o", str(out)], str(out)),
+        ([str(folder), "-o", str(out), "--dry-run"], str(out)),
+        ([str(folder), "-o", str(out), "--last", "7"], "last must be from 1 to 3"),
+        ([str(folder), "-o", str(out), "--weights", "1", "2"], "got 2 for 3"),
+        ([str(folder), "-o", str(out), "--decay", "1"], "decay must be"),
+        ([str(folder / "step-50.safetensors"), "--dry-run"], "two checkpoints or more"),
+        ([str(folder / "step-51.safetensors"), "--dry-run"], "No such checkpoint"),
+    ):
+        assert main(["average", *arguments]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("emabank: ") and error.count("\n") == 1 and message in error
+    assert out.read_text() == "precious"
+    assert main(["average", str(folder), "-o", str(out), "--force"]) == 0
+    assert_average(read(out), mean(STATES))
+
+
+def test_arguments(capsys: pytest.CaptureFixture[str]):
+    arguments = parsed("average", "a", "b", "-o", "c", "--weights", "1", "2", "--key", "ema")
+    assert arguments == AverageArguments(
+        checkpoints=(Path("a"), Path("b")), out=Path("c"), weights=(1.0, 2.0), key="ema"
+    )
+    for words, message in (
+        (["--dry-run"], "checkpoints"),
+        (["a"], "--out"),
+        (["a", "-o", "b", "--decay", "0.9", "--last", "3"], "decay and last"),
+        (["a", "-o", "b", "--last", "0"], "last is 0"),
+    ):
+        assert message in refused(capsys, "average", *words)
+
+
+def test_it_needs_only_what_the_command_line_needs(folder: Path):
+    out = folder.parent / "average.safetensors"
+    code = f"from emabank.study.commands import main\nsys.exit(main(['average', {str(folder)!r}, '-o', {str(out)!r}]))"
+    process = run(code, blocked=("numpy", "pandas", "matplotlib", "safetensors", "jinja2", "PIL", "pooch"))
+    assert process.returncode == 0, process.stderr
+    assert_average(read(out), mean(STATES))

@@ -1,0 +1,71 @@
+"""The command `data`: every file with how it stands, and whether all is well; fetching ends in the same."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from study.data.made_up import write_files
+
+from emabank.study.commands.data import DataArguments
+from emabank.study.data import download
+from emabank.study.data.catalogue import DATASETS, Download, File, Published
+
+FILES = {"one": b"first", "two": b"second"}
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    downloads = tuple(
+        Download(f"http://127.0.0.1:9/{name}", File(name, len(content), f"md5:{hashlib.md5(content).hexdigest()}"))
+        for name, content in FILES.items()
+    )
+    monkeypatch.setitem(DATASETS, "made-up", Published("made-up", "Made up", "we", "none", downloads))
+
+
+def act(action: str, name: str, folder: Path) -> int:
+    return DataArguments(action=action, name=name, data=folder).run([])  # type: ignore[arg-type]
+
+
+def test_what_is_whole_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_files(tmp_path, FILES)
+    assert act("check", "made-up", tmp_path) == 0
+    first, *lines, last = capsys.readouterr().out.splitlines()
+    assert first == "Made up: published by we; terms: none"
+    assert [line.split()[:2] for line in lines] == [["ok", f"{tmp_path}/one"], ["ok", f"{tmp_path}/two"]]
+    assert last == "made-up: complete"
+
+
+def test_each_file_that_is_not_whole_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "data [of mine]"  # not markup
+    write_files(folder, {"one": b"fist"})
+    assert act("check", "made-up", folder) == 1
+    _, one, two, last = capsys.readouterr().out.splitlines()
+    assert one.startswith(f"damaged         {folder}/one is damaged: 4 bytes, where 5 belong; ")
+    assert two == f"missing         {folder}/two is missing; it comes from http://127.0.0.1:9/two"
+    assert last == (
+        f"made-up: not complete; `emabank data fetch made-up --data {folder}` downloads what is missing or wrong"
+    )
+
+
+def test_fetching_shows_how_far_it_is_and_how_all_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def fetch(name: str, folder: Path, *, tell):
+        for done in (0, 5, 11):
+            tell(done, 11)
+        write_files(folder, FILES)
+        return download.check(name, folder)
+
+    monkeypatch.setattr(download, "fetch", fetch)
+    assert act("fetch", "made-up", tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["bytes: 5 of 11", "bytes: 11 of 11"]
+    assert lines[-1] == "made-up: complete" and len(lines) == 6
+
+
+def test_fetching_from_nowhere_raises_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(variable, "127.0.0.1")
+    with pytest.raises(ConnectionError, match="http://127.0.0.1:9/one could not be reached"):
+        act("fetch", "made-up", tmp_path)
+    assert not list(tmp_path.iterdir())

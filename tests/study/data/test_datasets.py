@@ -1,0 +1,222 @@
+"""From the name of a data set to its images: every source, its labels, and what stands in for missing files."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from study.data.made_up import cifar_batch, python2_pickle, write_files
+
+from emabank.study.config import DataConfig
+from emabank.study.data import cifar
+from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import fingerprint
+
+PUBLISHED = pytest.mark.skipif(
+    "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
+)
+NO_FOLDER = Path("/no/such/folder")
+
+
+@pytest.fixture
+def published() -> Path:
+    return Path(os.environ["EMABANK_DATA"])
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """Small CIFAR-10 (5 x 40 and 40 images) and CIFAR-100 (200 and 400) in `tmp_path`, which their readers take."""
+    ten, hundred = cifar._LAYOUTS["cifar10"], cifar._LAYOUTS["cifar100"]
+    ten = ten._replace(train=dict.fromkeys(ten.train, 40), test={"test_batch": 40})
+    hundred = hundred._replace(train={"train": 200}, test={"test": 400})
+    monkeypatch.setattr(cifar, "_LAYOUTS", {"cifar10": ten, "cifar100": hundred})
+    monkeypatch.setattr(cifar, "_IMAGES", 200)
+    made = {
+        f"cifar-10-batches-py/{name}": cifar_batch(seed, 40, 10) for seed, name in enumerate([*ten.train, *ten.test])
+    }
+    made["cifar-100-python/train"] = cifar_batch(7, 200, 100, "fine_labels")
+    # Four of each class, so that halves can be alike.
+    made["cifar-100-python/test"] = cifar_batch(8, 400, 100, "fine_labels", fine_labels=[i % 100 for i in range(400)])
+    write_files(tmp_path, {name: python2_pickle(content) for name, content in made.items()})
+    return made
+
+
+def clean_labels(files: dict[str, dict[str, Any]]) -> np.ndarray:
+    return np.array(
+        [label for number in range(1, 6) for label in files[f"cifar-10-batches-py/data_batch_{number}"]["labels"]]
+    )
+
+
+def test_digits_need_no_folder():
+    found = load_dataset(DataConfig(), NO_FOLDER)
+    assert (found.name, found.classes, len(found.train), len(found.test)) == ("digits", 10, 1297, 500)
+    assert fingerprint(found) == fingerprint(digits_dataset())
+
+
+def test_cifar_comes_as_its_readers_give_it(files, tmp_path: Path):
+    for name, classes, sizes in (("cifar10", 10, (200, 40)), ("cifar100", 100, (200, 400))):
+        found = load_dataset(DataConfig(dataset=name), tmp_path)
+        assert (found.name, found.classes, (len(found.train), len(found.test))) == (name, classes, sizes)
+        assert found.train.images.dtype == torch.uint8 and found.train.images.shape[1:] == (3, 32, 32)
+        assert not found.train.wrong.any()
+    ten = load_dataset(DataConfig(dataset="cifar10"), tmp_path)
+    assert ten.train.labels.tolist() == clean_labels(files).tolist()
+    assert ten.test.labels.tolist() == files["cifar-10-batches-py/test_batch"]["labels"]
+    third = torch.from_numpy(files["cifar-10-batches-py/data_batch_1"]["data"][2])
+    assert torch.equal(ten.train.images[2].flatten(), third)
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"), [(None, "worse_label"), ("aggregate", "aggre_label"), ("random2", "random_label2")]
+)
+def test_human_labels_come_beside_the_true_ones(files, tmp_path: Path, asked, key):
+    clean = clean_labels(files)
+    stored = {
+        "clean_label": clean,
+        "worse_label": (clean + 1) % 10,
+        "aggre_label": clean,
+        "random_label2": (clean + 2) % 10,
+    }
+    torch.save(stored, tmp_path / "CIFAR-10_human.pt")
+    found = load_dataset(DataConfig(dataset="cifar10n", labels=asked), tmp_path)
+    assert found.name == "cifar10n" and found.classes == 10
+    assert found.train.labels.tolist() == stored[key].tolist() and found.train.clean.tolist() == clean.tolist()
+    assert found.train.wrong.tolist() == (stored[key] != clean).tolist()
+    official = load_dataset(DataConfig(dataset="cifar10"), tmp_path)
+    assert torch.equal(found.train.images, official.train.images) and torch.equal(
+        found.test.labels, official.test.labels
+    )
+
+
+def test_human_labels_that_do_not_align_are_refused(files, tmp_path: Path):
+    clean = clean_labels(files)
+    torch.save({"clean_label": np.roll(clean, 1), "worse_label": clean}, tmp_path / "CIFAR-10_human.pt")
+    with pytest.raises(ValueError, match="CIFAR-10_human.pt differ from the official ones at .* of 200 places"):
+        load_dataset(DataConfig(dataset="cifar10n"), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "cifar10n", "cifar100n", "tiny-imagenet"])
+def test_missing_files_are_named_with_the_way_to_get_them(name: str, tmp_path: Path):
+    with pytest.raises(
+        FileNotFoundError, match=f"^{tmp_path} holds (neither|no) .*emabank data fetch {name.rstrip('n')}"
+    ):
+        load_dataset(DataConfig(dataset=name), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_of_ones_own_has_no_files():
+    with pytest.raises(ValueError, match="dataset is own, .* emabank.study.run_protocol"):
+        load_dataset(DataConfig(dataset="own"), NO_FOLDER)
+
+
+def test_tiny_imagenet_is_decoded_once_and_told_of(tmp_path: Path):
+    root, wnids = tmp_path / "tiny-imagenet-200", [f"n{number}" for number in range(200)]
+    (root / "val/images").mkdir(parents=True)
+    (root / "wnids.txt").write_text("\n".join(wnids))
+    for label in (3, 7):
+        (root / f"train/n{label}/images").mkdir(parents=True)
+        Image.new("RGB", (64, 64), (label, 0, 0)).save(root / f"train/n{label}/images/0.JPEG", quality=100)
+        Image.new("RGB", (64, 64)).save(root / f"val/images/{label}.JPEG")
+    (root / "val/val_annotations.txt").write_text("7.JPEG\tn7\t0\n3.JPEG\tn3\t0\n")
+    told: list[tuple[int, int]] = []
+    for cache in (None, tmp_path / "elsewhere"):
+        for _ in range(2):
+            found = load_dataset(
+                DataConfig(dataset="tiny-imagenet"), tmp_path, cache=cache, tell=lambda *done: told.append(done)
+            )
+        assert told[-1] == (2, 2) and told.count((2, 2)) == 2, "each part once"
+        told.clear()
+        assert (tmp_path / ".emabank-cache" if cache is None else cache).is_dir()
+    assert found.classes == 200 and found.train.images.shape == (2, 3, 64, 64)
+    assert found.train.labels.tolist() == [3, 7] and found.test.labels.tolist() == [7, 3]
+    index = torch.tensor([1])
+    assert found.train.take(index).labels.tolist() == [7], "a part that is mapped from a file is like any other"
+
+
+# Parts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_as_the_configuration_says():
+    dataset = load_dataset(DataConfig(), NO_FOLDER)
+    config = DataConfig(subset=500, test_subset=100, noise=0.4, noise_seed=3, split_seed=5)
+    parts = load_parts(config, dataset, "80%")
+    assert (len(parts.train), len(parts.validation or []), len(parts.test)) == (400, 100, 100)
+    assert parts.validation is not None and not parts.validation.wrong.any()
+    whole = load_parts(config, dataset, "100%")
+    assert whole.validation is None and len(whole.train) == 500 and int(whole.train.wrong.sum()) == 200
+    noisy = load_parts(DataConfig(**{**vars(config), "validation_labels": "noisy"}), dataset, "80%")
+    assert noisy.validation is not None and noisy.validation.wrong.any()
+    for other in ({"noise_seed": 4}, {"split_seed": 6}):
+        changed = load_parts(DataConfig(**{**vars(config), **other}), dataset, "100%")
+        assert not torch.equal(changed.train.labels, whole.train.labels)
+
+
+# What features are evaluated on --------------------------------------------------------------------------------------
+
+
+def test_the_target_of_a_transfer_is_the_data_set_where_it_is_whole(files, tmp_path: Path):
+    for name in ("cifar100", "cifar10"):
+        found = load_transfer_target(name, tmp_path, split_seed=0)
+        assert (
+            fingerprint(found) == fingerprint(load_dataset(DataConfig(dataset=name), tmp_path)) and found.name == name
+        )
+
+
+def test_human_labels_may_be_the_target_of_a_transfer(files, tmp_path: Path):
+    clean = clean_labels(files)
+    torch.save({"clean_label": clean, "worse_label": (clean + 1) % 10}, tmp_path / "CIFAR-10_human.pt")
+    assert load_transfer_target("cifar10n", tmp_path, split_seed=0).train.wrong.all()
+
+
+def test_without_training_images_the_test_images_are_halved(files, tmp_path: Path):
+    (tmp_path / "cifar-100-python/train").unlink()
+    found = load_transfer_target("cifar100", tmp_path, split_seed=0)
+    assert (found.name, found.classes) == ("cifar100-test-halves", 100)
+    for half in (found.train, found.test):
+        assert half.labels.bincount(minlength=100).tolist() == [2] * 100, "all classes alike"
+    pixels = files["cifar-100-python/test"]["data"]
+    halves = torch.cat([found.train.images, found.test.images]).flatten(1).tolist()
+    assert sorted(halves) == sorted(pixels.tolist()), "each image in one of them"
+    again, other = (load_transfer_target("cifar100", tmp_path, split_seed=seed) for seed in (0, 1))
+    assert fingerprint(again) == fingerprint(found) != fingerprint(other)
+
+
+def test_without_any_images_the_target_is_missing(tmp_path: Path):
+    for name in ("cifar100", "tiny-imagenet"):
+        with pytest.raises(FileNotFoundError, match=f"emabank data fetch {name}"):
+            load_transfer_target(name, tmp_path, split_seed=0)
+
+
+# The published files -------------------------------------------------------------------------------------------------
+
+
+@PUBLISHED
+def test_published_cifar10n_has_the_published_share_of_wrong_labels(published: Path):
+    # Wei et al., ICLR 2022, table 1: 40.21% in "worse".
+    found = load_dataset(DataConfig(dataset="cifar10n"), published)
+    assert (len(found.train), len(found.test)) == (50_000, 10_000)
+    assert found.train.wrong.float().mean().item() == pytest.approx(0.4021, abs=5e-5)
+    parts = load_parts(DataConfig(dataset="cifar10n", subset=10_000), found, "80%")
+    assert parts.train.clean.bincount().tolist() == [800] * 10
+    assert parts.train.wrong.float().mean().item() == pytest.approx(0.4, abs=0.02)
+    assert parts.validation is not None and not parts.validation.wrong.any()
+
+
+@PUBLISHED
+def test_published_cifar100_is_halved_where_it_has_no_training_images(published: Path):
+    found = load_transfer_target("cifar100", published, split_seed=0)
+    if found.name == "cifar100":
+        assert (len(found.train), len(found.test)) == (50_000, 10_000)
+    else:
+        assert found.train.labels.bincount().tolist() == found.test.labels.bincount().tolist() == [50] * 100
+
+
+@PUBLISHED
+def test_published_tiny_imagenet_or_a_sample_of_it(published: Path, tmp_path: Path):
+    found = load_dataset(DataConfig(dataset="tiny-imagenet"), published, cache=tmp_path)
+    assert found.classes == 200 and found.train.images.shape[1:] == (3, 64, 64)
+    assert found.train.labels.unique().tolist() == list(range(200)) and len(found.test.labels.unique()) > 150

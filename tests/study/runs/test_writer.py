@@ -1,0 +1,247 @@
+"""A run's folder while it is written: one process at a time, every file whole, whatever happens to the process."""
+
+import errno
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from emabank.study.runs import writer
+from emabank.study.runs.locks import LockedError
+from emabank.study.runs.rows import Row
+from emabank.study.runs.writer import RunFolder, RunWriter, mark_failed, open_run
+from emabank.study.serialize import run_id
+
+CONFIG = {"network": "resnet8", "rates": (0.1, 1.0), "epochs": 2}
+
+
+def row(run: str, **given: Any) -> Row:
+    fields: dict[str, Any] = {
+        "dataset": "digits", "network": "resnet8", "trained_on": "80%", "seed": 0, "weights": "live",
+        "batchnorm": "own", "selected_by": None, "epoch": 1, "split": "val", "metric": "loss", "value": 1.5,
+        "other": None,
+    }  # fmt: skip
+    return Row(run=run, **(fields | given))
+
+
+WRITERS: dict[str, Callable[[RunWriter, int], None]] = {
+    "checkpoint.pt": lambda run, size: run.save_checkpoint({"large": torch.zeros(size)}),
+    "forks/epoch-1.pt": lambda run, size: run.save_fork(1, {"large": torch.zeros(size)}),
+    "history.json": lambda run, size: run.save_history([0.5] * size),
+    "snapshots/live.safetensors": lambda run, size: run.save_snapshot("live", {"large": torch.zeros(size)}),
+    "predictions/live.npz": lambda run, size: run.save_predictions(
+        "live", {"val": (np.zeros((size, 2)), np.zeros(size, int))}
+    ),
+    "rows.jsonl": lambda run, size: run.write_rows([row(run.id)] * size),
+    "test_curves.jsonl": lambda run, size: run.write_test_curves([row(run.id, split="test")] * size),
+}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("lock", "failed.json")
+    }
+
+
+# Opening -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_through_its_states(tmp_path: Path):
+    folder = RunFolder.of(tmp_path / "all" / "runs", CONFIG)
+    assert folder.path == tmp_path / "all" / "runs" / run_id(CONFIG)
+    assert folder.state() == "waiting"
+    with pytest.raises(KeyError), open_run(tmp_path / "all" / "runs", CONFIG, threads=1):
+        assert folder.state() == "running"
+        raise KeyError("no such layer")
+    assert folder.state() == "failed"
+    assert folder.failure() == "KeyError: 'no such layer'"
+    with pytest.raises(KeyboardInterrupt), open_run(tmp_path / "all" / "runs", CONFIG, threads=1) as run:
+        assert folder.failure() is None
+        run.tell(1, 2, "live 50%")
+        raise KeyboardInterrupt
+    assert folder.state() == "waiting"
+    progress = folder.progress()
+    assert progress is not None
+    assert (progress.epoch, progress.epochs, progress.words, progress.seconds_left) == (1, 2, "live 50%", None)
+    with open_run(tmp_path / "all" / "runs", CONFIG, threads=1) as run:
+        run.mark_done()
+    assert folder.state() == "done"
+
+
+def test_a_second_opening_is_refused_by_name(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        with pytest.raises(LockedError, match=f"run {run.id} is in use by process {os.getpid()}"):
+            open_run(tmp_path, CONFIG, threads=1).__enter__()
+        run.save_checkpoint({"epoch": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            '{"format": 1, "config": {"network": "vgg", "rates": [0.1, 1], "epochs": 2}}',
+            "config.network is 'vgg' and not",
+        ),
+        ('{"format": 2, "config": {}}', "config.epochs is missing"),
+        ('{"format": 1', "it is no JSON object"),
+    ],
+)
+def test_an_edited_configuration_is_refused_and_nothing_is_touched(tmp_path: Path, content: str, said: str):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        run.save_checkpoint({"epoch": 1})
+    (run.path / "config.json").write_text(content)
+    before = files(run.path)
+    with pytest.raises(
+        ValueError, match=rf"config.json is not the configuration of run {run.id} \({said}.*; restore it"
+    ):
+        open_run(tmp_path, CONFIG, threads=1).__enter__()
+    assert files(run.path) == before
+    assert run.state() == "waiting"
+
+
+def test_the_same_configuration_said_differently_is_the_same_run(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        run.save_checkpoint({"epoch": 1})
+    with open_run(tmp_path, {"epochs": 2.0, "rates": [0.1, 1], "network": "resnet8"}, threads=1) as again:
+        assert again.path == run.path
+        assert again.load_checkpoint() == {"epoch": 1}
+    assert json.loads((run.path / "config.json").read_text())["config"] == {**CONFIG, "rates": [0.1, 1.0]}
+
+
+def test_every_start_is_noted_in_the_environment_until_the_run_is_done(tmp_path: Path):
+    for threads in (1, 2):
+        with open_run(tmp_path, CONFIG, threads=threads, also={"device": "cpu"}) as run:
+            pass
+    with open_run(tmp_path, CONFIG, threads=3) as run:
+        run.mark_done()
+    with open_run(tmp_path, CONFIG, threads=4) as run:
+        assert run.is_done(contents=True)
+    assert [session["threads"] for session in run.environment()] == [1, 2, 3]
+
+
+def test_only_the_runs_own_leftovers_are_removed(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        run.save_snapshot("live", {"a": torch.ones(2)})
+    own = [".0123456789abcdef.tmp", "snapshots/.fedcba9876543210.tmp", "snapshots/.tmpAb3dEf"]
+    foreign = [".mine.tmp", ".nfs0001", "notes.txt", "snapshots/.tmp", "snapshots/.tmpAb3dEf.txt"]
+    for name in (*own, *foreign):
+        (run.path / name).write_text("x")
+    with open_run(tmp_path, CONFIG, threads=1):
+        assert not [name for name in own if (run.path / name).exists()]
+    assert all((run.path / name).exists() for name in foreign)
+
+
+# Ending --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_done_run_keeps_what_it_left_and_drops_its_checkpoints(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        for _ in range(2):
+            for write in WRITERS.values():
+                write(run, 3)
+        run.mark_done({"nan": float("nan")})
+    assert set(files(run.path)) == {"config.json", "environment.json", "done.json", *WRITERS} - {"checkpoint.pt"}
+    assert run.summary() == {"nan": None}
+    assert run.is_done(contents=True)
+
+
+def test_only_rows_can_be_written_to_a_done_run(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        run.write_rows([row(run.id)])
+        run.mark_done()
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        for name, write in WRITERS.items():
+            if not name.endswith(".jsonl"):
+                with pytest.raises(ValueError, match=f"run {run.id} is done, and only its rows"):
+                    write(run, 1)
+        run.write_rows([row(run.id), row(run.id, metric="churn", other="d8cb8c03b3709a2a")])
+    assert run.state() == "done"
+    assert len(run.rows()) == 2
+
+
+def test_a_done_run_that_lost_a_file_is_trained_again(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        run.save_snapshot("live", {"a": torch.ones(2)})
+        run.mark_done()
+    (run.path / "snapshots" / "live.safetensors").unlink()
+    opening = open_run(tmp_path, CONFIG, threads=1)
+    with pytest.warns(RuntimeWarning, match=r"was done, but .*live.safetensors is missing; it is trained again"):
+        run = opening.__enter__()
+    assert not run.is_done()
+    run.save_snapshot("live", {"a": torch.ones(2)})
+    opening.__exit__(None, None, None)
+
+
+def test_rows_of_another_run_are_refused(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        with pytest.raises(ValueError, match=f"a row of run d8cb8c03b3709a2a was given to run {run.id}"):
+            run.write_rows([row(run.id), row("d8cb8c03b3709a2a")])
+        assert not (run.path / "rows.jsonl").exists()
+
+
+def test_a_run_in_use_is_not_marked_as_failed_by_others(tmp_path: Path):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        mark_failed(run.path, "killed")
+        assert run.failure() is None
+    mark_failed(run.path, "killed")
+    assert run.failure() == "killed"
+
+
+def test_progress_is_written_about_once_a_second_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seconds, written = 100.0, []
+    monkeypatch.setattr(writer.time, "monotonic", lambda: seconds)
+    run = RunWriter(tmp_path)
+    monkeypatch.setattr(writer, "write_json", lambda path, said: written.append((seconds, said["epoch"])))
+    for tick in range(50):
+        seconds = 100 + tick / 10
+        run.tell(tick // 5 + 1, 10, "words", seconds_left=3.5)
+    assert [at for at, _ in written[:5]] == pytest.approx([100, 101, 102, 103, 104])
+    assert written[-1] == (pytest.approx(104.9), 10)
+    monkeypatch.setattr(writer, "write_json", lambda path, said: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    run.tell(10, 10, "a full disk does not stop a training for the sake of its progress")
+
+
+# Full disks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_is_told_in_a_sentence_and_leaves_what_was_there(tmp_path: Path, name: str):
+    with open_run(tmp_path, CONFIG, threads=1) as run:
+        WRITERS[name](run, 3)
+        before = files(run.path)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        try:
+            with pytest.raises(
+                OSError, match=r"[Cc]ould not be written .*what was there before is unchanged"
+            ) as caught:
+                WRITERS[name](run, 20_000)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert caught.value.errno == errno.EFBIG
+        assert Path(caught.value.filename).parent == (run.path / name).parent
+        assert files(run.path) == before
+        WRITERS[name](run, 3)  # and goes on once there is room
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_space_left_at_the_last_moment_leaves_nothing_half_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device"), open_run(tmp_path, CONFIG, threads=1) as run:
+        before = files(run.path)
+        monkeypatch.setattr(os, "fsync", full)
+        WRITERS[name](run, 3)
+    assert files(run.path) == before
+    assert run.state() == "waiting", "not even the mark that it failed could be written"

@@ -1,0 +1,51 @@
+"""A configuration means the same run for ever: the ids of all runs that `emabank run all` plans, at every scale."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from emabank.study.config import Place, ProtocolConfig
+from emabank.study.protocol import CRITERIA, Choice, Chosen, refit_job, swa_job, tuning_jobs
+from emabank.study.run_job import folder_of
+from emabank.study.studies.catalogue import studies_named, wanted
+from emabank.study.studies.scales import SCALES, Scale
+from emabank.study.studies.scheduler import variant_jobs
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "run_ids.json"
+DATA = "0123456789abcdef"  # in place of fingerprints of files that are not here
+PLACE = Place()
+
+
+def chosen(config: ProtocolConfig, *, average: int, epoch: int) -> Chosen:
+    """What follows when every seed chooses its first rate, this average and this epoch, by both criteria."""
+    best = config.averages.names[average], epoch
+    choices = [Choice(seed, config.rates[0], "", epoch, dict.fromkeys(CRITERIA, best)) for seed in range(config.seeds)]
+    tuned = tuning_jobs(config, data=DATA)[:: len(config.rates)]
+    targets = (DATA,) * len(config.transfer)
+    refits = [
+        refit_job(config, choice, job.config, has_batchnorm="vgg" not in config.training.network, targets=targets)
+        for choice, job in zip(choices, tuned, strict=True)
+    ]
+    return Chosen(choices, [], refits, [swa_job(config, refit, PLACE) for refit in refits])
+
+
+def planned_ids(scale: Scale) -> dict[str, dict[str, list[str]]]:
+    """The ids of all runs by setting and kind, in order."""
+    ids: dict[str, dict[str, list[str]]] = {}
+    for setting in wanted(studies_named("all"), scale):
+        config = setting.config
+        config = replace(config, hardware=replace(config.hardware, device="cpu")).completed()
+        jobs = {"tune": tuning_jobs(config, data=DATA)}
+        for average, epoch in ((-1, config.training.epochs), (1, 2 + config.training.epochs // 4)):
+            follow = chosen(config, average=average, epoch=epoch)
+            jobs |= {f"refit {epoch}": follow.refits, f"swa {epoch}": follow.swa}
+            jobs |= {f"{arm} {epoch}": variant_jobs(arm, config, follow, PLACE) for arm in setting.arms}
+        ids[setting.name] = {kind: [folder_of(job.config, PLACE).id for job in some] for kind, some in jobs.items()}
+    return ids
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_planned_run_keeps_its_id(scale: Scale):
+    assert planned_ids(scale) == json.loads(GOLDEN.read_text())[scale]

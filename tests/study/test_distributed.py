@@ -1,0 +1,65 @@
+"""A run that several processes train together comes to what one process with the same batches comes to."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from on_ranks import training
+from study.small_runs import config, in_float64, trained
+from study.small_runs import one_thread as one_thread
+from together import together
+
+from emabank.study.distributed import ALONE, ProcessGroup
+
+SHORT = {"epochs": 2, "warmup_epochs": 0.4}
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"training": SHORT, "measuring": training.MEASURED},
+        {"training": SHORT, "data": {"subset": 163}},  # 130 images: two are left for the last batch
+        {"training": {**SHORT, "network": "vgg-small"}},
+        {"training": SHORT, "trained_on": "100%", "measuring": training.MEASURED},
+    ],
+    ids=["resnet8", "a last batch of two", "without batch norm", "refit"],
+)
+def test_it_is_the_training_of_one_process(given: dict[str, Any], world: int, tmp_path: Path):
+    alone = trained(config(**given), make_model=in_float64(config(**given)))
+    everywhere = together(training.training, given, folder=tmp_path, world=world)
+    for live, averages, measured, losses in everywhere:
+        assert_close(live, alone.model.state_dict())
+        for name, weights in averages.items():
+            assert_close(weights, alone.bank.weights(name))
+        assert losses == pytest.approx(alone.losses, rel=1e-9)
+        expected = [*alone.measured, *alone.test_curves]
+        assert [each[:5] for each in measured] == [each[:5] for each in expected]
+        for mine, other in zip(measured, expected, strict=True):
+            assert mine.value == pytest.approx(other.value, rel=1e-6)
+    first = everywhere[0]
+    for other in everywhere[1:]:  # whatever one of them writes is what all have
+        assert all(torch.equal(first[0][key], other[0][key]) for key in first[0])
+        assert first[2:] == other[2:]
+
+
+def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(found) == list(expected)
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 7])
+@pytest.mark.parametrize("count", [0, 1, 5, 7, 100])
+def test_shares_are_all_of_it_in_order_and_alike(world: int, count: int):
+    shares = [range(count)[ProcessGroup(rank, world).share(count)] for rank in range(world)]
+    assert [each for share in shares for each in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_alone_nothing_is_said():
+    assert ALONE.totals(1.5, True) == [1.5, True]
+    assert ALONE.from_first("told") == "told"
+    assert np.array_equal(ALONE.from_all(np.arange(3)), np.arange(3))

@@ -1,0 +1,210 @@
+"""What a finished training leaves: predictions of all that is kept, and rows that anyone can compute from them."""
+
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from reference import states_equal
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+from sklearn.metrics import accuracy_score, log_loss
+from study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
+from study.small_runs import one_thread as one_thread
+
+from emabank.study.config import Keep, RunConfig
+from emabank.study.data.images import Dataset
+from emabank.study.data.splits import Parts
+from emabank.study.evaluate import EpochMetric, Predicted, predicted, rows_of_history, rows_of_kept, rows_of_transfer
+from emabank.study.run_job import network_of
+from emabank.study.runs.rows import Row
+from emabank.study.train import Training
+from emabank.study.transfer import linear_evaluation
+
+EVERYWHERE = {"accuracy", "loss", "ece", "ece_if_calibrated"}
+SCALED = {"ece_ts", "loss_ts", "ece_ts_noisy", "loss_ts_noisy"}
+TEMPERATURES = {"temperature", "temperature_noisy"}
+ON_TRAIN = {"clean_accuracy", "memorised"}
+RUN = "d8cb8c03b3709a2a"
+
+
+@pytest.fixture(scope="module")
+def training() -> Training:
+    return trained(config())
+
+
+@pytest.fixture(scope="module")
+def kept(training: Training) -> dict[str, Predicted]:
+    make_model = network_of(training.config, digits()[0])
+    return {each.keep.name: each for each in predicted(training, parts_of(training.config), make_model)}
+
+
+def values(rows: list[Row]) -> dict[tuple[str, str], float | None]:
+    found = {(row.split, row.metric): row.value for row in rows}
+    assert len(found) == len(rows), "each is measured once"
+    return found
+
+
+def rows_of(training: Training, kept: Predicted) -> dict[tuple[str, str], float | None]:
+    return values(rows_of_kept(RUN, training.config, kept, parts_of(training.config)))
+
+
+def expected_calibration_error(probabilities: np.ndarray, right: np.ndarray, bins: int = 5) -> float:
+    """From its definition: sort by confidence, cut into bins of equal size, and weigh their distances."""
+    confidence = probabilities.max(axis=1)
+    order = np.argsort(confidence, kind="stable")
+    cut = zip(np.split(confidence[order], bins), np.split(right[order], bins), strict=True)
+    return sum(abs(of.mean() - says.mean()) * len(of) for says, of in cut) / len(right)
+
+
+# Predictions
+
+
+def test_everything_kept_is_predicted_on_every_part(training: Training, kept: dict[str, Predicted]):
+    parts = parts_of(training.config)
+    assert list(kept) == [each.keep.name for each in training.kept()]
+    for each in kept.values():
+        for split, part in (("train", parts.train), ("val", parts.validation), ("test", parts.test)):
+            logits, labels = each.predictions[split]
+            assert np.array_equal(labels, part.labels.numpy())
+            np.testing.assert_allclose(logits, logits_of(each.model, part, parts).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_model_has_the_kept_weights_and_where_asked_the_statistics_of_the_training_images(training, kept):
+    parts = parts_of(training.config)
+    recomputed = 0
+    for each in training.kept():
+        found = kept[each.keep.name].model.state_dict()
+        if each.keep.batchnorm != "recomputed":
+            assert states_equal(found, each.tensors)
+            continue
+        recomputed += 1
+        model = recalibrated(network_with(training.config, each.tensors), parts)
+        for key, tensor in model.state_dict().items():
+            if not key.endswith("num_batches_tracked"):
+                torch.testing.assert_close(found[key], tensor, rtol=2e-5, atol=1e-6, msg=key)
+    assert recomputed == 2
+
+
+# Rows of what is kept
+
+
+def test_every_measure_is_there(training: Training, kept: dict[str, Predicted]):
+    for each in kept.values():
+        found = rows_of(training, each)
+        assert {metric for split, metric in found if split == "train"} == EVERYWHERE | SCALED | ON_TRAIN
+        assert {metric for split, metric in found if split == "val"} == EVERYWHERE | SCALED | TEMPERATURES
+        assert {metric for split, metric in found if split == "test"} == EVERYWHERE | SCALED
+        assert all(isinstance(value, float) and np.isfinite(value) for value in found.values())
+
+
+def test_on_all_images_there_is_no_validation_and_no_temperature_and_without_noise_nothing_to_memorise():
+    given = config(trained_on="100%", data={"noise": 0.0}, training={"epochs": 1, "network": "vgg-small"})
+    training = trained(given)
+    (last,) = predicted(training, parts_of(given), network_of(given, digits()[0]))
+    found = rows_of(training, last)
+    assert found.keys() == {("train", "clean_accuracy")} | {(s, m) for s in ("train", "test") for m in EVERYWHERE}
+
+
+def test_accuracy_loss_and_calibration_are_what_others_compute_from_the_predictions(training, kept):
+    for each in kept.values():
+        found = rows_of(training, each)
+        for split in ("train", "val", "test"):
+            logits, labels = each.predictions[split]
+            probabilities = softmax(logits.astype(np.float64), axis=1)
+            right = logits.argmax(axis=1) == labels
+            assert found[split, "accuracy"] == accuracy_score(labels, logits.argmax(axis=1))
+            assert found[split, "loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(10)))
+            assert found[split, "ece"] == pytest.approx(expected_calibration_error(probabilities, right))
+            draws = np.random.default_rng(0).random((300, len(right))) < probabilities.max(axis=1)
+            floor = np.mean([expected_calibration_error(probabilities, draw) for draw in draws])
+            assert found[split, "ece_if_calibrated"] == pytest.approx(floor, rel=0.15)
+
+
+@pytest.mark.parametrize("which", ["", "_noisy"])
+def test_the_temperature_is_the_best_on_validation_and_scales_all_parts(training, kept, which):
+    given = parts_of(training.config).validation_given.numpy()
+    for each in kept.values():
+        found = rows_of(training, each)
+        logits, labels = each.predictions["val"]
+        assert (given != labels).mean() > 0.2, "these labels are noisy and those are not"
+        labels = given if which else labels
+
+        def loss_at(log: float, logits: np.ndarray = logits, labels: np.ndarray = labels) -> float:
+            scaled = log_softmax(logits.astype(np.float64) / np.exp(log), axis=1)
+            return -scaled[np.arange(len(labels)), labels].mean()
+
+        best = minimize_scalar(loss_at, bounds=(-7, 7), method="bounded", options={"xatol": 1e-9})
+        temperature = found["val", f"temperature{which}"]
+        assert np.log(temperature) == pytest.approx(best.x, abs=1e-4)
+        for split in ("train", "val", "test"):
+            logits, labels = each.predictions[split]
+            scaled = softmax(logits.astype(np.float64) / temperature, axis=1)
+            right = logits.argmax(axis=1) == labels
+            assert found[split, f"loss_ts{which}"] == pytest.approx(log_loss(labels, scaled, labels=range(10)))
+            assert found[split, f"ece_ts{which}"] == pytest.approx(expected_calibration_error(scaled, right))
+
+
+def test_memorised_and_clean_accuracy_count_the_training_images(training, kept):
+    train = parts_of(training.config).train
+    for each in kept.values():
+        found = rows_of(training, each)
+        said = each.predictions["train"][0].argmax(axis=1).tolist()
+        given, clean = train.labels.tolist(), train.clean.tolist()
+        wrong = [s == g for s, g, c in zip(said, given, clean, strict=True) if g != c]
+        right = [s == g for s, g, c in zip(said, given, clean, strict=True) if g == c]
+        assert found["train", "memorised"] == sum(wrong) / len(wrong)
+        assert found["train", "clean_accuracy"] == sum(right) / len(right)
+
+
+def test_rows_have_the_fields_of_the_study_and_say_what_was_kept(training, kept):
+    for each in kept.values():
+        for row in rows_of_kept(RUN, training.config, each, parts_of(training.config)):
+            told = asdict(row)
+            assert list(told) == [
+                "run", "dataset", "network", "trained_on", "seed", "weights", "batchnorm", "selected_by", "epoch",
+                "split", "metric", "value", "other",
+            ]  # fmt: skip
+            own = {key: told[key] for key in ("weights", "epoch", "batchnorm", "selected_by")}
+            assert Keep(**own) == each.keep
+            common = (row.run, row.dataset, row.network, row.trained_on, row.seed, row.other)
+            assert common == (RUN, "digits", "resnet8", "80%", 0, None)
+
+
+def test_weights_that_say_nan_have_rows_without_values(training, kept):
+    each = kept["live-last"]
+    spoilt = {split: (np.full_like(logits, np.nan), labels) for split, (logits, labels) in each.predictions.items()}
+    found = rows_of(training, each._replace(predictions=spoilt))
+    assert found == {(split, metric): None for split in ("train", "val", "test") for metric in ("accuracy", "loss")}
+
+
+# Rows of the history, and of transfer
+
+
+def test_rows_of_the_history_are_chosen_by_nothing_and_have_null_for_nan():
+    measured = [
+        EpochMetric(1, "live", "own", "val", "accuracy", 0.5),
+        EpochMetric(2, "ema-5%", "recomputed", "train", "loss", float("nan")),
+    ]
+    first, second = rows_of_history(RUN, config(seed=3), measured)
+    assert (first.weights, first.batchnorm, first.epoch, first.split, first.metric) == tuple(
+        getattr(measured[0], name) for name in ("weights", "batchnorm", "epoch", "split", "metric")
+    )
+    assert (first.value, first.selected_by, first.seed, first.other) == (0.5, None, 3, None)
+    assert (second.weights, second.batchnorm, second.split, second.value) == ("ema-5%", "recomputed", "train", None)
+
+
+def test_the_row_of_transfer_is_the_accuracy_of_a_linear_head_on_the_frozen_features(training, kept):
+    given: RunConfig = training.config
+    parts: Parts = parts_of(given)
+    source = digits()[0]
+    few = torch.arange(0, 300)
+    target = Dataset("more-digits", 10, source.train.take(few), source.test.take(few[:100]))
+    each = kept["ema-60%-recomputed-loss"]
+    (row,) = rows_of_transfer(RUN, given, each, parts, target)
+    assert (row.split, row.metric, row.weights) == ("test", "transfer:more-digits", "ema-60%")
+    with torch.no_grad():
+        features = [each.model.features(inputs_of(part, parts)) for part in (target.train, target.test)]
+    want = linear_evaluation(features[0], target.train.labels, features[1], target.test.labels, classes=10, seed=0)
+    assert row.value == pytest.approx(want.accuracy, abs=0.02)
+    assert row.value > 0.15  # by chance 0.1

@@ -1,0 +1,229 @@
+"""One run from configuration to finished folder: what it leaves, that it leaves it once, and how it is stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import SOURCE, wait_until
+from sklearn.metrics import accuracy_score
+from study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
+from study.small_runs import one_thread as one_thread
+
+from emabank.study.config import Place
+from emabank.study.data.images import Dataset
+from emabank.study.run_job import Job, StopRequest, encode_job, folder_of, main, run_job
+from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.storage import read_state
+from emabank.study.train import Interrupted
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(runs=tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def run(place: Place) -> RunFolder:
+    return run_job(Job(config(), forks=(1,)), place, digits()[0])
+
+
+def test_it_leaves_a_complete_folder(run: RunFolder, place: Place):
+    assert run.path == folder_of(config(), place).path
+    assert run.is_done(contents=True)
+    assert run.config()["recipe"]["training"]["network"] == "resnet8"
+    assert [each["epoch"] for each in run.history()] == [1, 2, 3, 4]
+    names = run.snapshots()
+    assert len(names) == 6
+    assert run.predictions() == names
+    assert read_state(run.fork_path(1))["steps"] == 5
+    assert not list(run.path.glob("checkpoint*"))
+    assert {(row.run, row.seed) for row in run.rows()} == {(run.id, 0)}
+    assert run.summary()["diverged"] is False
+    assert run.summary()["has_batchnorm"] is True
+    assert run.progress().epoch == 4  # type: ignore[union-attr]
+
+
+def test_what_was_chosen_is_what_was_kept_and_told_in_rows(run: RunFolder):
+    chosen = run.summary()["chosen"]
+    selected = {(row.weights, row.batchnorm, row.selected_by, row.epoch) for row in run.rows() if row.selected_by}
+    want = {("live", "own", "last", 4), ("live", "own", "accuracy", chosen["live"]["epoch"])}
+    for criterion in ("accuracy", "loss"):
+        epoch = chosen[criterion]["epoch"]
+        want |= {(chosen[criterion]["average"], "averaged", criterion, epoch)}
+        want |= {("ema-60%", "recomputed", criterion, epoch)}
+    assert selected == want
+    history = {
+        (row.weights, row.epoch): row.value
+        for row in run.rows()
+        if row.selected_by is None and row.metric == "accuracy"
+    }
+    again = {
+        (row.weights, row.epoch): row.value
+        for row in run.rows()
+        if row.selected_by and row.batchnorm != "recomputed" and (row.split, row.metric) == ("val", "accuracy")
+    }
+    assert again.items() <= history.items(), "kept weights score what they scored when they were chosen"
+
+
+def test_a_second_call_does_nothing(run: RunFolder, place: Place, monkeypatch: pytest.MonkeyPatch):
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.path.rglob("*")}
+    monkeypatch.setattr("emabank.study.run_job.Training", None)
+    again = run_job(Job(config()), place)
+    assert again.path == run.path
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.path.rglob("*")} == before
+
+
+def test_stored_predictions_have_the_accuracy_that_the_rows_say(run: RunFolder):
+    told = {
+        (row.weights, row.batchnorm, row.selected_by, row.split): row.value
+        for row in run.rows()
+        if row.selected_by and row.metric == "accuracy"
+    }
+    assert len(told) == 6 * 3
+    for name in run.predictions():
+        notes = run.load_snapshot(name)[1]
+        for split, (logits, labels) in run.load_predictions(name).items():
+            found = accuracy_score(labels, logits.argmax(axis=1))
+            assert told[notes["weights"], notes["batchnorm"], notes["selected_by"], split] == found
+
+
+def test_a_snapshot_in_a_new_network_says_exactly_what_is_stored(run: RunFolder):
+    parts = parts_of(config())
+    for name in run.snapshots():
+        tensors, notes = run.load_snapshot(name)
+        assert (tuple(notes["mean"]), tuple(notes["std"])) == (parts.normalisation.mean, parts.normalisation.std)
+        model = network_with(config(), tensors)
+        for split, part in (("train", parts.train), ("val", parts.validation), ("test", parts.test)):
+            said = logits_of(model, part, parts).numpy()
+            assert np.array_equal(said, run.load_predictions(name)[split].logits)
+
+
+def test_the_random_state_and_the_threads_are_as_before(place: Place, tmp_path: Path):
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    torch.set_num_threads(1)
+    for given in (config(training={"epochs": 1}, hardware={"threads": 2}), config(fingerprint="another")):
+        try:
+            run_job(Job(given), replace(place, runs=tmp_path), digits()[0])
+        except ValueError:
+            assert given.fingerprint == "another"
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.get_num_threads() == 1
+
+
+def test_whatever_the_random_state_was_the_run_is_the_same(run: RunFolder, tmp_path: Path):
+    torch.manual_seed(321)
+    again = run_job(Job(config(), forks=(1,)), Place(runs=tmp_path), digits()[0])
+    assert left(again) == left(run)
+    assert set(left(run)) >= {"config.json", "history.json", "rows.jsonl", "test_curves.jsonl", "forks/epoch-1.pt"}
+
+
+def test_data_that_is_not_what_was_planned_for_is_refused_in_one_sentence(tmp_path: Path):
+    dataset, found = digits()
+    parts = with_garbage_for_test(parts_of(config()))
+    other = Dataset("digits", 10, dataset.train, parts.test)
+    with pytest.raises(ValueError, match=rf"^the data of digits has changed .* planned with {found}\); plan it again"):
+        run_job(Job(config()), Place(runs=tmp_path), other)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_was_not_resolved_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"^the device of a run is auto; resolve it"):
+        run_job(Job(config(hardware={"device": "auto"})), Place(runs=tmp_path), digits()[0])
+
+
+def test_a_run_that_diverges_is_done_and_says_so(tmp_path: Path):
+    run = run_job(Job(config(rate=1e6)), Place(runs=tmp_path), digits()[0])
+    assert run.is_done()
+    assert run.summary()["diverged"] is True
+    assert run.summary()["chosen"] == {}
+    assert run.snapshots() == run.predictions() == []
+    assert run.history() == [{"epoch": 1, "rate": pytest.approx(run.history()[0]["rate"]), "training_loss": None}]
+
+
+def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_the_beginning(tmp_path: Path):
+    trunk_config = config(trained_on="100%", training={"epochs": 3})
+    place = Place(runs=tmp_path / "forked")
+    trunk = run_job(Job(trunk_config, forks=(2,)), place, digits()[0])
+    swa = replace(trunk_config, constant_from=2, swa=True)
+    fork = trunk.path / "forks" / "epoch-2.pt"
+    epochs: list[int] = []
+    forked = run_job(Job(swa, fork=fork), place, digits()[0], tell=lambda epoch, words: epochs.append(epoch))
+    assert epochs == [3]
+    alone = run_job(Job(swa, fork=tmp_path / "none.pt"), Place(runs=tmp_path / "alone"), digits()[0])
+    assert left(forked) == left(alone)
+    assert forked.snapshots() == ["live-last", "swa-recomputed-last"]
+
+
+# Stopping
+
+
+def test_asked_to_stop_it_leaves_a_checkpoint_and_has_not_failed(tmp_path: Path, run: RunFolder):
+    place, calls = Place(runs=tmp_path), []
+    with pytest.raises(Interrupted, match="asked to stop in epoch 2; the same command resumes from there"):
+        run_job(Job(config(), forks=(1,)), place, digits()[0], should_stop=lambda: calls.append(1) or len(calls) == 7)
+    folder = folder_of(config(), place)
+    assert folder.state() == "waiting"
+    assert (folder.path / "checkpoint.pt").exists()
+    assert left(run_job(Job(config(), forks=(1,)), place, digits()[0])) == left(run)
+    assert len(folder.environment()) == 2
+
+
+def test_a_request_to_stop_is_noted_and_the_handlers_come_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with StopRequest() as request:
+            assert not request.received
+            signal.raise_signal(number)
+            assert request.received
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_worker_that_gets_a_signal_ends_with_130_and_the_same_command_finishes_the_run(tmp_path: Path):
+    given = config(data={"subset": 100}, training={"epochs": 12, "width": 2})
+    place = Place(runs=tmp_path / "stopped", checkpoint_seconds=0)
+    folder, text = folder_of(given, place), encode_job(Job(given, forks=(1,)), place)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = stamp(folder.path / "checkpoint.pt")
+        command = [sys.executable, "-m", "emabank.study.run_job", text]
+        process = subprocess.Popen(
+            command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        wait_until(lambda before=before: stamp(folder.path / "checkpoint.pt") not in (None, before))
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+        assert process.returncode == 130, said
+        assert said.startswith("asked to stop in epoch ")
+        assert said.count("\n") == 1
+        assert folder.state() == "waiting"
+    assert main([text]) == 0
+    assert len(folder.environment()) == 3
+    assert left(folder) == left(run_job(Job(given, forks=(1,)), Place(runs=tmp_path), digits()[0]))
+
+
+def stamp(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
+
+
+def test_a_worker_that_cannot_do_its_job_says_why_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = encode_job(Job(config(fingerprint="0123456789abcdef")), Place(runs=tmp_path))
+    assert main([text]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("emabank: the data of digits has changed since this run was planned")
+    assert said.count("\n") == 1
+
+
+def test_a_job_as_text_is_plain_json_and_names_its_fork(tmp_path: Path):
+    told = json.loads(encode_job(Job(config(), fork=tmp_path / "epoch-2.pt", forks=(3,)), Place(runs=tmp_path)))
+    assert told["fork"] == str(tmp_path / "epoch-2.pt")
+    assert told["forks"] == [3]
+    assert told["config"]["rate"] == 0.4
