@@ -6,10 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emabank.study.metrics.calibration import ReliabilityCurve, default_bins, ece, reliability_curve
-from emabank.study.metrics.inputs import Floats
-from emabank.study.metrics.probabilities import softmax
-from emabank.study.metrics.temperature import apply_temperature, fit_temperature
+from emabank.study.metrics.calibration import (
+    ReliabilityCurve,
+    apply_temperature,
+    default_bins,
+    ece,
+    fit_temperature,
+    reliability_curve,
+)
+from emabank.study.metrics.classification import Floats, softmax
 from emabank.study.report import series
 from emabank.study.report.figures import (
     BEST_ON_TEST,

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from emabank.study.metrics.inputs import Floats
+from emabank.study.metrics.classification import Floats
 from emabank.study.report import series
 from emabank.study.report.pairs import PAIRS, Scale
 from emabank.study.report.results import Run, Setting
