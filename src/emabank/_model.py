@@ -82,11 +82,7 @@ def _walk(module: nn.Module, prefix: str, path: str, seen: set[int]) -> Iterator
 
 
 def tensor_refs(model: nn.Module) -> list[TensorRef]:
-    """The parameters and then the buffers of a model; a tied tensor under its first name.
-
-    >>> [ref.name for ref in tensor_refs(nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1)))]
-    ['0.weight', '0.bias', '1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
-    """
+    """The parameters and then the buffers of a model; a tied tensor under its first name."""
     refs: list[TensorRef] = []
     seen: set[int] = set()
     modules = list(walk(model))
@@ -128,12 +124,7 @@ Result = TypeVar("Result")
 
 
 def outside_inference_mode(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Make a function leave `torch.inference_mode`: tensors that are created inside it cannot be written later.
-
-    >>> with torch.inference_mode():
-    ...     torch.zeros(1).is_inference(), outside_inference_mode(torch.zeros)(1).is_inference()
-    (True, False)
-    """
+    """Make a function leave `torch.inference_mode`: tensors that are created inside it cannot be written later."""
 
     @wraps(function)
     def outside(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -224,8 +215,8 @@ class AveragedTensors:
         bad = nonfinite(dict(zip(self.names, self._sources(), strict=True)))
         if bad:
             raise ValueError(
-                f"{_listed(bad)} hold NaN or inf when the bank is built: initialise them, freeze them if they are "
-                "constants such as a mask (requires_grad=False), or leave them out with parameters=."
+                f"{_listed(map(repr, bad))} hold NaN or inf when the bank is built: initialise them, freeze them if "
+                "they are constants such as a mask (requires_grad=False), or leave them out with parameters=."
             )
         self.storage = AverageStorage(self._sources(), count, dtype=dtype, device=device)
 
@@ -407,49 +398,31 @@ def check_materialized(model: nn.Module) -> None:
 
 
 def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of the tensors that hold NaN or inf.
-
-    >>> nonfinite({"fine": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])})
-    ['bad']
-    """
+    """The names of the tensors that hold NaN or inf."""
     return [name for name, tensor in tensors.items() if not is_finite(to_local(tensor))]
 
 
 def _check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
     bad = nonfinite(tensors)
     if bad:
-        raise ValueError(f"{what}: {_listed(bad)} must be finite; got NaN or inf.")
+        raise ValueError(f"{what}: {_listed(map(repr, bad))} must be finite; got NaN or inf.")
 
 
 def check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a ValueError that names what is missing, what is new and what has another shape.
-
-    >>> check_shapes("The state does not fit", {"a": (2,)}, {"a": (3,)})
-    Traceback (most recent call last):
-    ...
-    ValueError: The state does not fit: another shape: 'a' is (3,), not (2,).
-    """
-    missing = [name for name in expected if name not in shapes]
-    added = [name for name in shapes if name not in expected]
-    reshaped = [
-        f"{name!r} is {shapes[name]}, not {expected[name]}"
-        for name in expected
-        if name in shapes and shapes[name] != expected[name]
-    ]
-    faults = [f"missing: {_listed(missing)}"] * bool(missing) + [f"new: {_listed(added)}"] * bool(added)
-    faults += [f"another shape: {', '.join(reshaped[:5])}"] * bool(reshaped)
-    if faults:
-        raise ValueError(f"{what}: {'; '.join(faults)}.")
+    """Raise a ValueError that names what is missing, what is new and what has another shape."""
+    common = [name for name in expected if name in shapes]
+    faults = {
+        "missing": [repr(name) for name in expected if name not in shapes],
+        "new": [repr(name) for name in shapes if name not in expected],
+        "another shape": [f"{n!r} is {shapes[n]}, not {expected[n]}" for n in common if shapes[n] != expected[n]],
+    }
+    named = [f"{fault}: {_listed(names)}" for fault, names in faults.items() if names]
+    if named:
+        raise ValueError(f"{what}: {'; '.join(named)}.")
 
 
 def check_values(what: str, lives: Mapping[str, object], values: object) -> Mapping[str, Tensor]:
-    """Return the values; raise a ValueError unless they have the live names, and tensors the live shapes and kinds.
-
-    >>> check_values("The state does not fit", {"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.long)})
-    Traceback (most recent call last):
-    ...
-    ValueError: The state does not fit: 'a' must be a floating tensor; got torch.int64 (torch.strided, cpu).
-    """
+    """Return the values; raise a ValueError unless they have the live names, and tensors the live shapes and kinds."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{what}: its tensors must be a mapping; got a {type(values).__name__}.")
     named = cast("Mapping[str, object]", values)
@@ -475,6 +448,6 @@ def tensor_shapes(values: Mapping[str, object]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) if isinstance(value, Tensor) else () for name, value in values.items()}
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(repr(name) for name in names[:5]) + more
+def _listed(items: Iterable[str]) -> str:
+    texts = list(items)
+    return ", ".join(texts[:5]) + (f" and {len(texts) - 5} more" if len(texts) > 5 else "")

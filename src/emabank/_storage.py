@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -264,9 +264,12 @@ class _Segment:
         self._accelerators = {device for device, _ in kinds if on_cpu and device.type != "cpu"}
         if on_cpu and kinds == {(buffer.device, buffer.dtype)}:
             # A `cat` of fewer elements than torch shares among threads is one loop in C, at half the price of copies.
-            for _, group in groupby(self.pieces, lambda piece: piece.end // (LARGE // 2)):
-                run = list(group)
-                self._runs.append((flat[run[0].offset : run[-1].end], _parts(run, flats)))
+            runs: list[list[_Piece]] = []
+            for piece in self.pieces:
+                if not runs or piece.end - runs[-1][0].offset >= LARGE:
+                    runs.append([])
+                runs[-1].append(piece)
+            self._runs = [(flat[run[0].offset : run[-1].end], _parts(run, flats)) for run in runs]
         else:
             self._copies = [flat[piece.offset : piece.end] for piece in self.pieces], _parts(self.pieces, flats)
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,15 @@ from emabank.rules import Rule
 
 Statistics = Literal["averaged", "recomputed"]
 Result = TypeVar("Result")
+
+
+class _PendingCheck(NamedTuple):
+    """The check of a sample that an accelerator may still be busy with, and the counts before that sample."""
+
+    step: int
+    updates: int
+    progress: dict[str, Progress]
+    wait: Callable[[], list[int]]  # for the indices of bad tensors
 
 
 class EMABank:
@@ -92,9 +101,7 @@ class EMABank:
     (('ema-0.99', 'uniform'), 3)
     """
 
-    # The check of the last sample, if an accelerator may still be busy with it: the step, a function that waits for the
-    # indices of bad tensors, and the progress of the averages before it.
-    _pending_check: tuple[int, Callable[[], list[int]], dict[str, Progress]] | None = None
+    _pending_check: _PendingCheck | None = None
 
     def __init__(
         self,
@@ -194,6 +201,7 @@ class EMABank:
         0
         """
         self._check_not_applied("reset()")
+        self._finish_check()
         names = self.names if name is None else (self._schedule.average(name),)
         self._refresh()
         self._tensors.sync_statistics()
@@ -460,6 +468,7 @@ class EMABank:
         ['averages', 'every', 'format', 'num_skipped', 'num_steps', 'num_updates', 'recomputed']
         """
         self._check_not_applied("state_dict()")
+        self._finish_check()
         self._refresh()
         averages = {
             name: {**self._schedule.state(name), "tensors": rank_means(self._model, self._read(name))}
@@ -488,7 +497,7 @@ class EMABank:
         >>> bank.load_state_dict(bank.state_dict())
         """
         self._check_not_applied("load_state_dict()")
-        self._tensors.refresh()
+        self._refresh()
         # Everything is checked before anything changes.
         self._schedule.check_state(state)
         for name, saved in state["averages"].items():
@@ -564,19 +573,17 @@ class EMABank:
         """
         finite, wait = self._tensors.storage.start_check()
         progress = {name: replace(progress) for name, progress in self._schedule.progress.items()}
-        self._pending_check = self._steps, wait, progress
+        self._pending_check = _PendingCheck(self._steps, self._updates, progress, wait)
         return finite
 
     def _finish_check(self) -> None:
         """Raise if the last sample, checked on an accelerator, held NaN or inf: it was not averaged, nor counted."""
-        if self._pending_check is None:
-            return
-        (step, wait, progress), self._pending_check = self._pending_check, None
-        bad = wait()
-        if bad:
-            self._schedule.progress.update(progress)
-            self._updates -= 1
-            raise self._nonfinite_error(bad, step)
+        pending, self._pending_check = self._pending_check, None
+        bad = [] if pending is None else pending.wait()
+        if pending is not None and bad:
+            self._updates = pending.updates
+            self._schedule.progress.update(pending.progress)
+            raise self._nonfinite_error(bad, pending.step)
 
     def _nonfinite_error(self, indices: list[int], step: int) -> FloatingPointError:
         names = ", ".join(repr(self._tensors.names[index]) for index in indices[:5])
@@ -618,6 +625,7 @@ class EMABank:
 
         Copies that nobody else holds, unless `reuse`: then the tensors of an average are read once per update.
         """
+        self._finish_check()
         name = self.resolve(name)
         check_choice("batchnorm", batchnorm, (None, "averaged", "recomputed"))
         batchnorm = batchnorm or self.statistics(name)
@@ -664,7 +672,6 @@ class EMABank:
         return None if step < 0 or (follows_live and step != self._steps) else statistics
 
     def _refresh(self) -> None:
-        self._finish_check()
         if not self._tensors.refresh():
             self._cached_averages.clear()
 
