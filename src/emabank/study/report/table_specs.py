@@ -638,7 +638,7 @@ def _peak_cells(setting: Setting, ours: Curves, theirs: Curves | None = None, *,
 
 
 def constant_rate(results: Results, scale: Scale) -> list[Table]:
-    """From the epoch that EMA (acc.) chose, a constant learning rate against the cosine that goes on to 0."""
+    """From the epoch that EMA (acc.) chose, a constant learning rate against the cosine that continues to 0."""
 
     def lines(setting: Setting) -> Lines:
         curves = {"SGD": _sgd("test"), "EMA": _best(setting, "test")}
