@@ -267,8 +267,8 @@ def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Study, ...], tuple
 def read_setting(folder: str | os.PathLike[str]) -> Setting:
     """The setting of one protocol, by its folder, without what studies add to it."""
     path = Path(folder)
-    reader = _Reader(path.parent)
-    return reader.setting("demo", path.name, [Ran(pair="", title=path.name)])
+    # A protocol alone has no scale and stands for no pair of the paper.
+    return _Reader(path.parent).setting("demo", path.name, [Ran(pair="", title=path.name)])
 
 
 def _folder(runs: str | os.PathLike[str]) -> Path:
