@@ -27,7 +27,7 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
     results = read_results(runs)
     out = out or runs / "report"
     with counting(console, "files of the report") as tell:
-        report = build_report(results, out, tell=tell)
+        report = build_report(results, out, progress=tell)
     _show_tables(report, tables, console)
     say(console, claims_summary(report.claims))
     tell_skipped(results.skipped, console)

@@ -16,17 +16,13 @@ from study.report.made_results import made_results, made_setting
 
 from emabank.study.report.draw import (
     COLOURS,
-    RC,
     SHADES,
     draw,
     draw_heat,
     draw_panel,
-    draw_rate,
-    key_of_line,
     keys_of_marks,
     look_of,
     picture,
-    tint,
 )
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure, Line, Panel
@@ -239,16 +235,6 @@ def test_every_seed_is_a_thin_line_beneath_the_mean_and_then_there_is_no_band():
     assert not drawn.collections
 
 
-def test_limits_are_those_asked_for_or_those_of_the_epochs():
-    drawn = axes()
-    draw_panel(drawn, Panel(title="", lines=[LIVE], x_limits=(0, 100), y_limits=(-3, 7)))
-    assert (drawn.get_xlim(), drawn.get_ylim()) == ((0, 100), (-3, 7))
-    drawn = axes()
-    draw_panel(drawn, Panel(title="", lines=[LIVE]))
-    low, high = drawn.get_xlim()
-    assert 0.9 < low < 1 and 5 < high < 5.1
-
-
 def test_a_line_with_gaps_is_drawn_with_gaps():
     y = LIVE.y.copy()
     y[2] = np.nan
@@ -279,13 +265,6 @@ def test_bars_are_as_wide_and_high_as_said_behind_lines_with_points():
     assert max(bar.get_zorder() for bar in drawn.patches) < min(line.get_zorder() for line in drawn.lines)
 
 
-def test_the_rate_begins_at_zero():
-    drawn = axes()
-    draw_rate(drawn, Line(label="learning rate", x=FIVE, y=FIVE / 10, kind="rate"))
-    assert drawn.get_ylim()[0] == 0
-    np.testing.assert_allclose(drawn.lines[0].get_ydata(), FIVE / 10)
-
-
 def test_a_heat_map_has_its_values_its_names_and_one_shape_for_its_marks():
     grid = np.arange(80.0).reshape(2, 40)
     grid[0, 3] = np.nan
@@ -298,14 +277,6 @@ def test_a_heat_map_has_its_values_its_names_and_one_shape_for_its_marks():
     named = dict(zip(drawn.get_xticks(), (text.get_text() for text in drawn.get_xticklabels()), strict=True))
     assert named == {4: "5", 9: "10", 14: "15", 19: "20", 24: "25", 29: "30", 34: "35", 39: "40"}
     assert image.get_clim() == (0, 100) and keys_of_marks(panel) == []
-
-
-def test_a_legends_entry_looks_as_the_line_does():
-    drawn = axes()
-    draw_panel(drawn, Panel(title="", lines=[AVERAGE]))
-    key = key_of_line(AVERAGE)
-    assert (key.get_label(), key.get_color()) == (AVERAGE.label, drawn.lines[0].get_color())
-    assert key.is_dashed()
 
 
 # Looks ----------------------------------------------------------------------------------------------------------------
@@ -336,15 +307,3 @@ def test_every_line_differs_from_the_others_and_more_averages_than_shades_get_do
     lines = [line("live"), line("live", dashed=True), line("swa"), *(line("average", order) for order in range(15))]
     assert len({look_of(each) for each in lines}) == len(lines)
     assert not look_of(line("average", 4)).dashes and look_of(line("average", 5)).dashes
-
-
-def test_the_order_does_not_change_what_has_a_colour_of_its_own():
-    assert look_of(line("live", 7)) == look_of(line("live"))
-
-
-def test_a_tint_is_lighter_and_of_the_same_hue():
-    assert tint("#ff0000", 0.25) == (1.0, 0.75, 0.75)
-
-
-def test_the_style_names_settings_that_matplotlib_has():
-    assert set(RC) <= set(rcParams)

@@ -108,7 +108,7 @@ def test_from_nothing_there_are_claims_that_were_not_run_and_a_page(tmp_path: Pa
 
 def test_it_tells_how_many_files_are_written(tmp_path: Path, quick: None):
     heard: list[tuple[int, int]] = []
-    report = build_report(few("refit"), tmp_path, tell=lambda done, of: heard.append((done, of)))
+    report = build_report(few("refit"), tmp_path, progress=lambda done, of: heard.append((done, of)))
     count = len(expected(report)) - 1
     assert heard == [(done, count) for done in range(1, count + 1)]
 

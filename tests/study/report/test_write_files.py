@@ -48,7 +48,9 @@ def test_what_was_there_is_replaced(tmp_path: Path):
 def test_it_tells_how_many_are_done(tmp_path: Path):
     heard: list[tuple[int, int, int]] = []
     write_files(
-        tmp_path, files(a_md="", b_md="", c_md=""), tell=lambda done, of: heard.append((done, of, len(there(tmp_path))))
+        tmp_path,
+        files(a_md="", b_md="", c_md=""),
+        progress=lambda done, of: heard.append((done, of, len(there(tmp_path)))),
     )
     assert heard == [(1, 3, 1), (2, 3, 2), (3, 3, 3)]
 

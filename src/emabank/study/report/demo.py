@@ -89,20 +89,26 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def choice_line(record: Record) -> str:
+    """What was chosen, in a few words."""
+    epoch = next(selected.epoch for selected in record.chosen if selected.average == record.best)
+    chose_live = record.best == "live"
+    return "Validation chose the live weights in this run" if chose_live else f"Ship {record.best} of epoch {epoch}"
+
+
 def closing_line(record: Record) -> str:
     """One sentence: what was chosen, and how it compares with the live weights at their best and at the end."""
     by_name = {selected.average: selected for selected in record.chosen}
     best, live = by_name[record.best], by_name["live"]
     at_best, at_end = _percent(live.at_choice.test_accuracy), _percent(live.at_end.test_accuracy)
     if best is live:
-        return (
-            f"Validation chose the live weights in this run: {at_best}% on the test images at epoch {live.epoch}, "
-            f"{at_end}% at the end."
+        compared = f"{at_best}% on the test images at epoch {live.epoch}, {at_end}% at the end."
+    else:
+        compared = (
+            f"{_percent(best.at_choice.test_accuracy)}% on the test images; the live weights {at_best}% at their own "
+            f"best epoch {live.epoch} and {at_end}% at the end."
         )
-    return (
-        f"Ship {best.average} of epoch {best.epoch}: {_percent(best.at_choice.test_accuracy)}% on the test images; "
-        f"the live weights {at_best}% at their own best epoch {live.epoch} and {at_end}% at the end."
-    )
+    return f"{choice_line(record)}: {compared}"
 
 
 def demo_figure(record: Record) -> Figure:
@@ -154,6 +160,6 @@ def demo_page(record: Record) -> str:
     facts = {name: str(value) for name, value in record.conditions.items()}
     return page(
         Results(studies=studies), [demo_table(record)], [demo_figure(record)], [],
-        title="emabank demo: " + closing_line(record).partition(":")[0],
+        title=f"emabank demo: {choice_line(record)}",
         provenance=Provenance(command="emabank demo", facts=facts),
     )  # fmt: skip

@@ -569,7 +569,7 @@ def _posthoc_note(setting: Setting) -> str:
 
 _RELIABILITY = {"SGD": "accuracy", "slowest (loss)": "loss"}
 """Which columns of the tuning tables are shown, and by which criterion their weights were kept."""
-_MOST_BINS = 15  # so that they can be told apart, as in Guo et al. 2017; the ECE has bins of its own
+_MOST_BINS = 15  # so that each can be seen, as in Guo et al. 2017; the ECE has bins of its own
 
 
 class Reliability(NamedTuple):

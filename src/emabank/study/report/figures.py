@@ -182,7 +182,7 @@ def mark(epochs: Sequence[float], shares: Sequence[float], label: str) -> list[M
 
 
 def mark_at(curves: Floats, epochs: Sequence[int], words: str) -> list[Mark]:
-    """The mean of the seeds' epochs and of what their curves have there; none where one has nothing.
+    """The mean of the seeds' epochs and of their curves at these; none where one has no value.
 
     >>> mark_at(np.array([[0.5, 0.75], [0.25, 0.5]]), [2, 1], "live weights, chosen on validation")
     [(1.5, 50.0, 'live weights, chosen on validation: 50.0 ± 35.4% (n = 2), epochs 2, 1')]

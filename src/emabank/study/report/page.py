@@ -342,7 +342,7 @@ def _legend(figure: Figure) -> list[dict[str, str]]:
     for panel in figure.panels:
         for line in panel.lines:
             lines.setdefault(line.label, line)
-    # Where the figure itself gives the dashes of averages a meaning, these are told apart by their shade alone.
+    # Where the figure itself gives the dashes of averages a meaning, their shade alone distinguishes them.
     meant = any(line.dashed for line in lines.values() if line.kind == "average")
     extras = iter(_EXTRAS)
     seen: set[tuple[str, str]] = set()

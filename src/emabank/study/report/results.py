@@ -1,6 +1,6 @@
 """What a folder of runs has measured: settings with their columns and curves, and what was skipped, with the reason.
 
-Columns and curves are made of the runs' rows. Nothing here fails because of what lies in the folder. No torch.
+Columns and curves are made of the runs' rows. Nothing in the folder makes it fail. Never imports torch.
 """
 
 import math
@@ -267,8 +267,8 @@ def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Study, ...], tuple
 def read_setting(folder: str | os.PathLike[str]) -> Setting:
     """The setting of one protocol, by its folder, without what studies add to it."""
     path = Path(folder)
-    reader = _Reader(path.parent)
-    return reader.setting("demo", path.name, [Ran(pair="", title=path.name)])
+    # A protocol alone has no scale and stands for no pair of the paper.
+    return _Reader(path.parent).setting("demo", path.name, [Ran(pair="", title=path.name)])
 
 
 def _folder(runs: str | os.PathLike[str]) -> Path:
@@ -707,7 +707,7 @@ def _message(error: BaseException, place: Path) -> str:
 
 
 def _without_place(text: str, place: Path) -> str:
-    """A text in which files are called by their names in this folder, so that no report tells where it was made."""
+    """A text in which files are called by their names in this folder, so that no report shows where it was made."""
     for known in (place.absolute(), place):
         text = text if known == Path() else text.replace(f"{known}{os.sep}", "")
     return text

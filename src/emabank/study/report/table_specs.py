@@ -638,7 +638,7 @@ def _peak_cells(setting: Setting, ours: Curves, theirs: Curves | None = None, *,
 
 
 def constant_rate(results: Results, scale: Scale) -> list[Table]:
-    """From the epoch that EMA (acc.) chose, a constant learning rate against the cosine that goes on to 0."""
+    """From the epoch that EMA (acc.) chose, a constant learning rate against the cosine that continues to 0."""
 
     def lines(setting: Setting) -> Lines:
         curves = {"SGD": _sgd("test"), "EMA": _best(setting, "test")}
@@ -881,9 +881,8 @@ def overhead(results: Results) -> list[Table]:
     """What the averages of each network cost beside its training step; the paper's example in the last line."""
     if not results.overheads:
         return []
-    parameters, memory = (paper.lookup("Section 3.1", metric=metric) for metric in ("parameters", "megabytes"))
-    example = [Cell(text=parameters), Cell(text="1"), MISSING, Cell(text=f"{float(memory.split()[0]):.2f}"),
-               *[MISSING] * 3]  # fmt: skip
+    (parameters,), (memory,) = (paper.printed("Section 3.1", metric=name) for name in ("parameters", "megabytes"))
+    example = [Cell(text=parameters.text), Cell(text="1"), MISSING, Cell(text=f"{memory.mean:.2f}"), *[MISSING] * 3]
     return [
         Table(
             name="sampling-period/overhead", title="Time and memory of the averages",
@@ -896,8 +895,8 @@ def overhead(results: Results) -> list[Table]:
             notes=(
                 "update: one update of all averages. step: one training step without averages. share: the time of an "
                 "update divided by that of all steps from one to the next, in each repetition.",
-                f"The paper (Section 3.1) says that a ResNet-50 with {parameters} parameters needs {memory}: float32, "
-                "and a MB of 2^20 bytes. It gives no times.",
+                f"The paper (Section 3.1) says that a ResNet-50 with {parameters.text} parameters needs {memory.text}: "
+                "float32, and a MB of 2^20 bytes. It gives no times.",
             ),
         )
     ]  # fmt: skip

@@ -41,10 +41,12 @@ class Report(NamedTuple):
     claims: Sequence[Claim]
 
 
-def build_report(results: Results, out: Path, *, tell: Callable[[int, int], None] = lambda done, of: None) -> Report:
+def build_report(
+    results: Results, out: Path, *, progress: Callable[[int, int], None] = lambda done, of: None
+) -> Report:
     """Write everything into a folder, in place of what an earlier report wrote there.
 
-    `tell` hears how many of how many files are written.
+    `progress` is called with how many of how many files are written.
     """
     tables, figures, claims = make_tables(results), make_figures(results), make_claims(results)
     files: dict[str, Write] = {
@@ -58,7 +60,7 @@ def build_report(results: Results, out: Path, *, tell: Callable[[int, int], None
     }
     provenance = Provenance(facts={"made with": f"emabank {__version__}"})
     files[PAGE] = _text(page(results, tables, figures, claims, provenance=provenance))
-    write_files(out, files, tell=tell)
+    write_files(out, files, progress=progress)
     return Report(out / PAGE, tables, figures, claims)
 
 
@@ -84,17 +86,17 @@ def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
 
 
 def write_files(
-    folder: Path, files: Mapping[str, Write], *, tell: Callable[[int, int], None] = lambda done, of: None
+    folder: Path, files: Mapping[str, Write], *, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> None:
     """Write files by their names below a folder, and remove those that were written so before and are not any more.
 
-    What writes a file is given a path beside it. `tell` hears how many of how many are done.
+    What writes a file is given a path beside it. `progress` is called with how many of how many are done.
     """
     earlier = _listed(folder)
     _write_list(folder, {*earlier, *files})  # whatever happens on the way, they are known as ours
     for done, (name, write) in enumerate(files.items(), start=1):
         _write(folder / name, write)
-        tell(done, len(files))
+        progress(done, len(files))
     for name in sorted(earlier - set(files)):
         _remove(folder, name)
     _write_list(folder, files)
