@@ -54,7 +54,7 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
     console.print(comparison_table(record), closing_line(record), sep="\n", highlight=False)
     console.print(
         f"Open {config.out}/index.html in a browser (beside it: curves.svg, curves.png, rows.json); next: "
-        "`emabank run all` carries out the paper's studies on these digits, `emabank report` shows them",
+        "`emabank run all` runs the paper's studies on these digits, `emabank report` shows them",
         highlight=False,
         soft_wrap=True,
     )

@@ -170,7 +170,7 @@ def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
 
 
 def _near_one(decay: float) -> str:
-    """With three digits of what is missing to 1."""
+    """With three digits of 1 - decay."""
     return f"{decay:.3g}" if decay in (0, 1) else f"{decay:.{2 - math.floor(math.log10(1 - decay))}f}"
 
 
