@@ -119,7 +119,7 @@ def _accuracy_of(
     labels = by_split(parts)["test"].labels.numpy()
 
     def accuracy(weights: dict[str, Tensor]) -> float:
-        model = training.placed(make())
+        model = training.to_device(make())
         model.load_state_dict(weights)
         recalibrate_batchnorm(model.eval(), training.plain_batches("train"))
         logits = training.logits(model, {"it": None}, "test")["it"]

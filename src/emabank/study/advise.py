@@ -132,14 +132,14 @@ def _gains(folder: RunFolder, rows: Sequence[Row], criterion: Criterion) -> Iter
     live = folder.load_predictions(f"{LIVE}-accuracy")
     names = {_name(row) for row in rows if row.selected_by == criterion and row.weights != LIVE}
     for name in sorted(names & set(folder.predictions())):
-        found = folder.load_predictions(name)
-        val, test = (_paired(found[split], live[split], criterion) for split in ("val", "test"))
+        predictions = folder.load_predictions(name)
+        val, test = (_paired(predictions[split], live[split], criterion) for split in ("val", "test"))
         yield Gain(name, val, test)
 
 
-def _paired(found: Predictions, live: Predictions, criterion: Criterion) -> tuple[float, float]:
+def _paired(predictions: Predictions, live: Predictions, criterion: Criterion) -> tuple[float, float]:
     """The mean gain and its standard error: both sets were asked about the same images."""
-    gains = _scores(*found, criterion) - _scores(*live, criterion)
+    gains = _scores(*predictions, criterion) - _scores(*live, criterion)
     return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
@@ -168,44 +168,44 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
     if (path / CONFIG).exists():
         _show(RunFolder(path), advise_run(RunFolder(path), criterion), console)
         return
-    folders = [RunFolder(each) for each in sorted(path.iterdir()) if (each / CONFIG).exists()]
+    folders = [RunFolder(entry) for entry in sorted(path.iterdir()) if (entry / CONFIG).exists()]
     if not folders:
         raise ValueError(f"{path} is neither the folder of a run nor one with such folders in it")
     lines = [("run", "trained", "ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
     left_out = 0
     for folder in folders:
         try:
-            found = advise_run(folder, criterion)
+            advised = advise_run(folder, criterion)
         except (ValueError, OSError):
             left_out += 1
             continue
-        test, advice = found.on_test, found.advice
+        test, advice = advised.on_test, advised.advice
         gain = "" if advice.gain is None else _gain(criterion, advice.gain, advice.error)
         stop = f"{advice.stop} of {advice.epochs[-1]}"
         on_test = "" if test is None else _gain(criterion, *test.on_test)
-        lines.append((found.run, found.title, found.kept, str(advice.epoch), gain, on_test, stop))
+        lines.append((advised.run, advised.title, advised.kept, str(advice.epoch), gain, on_test, stop))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:  # in full, however narrow the terminal
         say(console, "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     say(console, f"{left_out} runs have nothing to advise on: unfinished, diverged, or trained on all images.")
 
 
-def _show(folder: RunFolder, found: RunAdvice, console: Console) -> None:
-    say(console, f"{found.run}: {found.title}")
-    say(console, str(found.advice))
-    if found.on_test is not None:
-        gain, error = found.on_test.on_test
+def _show(folder: RunFolder, advised: RunAdvice, console: Console) -> None:
+    say(console, f"{advised.run}: {advised.title}")
+    say(console, str(advised.advice))
+    if advised.on_test is not None:
+        gain, error = advised.on_test.on_test
         article = "a" if gain > critical_value() * error else "no"
-        amount = _gain(found.advice.criterion, gain, error)
+        amount = _gain(advised.advice.criterion, gain, error)
         say(console, f"On test images, which chose nothing, it gains {amount}: {article} clear gain.")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("kept weights", "gain on validation", "gain on test"):
         table.add_column(head)
-    for gain in found.gains:
-        amounts = [_gain(found.advice.criterion, *measured) for measured in (gain.on_val, gain.on_test)]
+    for gain in advised.gains:
+        amounts = [_gain(advised.advice.criterion, *measured) for measured in (gain.on_val, gain.on_test)]
         table.add_row(*map(Text, (gain.weights, *amounts)))
     console.print(table)
-    say(console, f"Its weights: {folder.snapshot_path(found.kept)}")
+    say(console, f"Its weights: {folder.snapshot_path(advised.kept)}")
 
 
 def _gain(criterion: str, gain: float, error: float | None) -> str:

@@ -126,8 +126,8 @@ def _from_folder(folder: Path, size: int | None, console: Console) -> Dataset:
     return Dataset("own", len(train.classes), _images(train), _images(test))
 
 
-def _images(found: LabelledImages) -> Images:
-    return make_images(torch.from_numpy(found.images), torch.from_numpy(found.labels))
+def _images(labelled: LabelledImages) -> Images:
+    return make_images(torch.from_numpy(labelled.images), torch.from_numpy(labelled.labels))
 
 
 # The identity of a model ----------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def _model_fingerprint(make_model: Callable[[], nn.Module], dataset: Dataset) ->
         others = {id(parameter) for parameter in make_model().parameters()}
         if any(id(parameter) in others for parameter in model.parameters()):
             raise ValueError(
-                "make_model gives models that share parameters, so that one run would go on with another's weights; "
+                "make_model gives models that share parameters, so that one run would start with another's weights; "
                 "build all of the model inside it, with copy.deepcopy of a part that is trained already"
             )
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in model.state_dict().items()]

@@ -213,7 +213,7 @@ class HardwareConfig:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto: a GPU where there is one."""
     threads: int = 1
-    """CPU threads of one run. With 1, as many runs as there are cores may go on at once."""
+    """CPU threads of one run. With 1, as many runs as there are cores may run at once."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     """Of the forward and backward pass; weights and averages are float32."""
     channels_last: bool | None = None

@@ -55,7 +55,7 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
     console.print(closing_line(record), highlight=False)
     console.print(
         f"Open {config.out}/index.html in a browser (beside it: curves.svg, curves.pdf, rows.json); next: "
-        "`emabank run all` carries out the paper's studies on these digits, `emabank report` shows them",
+        "`emabank run all` runs the paper's studies on these digits, `emabank report` shows them",
         highlight=False,
         soft_wrap=True,
     )

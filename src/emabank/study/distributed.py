@@ -54,10 +54,10 @@ class ProcessGroup:
 
     def from_all(self, mine: np.ndarray | None) -> np.ndarray:
         """The arrays of all processes, one below the other; one that has nothing gives None."""
-        each: list[np.ndarray | None] = [mine] * self.world
+        arrays: list[np.ndarray | None] = [mine] * self.world
         if not self.is_alone:
-            dist.all_gather_object(each, mine)
-        return np.concatenate([array for array in each if array is not None])
+            dist.all_gather_object(arrays, mine)
+        return np.concatenate([array for array in arrays if array is not None])
 
     def from_first(self, thing: Any = None) -> Any:
         """What the first process has; the others give nothing."""

@@ -53,14 +53,14 @@ def evaluation_batch(part: Images) -> int:
 
 def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, float]:
     """What is measured each epoch; on training images, right and wrong labels apart."""
-    given, clean = part.labels.cpu().numpy(), part.clean.cpu().numpy()
+    labels, clean = part.labels.cpu().numpy(), part.clean.cpu().numpy()
     if not np.isfinite(logits).all():  # such an average is bad, but no reason to end a run
         return {"accuracy": math.nan, "loss": math.nan}
-    metrics: dict[str, float | None] = {"accuracy": accuracy(logits, given), "loss": loss(logits, given)}
+    metrics: dict[str, float | None] = {"accuracy": accuracy(logits, labels), "loss": loss(logits, labels)}
     if split == "train":
         metrics |= {
-            "clean_accuracy": clean_accuracy(logits, given, clean),
-            "memorised": memorised(logits, given, clean),
+            "clean_accuracy": clean_accuracy(logits, labels, clean),
+            "memorised": memorised(logits, labels, clean),
         }
     return {metric: value for metric, value in metrics.items() if value is not None}
 
@@ -88,11 +88,11 @@ def predicted(training: "Training", parts: Parts, make_model: Callable[[], nn.Mo
 
 
 def _module(kept: "SelectedWeights", training: "Training", make_model: Callable[[], nn.Module]) -> nn.Module:
-    model = training.placed(make_model())
+    model = training.to_device(make_model())
     model.load_state_dict(kept.tensors)
     model.eval()
     if kept.keep.batchnorm == "recomputed":
-        recalibrate_batchnorm(training.shared(model), training.plain_batches("train"))
+        recalibrate_batchnorm(training.wrap_ddp(model), training.plain_batches("train"))
     return model
 
 
@@ -121,8 +121,8 @@ def _temperatures(kept: Predicted, parts: Parts) -> dict[str, float]:
 def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts, target: Dataset) -> list[Row]:
     """How well a linear head does on another data set, on the frozen features of kept weights."""
     threads = config.recipe.hardware.threads
-    found = evaluate_transfer(kept.model, target, normalisation=parts.normalisation, seed=config.seed, threads=threads)
-    return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", found.accuracy)]
+    result = evaluate_transfer(kept.model, target, normalisation=parts.normalisation, seed=config.seed, threads=threads)
+    return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", result.accuracy)]
 
 
 def final_metrics(

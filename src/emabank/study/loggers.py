@@ -47,10 +47,10 @@ def scalars_of(training: Training) -> dict[str, float]:
     """The numbers of the last epoch by names such as `val/accuracy/ema-0.998` and `val/accuracy/live`."""
     last = training.history()[-1]
     scalars = {"train/rate": last["rate"], "train/loss": last["training_loss"]}
-    for each in (*training.measured, *training.test_curves):
-        if each.epoch == training.epoch:
-            statistics = "-recomputed" if each.batchnorm == "recomputed" else ""
-            scalars[f"{each.split}/{each.metric}/{each.weights}{statistics}"] = each.value
+    for metric in (*training.measured, *training.test_curves):
+        if metric.epoch == training.epoch:
+            statistics = "-recomputed" if metric.batchnorm == "recomputed" else ""
+            scalars[f"{metric.split}/{metric.metric}/{metric.weights}{statistics}"] = metric.value
     return scalars
 
 
@@ -60,7 +60,7 @@ def _tensorboard(folder: Path) -> Generator[Log]:
 
     def log(epoch: int, scalars: dict[str, float]) -> None:
         if not writers:
-            # Opened at the first epoch, which may be any in a run that goes on from a checkpoint: what a killed run
+            # Opened at the first epoch, which may be any in a run that resumes from a checkpoint: what a killed run
             # has shown of it and of later ones is taken back, or the curve would go back and forth.
             made = import_module("torch.utils.tensorboard").SummaryWriter
             writers.append(made(str(folder / "tensorboard"), purge_step=epoch))
@@ -79,7 +79,7 @@ def _tensorboard(folder: Path) -> Generator[Log]:
 def _wandb(project: str, folder: Path, config: RunConfig) -> Generator[Log]:
     wandb: Any = import_module("wandb")
     try:
-        # The run's own id: a run that is resumed here goes on there as well, and what it has told is not told again.
+        # The run's own id: a run that resumes here resumes there as well, and nothing is logged twice.
         run = wandb.init(project=project, id=folder.name, resume="allow", dir=str(folder), config=to_dict(config))
     except wandb.Error as error:
         raise ValueError(

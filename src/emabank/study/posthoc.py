@@ -126,13 +126,13 @@ def evaluate_grid(
 def _evaluate(
     training: "Training", parts: Parts, make_model: Callable[[], nn.Module], epoch: int, name: str, made: Synthesis
 ) -> Iterable[EpochMetric]:
-    model = training.placed(make_model())
+    model = training.to_device(make_model())
     model.load_state_dict(made.weights)
     model.eval()
     statistics: BatchNorm = "averaged"
     if training.has_batchnorm:
         statistics = "recomputed"
-        recalibrate_batchnorm(training.shared(model), training.plain_batches("train"))
+        recalibrate_batchnorm(training.wrap_ddp(model), training.plain_batches("train"))
     logits = training.logits(model, {name: None}, "val")[name]
     metrics = {**epoch_metrics("val", by_split(parts)["val"], logits), PROFILE_ERROR: made.error}
     return [EpochMetric(epoch, name, statistics, "val", metric, value) for metric, value in metrics.items()]

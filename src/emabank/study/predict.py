@@ -56,7 +56,7 @@ def predict_each(
     >>> float(predict_each(model, sets, [(torch.ones(4, 2), torch.zeros(4))])["zero"].sum())
     0.0
     """
-    found: dict[Key, list[Tensor]] = {name: [] for name in weights}
+    outputs: dict[Key, list[Tensor]] = {name: [] for name in weights}
     sets = _untied(model, weights)
     # A loader may draw from the global generator as soon as it is iterated.
     with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -69,10 +69,10 @@ def predict_each(
                         if tensors is None
                         else functional_call(model, dict(tensors), (inputs,), tie_weights=False)
                     )
-                    found[name].append(output.float().cpu())
-    if not all(found.values()):
+                    outputs[name].append(output.float().cpu())
+    if not all(outputs.values()):
         raise ValueError("there are no images to predict; give at least one batch")
-    return {name: torch.cat(parts).numpy() for name, parts in found.items()}
+    return {name: torch.cat(parts).numpy() for name, parts in outputs.items()}
 
 
 def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tensor:
@@ -93,15 +93,15 @@ def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tens
         raise ValueError(f"{type(model).__name__} has no features(x); give it a method that returns [n, width]")
     device = next((parameter.device for parameter in model.parameters()), None)
     with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        found = [features(inputs.to(device)).float() for inputs, _ in batches]
-    if not found:
+        computed = [features(inputs.to(device)).float() for inputs, _ in batches]
+    if not computed:
         raise ValueError("there are no batches to compute features of; give at least one")
-    if found[0].ndim != 2:
+    if computed[0].ndim != 2:
         raise ValueError(
-            f"the features of {type(model).__name__} have the shape {tuple(found[0].shape)}; "
+            f"the features of {type(model).__name__} have the shape {tuple(computed[0].shape)}; "
             "its features(x) must return [n, width], what the last layer sees"
         )
-    return torch.cat(found)
+    return torch.cat(computed)
 
 
 def _untied(

@@ -190,8 +190,8 @@ def _train(
     run.write_rows(rows)
     run.write_test_curves(rows_of_history(run.id, config, training.test_curves))
     if config.posthoc:
-        found = [] if training.diverged else evaluate_grid(training, parts, snapshots, make_model)
-        run.write_posthoc(rows_of_history(run.id, config, found))
+        measured = [] if training.diverged else evaluate_grid(training, parts, snapshots, make_model)
+        run.write_posthoc(rows_of_history(run.id, config, measured))
     run.mark_done(
         {"diverged": training.diverged, "chosen": training.selector.selected(), "has_batchnorm": training.has_batchnorm}
     )

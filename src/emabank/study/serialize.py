@@ -19,7 +19,7 @@ IF_USED: Mapping[str, bool] = {"if used": True}
 """The metadata of a field that is left out of plain values where it has its default: one that was added later, and must
 not change the identity of all runs that do not use it."""
 
-FORMAT = 1  # raised when the same configuration comes to mean another training
+FORMAT = 1  # raised when the same configuration means another training
 DIGITS = 16
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path as a text"}
@@ -124,13 +124,13 @@ def apply_overrides(config: T, settings: Sequence[str]) -> T:
 
 def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     """The table that holds a key, which may be named with or without it, and the key's own name."""
-    tables = {"": values, **{name: each for name, each in values.items() if isinstance(each, dict)}}
-    keys = {f"{name}.{each}".removeprefix("."): (name, each) for name, table in tables.items() for each in table}
-    found = [whole for whole in keys if key in (whole, keys[whole][1]) and keys[whole][1] not in tables]
-    if len(found) != 1:
-        known = ", ".join(whole for whole in keys if whole not in tables)
+    tables = {"": values, **{name: table for name, table in values.items() if isinstance(table, dict)}}
+    keys = {f"{name}.{field}".removeprefix("."): (name, field) for name, table in tables.items() for field in table}
+    matches = [full for full in keys if key in (full, keys[full][1]) and keys[full][1] not in tables]
+    if len(matches) != 1:
+        known = ", ".join(full for full in keys if full not in tables)
         raise ValueError(f"--set: there is no setting {key!r}; there are {known}")
-    table, name = keys[found[0]]
+    table, name = keys[matches[0]]
     return tables[table], name
 
 
@@ -146,9 +146,9 @@ def to_toml(config: Any) -> str:
 
 def _toml_lines(table: Mapping[str, Any], name: str) -> list[str]:
     """The values of a table, then the tables in it, since a value after a table would belong to that."""
-    given = {key: value for key, value in table.items() if value is not None}
-    lines = [f"{key} = {_toml(value)}" for key, value in given.items() if not isinstance(value, dict)]
-    for key, value in given.items():
+    present = {key: value for key, value in table.items() if value is not None}
+    lines = [f"{key} = {_toml(value)}" for key, value in present.items() if not isinstance(value, dict)]
+    for key, value in present.items():
         if isinstance(value, dict):
             inner = f"{name}.{key}" if name else key
             lines += ["", f"[{inner}]", *_toml_lines(cast("dict[str, Any]", value), inner)]
@@ -157,10 +157,10 @@ def _toml_lines(table: Mapping[str, Any], name: str) -> list[str]:
 
 def _toml(value: Any) -> str:
     if isinstance(value, list):
-        return f"[{', '.join(_toml(each) for each in cast('list[Any]', value))}]"
+        return f"[{', '.join(_toml(item) for item in cast('list[Any]', value))}]"
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
-        return f"{{{', '.join(f'{key} = {_toml(each)}' for key, each in items if each is not None)}}}"
+        return f"{{{', '.join(f'{key} = {_toml(item)}' for key, item in items if item is not None)}}}"
     # Numbers, booleans and texts are the same in JSON, but for the one control character that TOML alone forbids.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -170,7 +170,7 @@ def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        (kind,) = (each for each in arguments if each is not NoneType)  # all our unions are `X | None`
+        (kind,) = (argument for argument in arguments if argument is not NoneType)  # all our unions are `X | None`
         return _converted(kind, value, where, key)
     if origin is Literal:
         if isinstance(value, str) and value in arguments:
@@ -180,7 +180,7 @@ def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{where}: {key} is {value!r}; give a list")
         items = enumerate(cast("list[Any]", value))
-        return tuple(_converted(arguments[0], each, where, f"{key}[{i}]") for i, each in items)
+        return tuple(_converted(arguments[0], item, where, f"{key}[{i}]") for i, item in items)
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise ValueError(f"{where}: {key} is {value!r}; give a table")

@@ -43,11 +43,11 @@ def show_status(runs: Path, console: Console | None = None) -> None:
 
 
 def _how_far(folder: RunFolder) -> str:
-    told = folder.progress()
-    if told is None or not isinstance(told.seconds_left, float | int | None):
+    progress = folder.progress()
+    if progress is None:
         return ""
-    left = "" if told.seconds_left is None else f", {duration(told.seconds_left)} left"
-    return f": epoch {told.epoch} of {told.epochs}{left}: {told.words}"
+    left = "" if progress.seconds_left is None else f", {duration(progress.seconds_left)} left"
+    return f": epoch {progress.epoch} of {progress.epochs}{left}: {progress.words}"
 
 
 def tell_skipped(skipped: Sequence[Skipped], console: Console) -> None:

@@ -54,8 +54,8 @@ class Interrupted(KeyboardInterrupt):
 class Training:
     """One run as it stands: model, optimizer, averages, what was measured and what is kept.
 
-    Where several processes train it together, each has all of it; of a batch, of what is measured and of what is
-    recalibrated on, each does its share, and they come to what one process would have come to.
+    Where several ranks train it together, each has all of it, and does its share of a batch, of measuring and of
+    recalibrating; the results are those of one process.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Training:
         training, hardware = self._recipe.training, self._recipe.hardware
         torch.manual_seed(config.seed)
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
-        self.model = self.placed(make_model())
+        self.model = self.to_device(make_model())
         if not group.is_alone:
             self.model = convert_sync_batchnorm(self.model)
-        shared = self.shared(self.model)
+        shared = self.wrap_ddp(self.model)
         self._forward: Callable[[Tensor], Tensor] = torch.compile(shared) if hardware.compile else shared
-        self.has_batchnorm = any(isinstance(each, BATCHNORM) for each in self.model.modules())
+        self.has_batchnorm = any(isinstance(module, BATCHNORM) for module in self.model.modules())
         self.loader = Loader(
             parts.train,
             size=training.batch,
@@ -147,13 +147,13 @@ class Training:
             return part
         return part.take(stratified_subset(part.clean, count, seed=self._recipe.data.split_seed))
 
-    def placed(self, model: nn.Module) -> nn.Module:
+    def to_device(self, model: nn.Module) -> nn.Module:
         """A network where and in the memory order in which this run computes: another order has other last digits."""
         if self._recipe.hardware.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)
 
-    def shared(self, model: nn.Module) -> nn.Module:
+    def wrap_ddp(self, model: nn.Module) -> nn.Module:
         """A network as several processes compute with it: those that are alone, with itself."""
         if self.group.is_alone:
             return model
@@ -201,7 +201,7 @@ class Training:
             self._end_epoch()
             if store is not None and self.epoch in forks:
                 store.save_fork(self.epoch, self.state_dict())
-            tell(self.epoch, self.in_short())
+            tell(self.epoch, self.status_line())
             observe(self)
         if store is not None:
             store.save_checkpoint(self.state_dict())
@@ -278,12 +278,14 @@ class Training:
         asked = self._recipe.measuring
         sets = self._sets()
         if "val" in self._plain:
-            self.measured += self._on("val", sets)
+            self.measured += self._evaluate_split("val", sets)
         if asked.on_train:
             # Memorisation is a matter of the weights: once for each of them, not again with recomputed statistics.
-            self.measured += self._on("train", {key: each for key, each in sets.items() if key[1] != "recomputed"})
+            self.measured += self._evaluate_split(
+                "train", {key: weights for key, weights in sets.items() if key[1] != "recomputed"}
+            )
         if asked.test_curves and self.config.trained_on == "100%":
-            self.test_curves += self._on("test", sets)
+            self.test_curves += self._evaluate_split("test", sets)
 
     def _sets(self) -> dict[Set, dict[str, Tensor] | None]:
         sets: dict[Set, dict[str, Tensor] | None] = {(LIVE, "own"): None}
@@ -298,7 +300,7 @@ class Training:
                 sets |= {(name, "recomputed"): bank.functional(name, batchnorm="recomputed") for name in bank.names}
         return sets
 
-    def _on(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[EpochMetric]:
+    def _evaluate_split(self, split: Part, sets: dict[Set, dict[str, Tensor] | None]) -> list[EpochMetric]:
         part = self._curve_parts[split]
         return [
             EpochMetric(self.epoch, weights, batchnorm, split, metric, value)
@@ -320,10 +322,10 @@ class Training:
 
     def _live_is_finite(self) -> bool:
         """Whether all that the live weights said in this epoch is finite; in the last one they are made to speak."""
-        said = [each.value for each in self.measured if each.epoch == self.epoch and each.weights == LIVE]
-        if not said and self.is_over:
-            said = [each.value for each in self._on("train", {(LIVE, "own"): None})]
-        return all(math.isfinite(value) for value in said)
+        values = [metric.value for metric in self.measured if metric.epoch == self.epoch and metric.weights == LIVE]
+        if not values and self.is_over:
+            values = [metric.value for metric in self._evaluate_split("train", {(LIVE, "own"): None})]
+        return all(math.isfinite(value) for value in values)
 
     def _choose(self) -> None:
         """Let the selector see how the averages and the live weights did on validation, with averaged statistics."""
@@ -339,18 +341,18 @@ class Training:
         bank = self.swa if name == SWA and self.swa is not None else self.bank
         return {key: tensor.cpu() for key, tensor in bank.weights(name, batchnorm="averaged").items()}
 
-    def in_short(self) -> str:
+    def status_line(self) -> str:
         """How the last epoch went, for a progress display."""
         rate = f"rate {self.schedule.rate(max(0, self.steps - 1)):.3g}"
         if self.diverged:
             return f"{rate}, diverged"
-        shown = [each for each in self.measured or self.test_curves if each.epoch == self.epoch]
-        shown = [each for each in shown if each.metric == "accuracy" and each.split != "train"]
-        live = [each.value for each in shown if each.weights == LIVE]
-        others = [each for each in shown if each.weights != LIVE]
+        last = [metric for metric in self.measured or self.test_curves if metric.epoch == self.epoch]
+        accuracies = [metric for metric in last if metric.metric == "accuracy" and metric.split != "train"]
+        live = [metric.value for metric in accuracies if metric.weights == LIVE]
+        others = [metric for metric in accuracies if metric.weights != LIVE]
         if not live or not others:
             return f"{rate}, loss {self.losses[-1]:.3f}"
-        best = max(others, key=lambda each: each.value)
+        best = max(others, key=lambda metric: metric.value)
         return f"{rate}, live {100 * live[0]:.1f}%, {best.weights} {100 * best.value:.1f}%"
 
     # What is kept -----------------------------------------------------------------------------------------------------
@@ -369,7 +371,7 @@ class Training:
             kept.append(SelectedWeights(keep, self._weights(SWA)))
         kept += self.selector.kept(self.config.keep, self._recipe.averages, has_batchnorm=self.has_batchnorm)
         # Without batch norm both columns of a criterion are the same weights where it chose the slowest average.
-        return list({each.keep.name: each for each in kept}.values())
+        return list({weights.keep.name: weights for weights in kept}.values())
 
     def history(self) -> list[dict[str, Any]]:
         """What is known of each epoch beside what was measured."""
@@ -401,8 +403,8 @@ class Training:
             **self.selector.state_dict(),
             "steps": self.steps,
             "diverged": self.diverged,
-            "measured": [list(each) for each in self.measured],
-            "test_curves": [list(each) for each in self.test_curves],
+            "measured": [list(metric) for metric in self.measured],
+            "test_curves": [list(metric) for metric in self.test_curves],
             "losses": list(self.losses),
             "loss": self._loss.cpu().clone(),
             "random": random,
@@ -419,8 +421,8 @@ class Training:
         self.recorder.load_state_dict(state.get("posthoc"))  # none in checkpoints of before
         self.selector.load_state_dict(state)
         self.steps, self.diverged = state["steps"], state["diverged"]
-        self.measured = [EpochMetric(*each) for each in state["measured"]]
-        self.test_curves = [EpochMetric(*each) for each in state["test_curves"]]
+        self.measured = [EpochMetric(*values) for values in state["measured"]]
+        self.test_curves = [EpochMetric(*values) for values in state["test_curves"]]
         self.losses = list(state["losses"])
         self._loss.copy_(state["loss"] * self.group.is_first)  # it has the loss of all
         begun = self.config.swa and self.epoch >= (self.config.constant_from or 0)

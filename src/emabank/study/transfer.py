@@ -38,16 +38,16 @@ def evaluate_transfer(
     ...     def features(self, x):
     ...         return x.flatten(1)
     >>> digits = digits_dataset()
-    >>> found = evaluate_transfer(Pixels(), digits, normalisation=normalisation_of(digits.train), seed=0)
-    >>> found.logits.shape, found.accuracy > 0.85
+    >>> result = evaluate_transfer(Pixels(), digits, normalisation=normalisation_of(digits.train), seed=0)
+    >>> result.logits.shape, result.accuracy > 0.85
     ((500, 10), True)
     """
     device = next(model.parameters()).device
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for part in (target.train, target.test):
         images = batches(part, size=FEATURES_BATCH, normalisation=normalisation, device=device)
-        found += [features_of(model, images).cpu(), part.clean]
-    return linear_evaluation(*found, classes=target.classes, seed=seed, threads=threads)
+        tensors += [features_of(model, images).cpu(), part.clean]
+    return linear_evaluation(*tensors, classes=target.classes, seed=seed, threads=threads)
 
 
 class Transferred(NamedTuple):

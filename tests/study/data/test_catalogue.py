@@ -31,10 +31,10 @@ def test_entries_are_complete():
 
 def test_a_file_is_found_in_either_place(tmp_path: Path):
     file = File("deep/file", 1, "md5:0", elsewhere="file")
-    assert file.found(tmp_path) is None
+    assert file.find(tmp_path) is None
     (tmp_path / "file").touch()
-    assert file.found(tmp_path) == tmp_path / "file"
+    assert file.find(tmp_path) == tmp_path / "file"
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep/file").touch()
-    assert file.found(tmp_path) == tmp_path / "deep/file"
-    assert File("deep", 1, "md5:0").found(tmp_path) is None  # a folder is no file
+    assert file.find(tmp_path) == tmp_path / "deep/file"
+    assert File("deep", 1, "md5:0").find(tmp_path) is None  # a folder is no file

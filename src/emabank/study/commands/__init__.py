@@ -1,4 +1,4 @@
-"""The command `emabank`: words in, one stage called, its failures told in one sentence.
+"""The command `emabank`: words in, one stage called, its failures in one sentence.
 
 Each command is a class: its fields are the arguments, `run` calls the stage. A stage is imported only when it is
 called, so that what needs no torch (`--help`, `list`, `decay`) starts at once.

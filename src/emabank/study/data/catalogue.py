@@ -16,10 +16,10 @@ class File:
     checksum: str
     elsewhere: str | None = None
 
-    def found(self, folder: Path) -> Path | None:
+    def find(self, folder: Path) -> Path | None:
         """Where the file lies, or None.
 
-        >>> DATASETS["cifar10"].downloads[0].file.found(Path("/no/such/folder")) is None
+        >>> DATASETS["cifar10"].downloads[0].file.find(Path("/no/such/folder")) is None
         True
         """
         places = [self.path] if self.elsewhere is None else [self.path, self.elsewhere]

@@ -126,9 +126,9 @@ def _archive(name: str, folder: Path) -> Path:
 def _pixels(stored: Mapping[str, Any], count: int, source: str) -> np.ndarray:
     data = stored.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (count, 3072):
-        found = f"{data.dtype} {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
+        form = f"{data.dtype} {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
         raise ValueError(
-            f"{source} holds images as {found}, where uint8 [{count}, 3072] belongs; use the published file"
+            f"{source} holds images as {form}, where uint8 [{count}, 3072] belongs; use the published file"
         )
     return data
 
@@ -304,7 +304,7 @@ def load_cifar_n(name: str, folder: str | os.PathLike[str], *, labels: str) -> H
     if labels not in NOISES[name]:
         raise ValueError(f"labels is {labels!r}; {name} has {', '.join(NOISES[name])}")
     folder, file = Path(folder), find_dataset(name).downloads[0].file
-    path = file.found(folder)
+    path = file.find(folder)
     if path is None:
         raise FileNotFoundError(f"{folder} holds neither {file.path} nor {file.elsewhere}; {advice(name, folder)}")
     stored = _read(path)

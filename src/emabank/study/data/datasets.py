@@ -102,5 +102,5 @@ def _classes(name: str) -> int:
     return 100 if name.startswith("cifar100") else 10
 
 
-def _tensors(found: LabelledImages) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(found.images), torch.from_numpy(found.labels)
+def _tensors(labelled: LabelledImages) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(labelled.images), torch.from_numpy(labelled.labels)

@@ -31,9 +31,9 @@ def digits_dataset(name: str = "digits") -> Dataset:
     classes = HALVES.get(name, range(CLASSES))
 
     def part(chosen: slice) -> Images:
-        there = np.isin(labels[chosen], classes)
-        found = torch.from_numpy(images[chosen][there]).unsqueeze(1)
-        return make_images(found, torch.from_numpy(labels[chosen][there] - np.uint8(classes.start)))
+        kept = np.isin(labels[chosen], classes)
+        pixels = torch.from_numpy(images[chosen][kept]).unsqueeze(1)
+        return make_images(pixels, torch.from_numpy(labels[chosen][kept] - np.uint8(classes.start)))
 
     return Dataset(name, len(classes), train=part(slice(_TRAIN)), test=part(slice(_TRAIN, None)))
 

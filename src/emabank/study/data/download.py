@@ -78,7 +78,7 @@ def origin(dataset: Published) -> str:
 def _check_contents(folder: Path, download: Download) -> list[Finding]:
     """The files of an archive, unpacked; those that are not are fine when the archive itself is there and right."""
     findings = [_check_file(folder, file, download) for file in download.contents]
-    if all(finding.state != "missing" for finding in findings) or download.file.found(folder) is None:
+    if all(finding.state != "missing" for finding in findings) or download.file.find(folder) is None:
         return findings
     archive = _check_file(folder, download.file, download)
     if archive.state != "ok":
@@ -87,7 +87,7 @@ def _check_contents(folder: Path, download: Download) -> list[Finding]:
 
 
 def _check_file(folder: Path, file: File, download: Download) -> Finding:
-    path = file.found(folder)
+    path = file.find(folder)
     source = f"it comes from {download.url}"
     if path is None:
         path = folder / file.path
@@ -98,13 +98,13 @@ def _check_file(folder: Path, file: File, download: Download) -> Finding:
             sentence = f"{path} is damaged: {size:,} bytes, where {file.size:,} belong; {source}"
             return Finding(path, "damaged", sentence, download)
         kind = file.checksum.partition(":")[0]
-        found = f"{kind}:{file_hash(path, kind)}"
+        checksum = f"{kind}:{file_hash(path, kind)}"
     except OSError as error:
         return Finding(path, "damaged", f"{path} cannot be read ({error.strerror}); {source}", download)
     # Only CIFAR-N is known by SHA-256, and that by emabank alone.
     whose = "published" if kind == "md5" else "recorded by emabank (nobody publishes one)"
-    if found != file.checksum:
-        sentence = f"{path} has the wrong checksum {found}; {file.checksum} is the one {whose}; {source}"
+    if checksum != file.checksum:
+        sentence = f"{path} has the wrong checksum {checksum}; {file.checksum} is the one {whose}; {source}"
         return Finding(path, "wrong checksum", sentence, download)
     return Finding(path, "ok", f"{path} is whole; its checksum is the one {whose}")
 
@@ -132,7 +132,7 @@ def _check_image_folders(folder: Path, download: Download, published: ImageFolde
     try:
         wnids = read_wnids(folder)
     except FileNotFoundError:
-        packed = download.file.found(folder)
+        packed = download.file.find(folder)
         there = f"{packed} is there and not unpacked" if packed else source
         return [Finding(path, "missing", f"{path} is missing; {there}", download)]
     except (OSError, ValueError) as error:
@@ -154,23 +154,23 @@ def _check_image_folders(folder: Path, download: Download, published: ImageFolde
 
 
 def _count(
-    place: Path, files: list[tuple[str, int]], root: Path, wnids: list[str], each: int, download: Download
+    place: Path, files: list[tuple[str, int]], root: Path, wnids: list[str], per_class: int, download: Download
 ) -> Finding:
     counts = Counter(label for _, label in files)
     empty = next((root / path for path, _ in files if (root / path).stat().st_size == 0), None)
     if empty is not None:
         sentence = f"{empty} is damaged: it is empty; the complete set comes from {download.url}"
         return Finding(place, "damaged", sentence, download)
-    unlike = [label for label in range(len(wnids)) if counts[label] != each]
+    unlike = [label for label in range(len(wnids)) if counts[label] != per_class]
     if unlike:
         first = unlike[0]
         sentence = (
-            f"{place} is incomplete: {len(files):,} of {each * len(wnids):,} images, and {len(unlike)} of {len(wnids)} "
-            f"classes do not have {each} (first {wnids[first]} with {counts[first]}); the complete set comes from "
-            f"{download.url}"
+            f"{place} is incomplete: {len(files):,} of {per_class * len(wnids):,} images, and {len(unlike)} of "
+            f"{len(wnids)} classes do not have {per_class} (first {wnids[first]} with {counts[first]}); the complete "
+            f"set comes from {download.url}"
         )
         return Finding(place, "incomplete", sentence, download)
-    return Finding(place, "ok", f"{place} holds {each} images in each of {len(wnids)} classes")
+    return Finding(place, "ok", f"{place} holds {per_class} images in each of {len(wnids)} classes")
 
 
 # Fetching ------------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def fetch(name: str, folder: str | os.PathLike[str], *, tell: Tell | None = None
 
 
 def _fetch_one(name: str, download: Download, folder: Path, temporary: Path, bar: "_Bar") -> None:
-    present = download.file.found(folder)
+    present = download.file.find(folder)
     kind, _, expected = download.file.checksum.partition(":")
     if present is None or file_hash(present, kind) != expected:
         file = _download(name, download, folder, temporary, bar)
@@ -269,21 +269,21 @@ def _download(name: str, download: Download, folder: Path, temporary: Path, bar:
 class _Bar:
     """What pooch takes for a progress bar: counts over all downloads, and stops a file that does not end."""
 
-    def __init__(self, tell: Tell, whole: int) -> None:
+    def __init__(self, tell: Tell, total_bytes: int) -> None:
         self.tell = tell
-        self.whole = whole
+        self.total_bytes = total_bytes
         self.before = 0  # bytes of the files that are done
         self.most = self.done = self.total = 0
 
     def begin(self, download: Download) -> None:
         self.most, self.done = download.file.size, 0
-        self.tell(self.before, self.whole)
+        self.tell(self.before, self.total_bytes)
 
     def update(self, count: int) -> None:
         self.done += count
         if self.done > self.most + 2 * _CHUNK:  # pooch counts the last chunk as a whole one
             raise ValueError("longer than it should be")
-        self.tell(self.before + min(self.done, self.most), self.whole)
+        self.tell(self.before + min(self.done, self.most), self.total_bytes)
 
     def reset(self) -> None:
         self.done = 0
@@ -293,7 +293,7 @@ class _Bar:
 
     def finish(self, size: int) -> None:
         self.before += size
-        self.tell(self.before, self.whole)
+        self.tell(self.before, self.total_bytes)
 
 
 def _move(source: Path, target: Path) -> None:

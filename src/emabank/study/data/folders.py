@@ -181,8 +181,8 @@ def load_image_folder(
     ...     for label, name in enumerate(["cats", "dogs"]):
     ...         Path(folder, name).mkdir()
     ...         Image.new("RGB", (6 + label, 4)).save(Path(folder, name, "first.png"))
-    ...     found = load_image_folder(folder, size=4)
-    >>> found.images.shape, found.labels, found.classes
+    ...     cats_and_dogs = load_image_folder(folder, size=4)
+    >>> cats_and_dogs.images.shape, cats_and_dogs.labels, cats_and_dogs.classes
     ((2, 3, 4, 4), array([0, 1]), ('cats', 'dogs'))
     """
     if size is not None and size < 1:

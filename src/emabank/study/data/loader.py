@@ -25,7 +25,7 @@ def _all(count: int) -> slice:
 class Loader:
     """Shuffled batches `(inputs, labels)` for training, with a random crop and a random flip of each image.
 
-    Iterating runs to the end of the current epoch, and then `epoch` is one higher; after a `break` it goes on where it
+    Iterating runs to the end of the current epoch, and then `epoch` is one higher; after a `break` it resumes where it
     stopped, with nothing if that was at the last batch. The last batch may be smaller. An image that would be left
     alone joins the batch before it, which then has one more than `size`: batch norm cannot train on a single image.
 

@@ -66,14 +66,14 @@ def make_parts(
     test = dataset.test.with_clean_labels()
     if test_subset is not None:
         test = test.take(stratified_subset(test.clean, test_subset, seed=split_seed))
-    train, validation, given = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None, None
+    train, validation, original = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None, None
     if trained_on == "80%":
         index, held_back = stratified_split(train.clean, 0.2, seed=split_seed)
         train, validation = train.take(index), train.take(held_back)
         if validation_labels == "clean":
-            given = validation.labels if bool(validation.wrong.any()) else None
+            original = validation.labels if bool(validation.wrong.any()) else None
             validation = validation.with_clean_labels()
-    return Parts(train, validation, test, dataset.classes, normalisation_of(train), given)
+    return Parts(train, validation, test, dataset.classes, normalisation_of(train), original)
 
 
 def stratified_subset(labels: Tensor, size: int, *, seed: int) -> Tensor:
@@ -199,6 +199,6 @@ def _dues(counts: list[int], size: int) -> list[int]:
     return dues
 
 
-def _check_choice(name: str, given: str, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise ValueError(f"{name} is {given!r}; give {' or '.join(map(repr, allowed))}")
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; give {' or '.join(map(repr, allowed))}")

@@ -87,7 +87,7 @@ class _Job(TaskHandle):
         warm = self._warm
         environment = {"PYTHONUNBUFFERED": "1", **self.task.environment}
         if FORKS and self.task.command[:3] == (sys.executable, "-m", *warm[:1]):
-            with suppress(OSError):  # no room for its socket, say
+            with suppress(OSError):  # its socket cannot be made, say
                 return ForkedWorker(warm, self.task.command[3:], log=self.log, environment=environment)
         with open(self.log, "ab") as log:
             return subprocess.Popen(

@@ -17,7 +17,7 @@ from emabank.study.executors.remote import RemoteCommand
 
 @dataclass(frozen=True, kw_only=True)
 class RayExecutor:
-    """Runs tasks wherever Ray has room for them; the run folders are on a file system that all machines share.
+    """Runs tasks wherever Ray schedules them; the run folders are on a file system that all machines share.
 
     A run whose worker died is started again, from its checkpoint, up to `retries` times.
     """
@@ -25,7 +25,7 @@ class RayExecutor:
     address: str | None = None
     """Of the cluster, such as auto or ray://head:10001; None: a Ray is started on this machine, and stopped again."""
     jobs: int | None = None
-    """Runs at a time; None: as many as the cluster has room for."""
+    """Runs at a time; None: as many as fit."""
     cpus: int = 1
     """That a run computes with."""
     gpus: int = 0
@@ -61,7 +61,7 @@ class _Remote(TaskHandle):
         self._submit()
 
     def _submit(self) -> None:
-        # Ray's own retries stay off, so that a death is seen here, and told of.
+        # Ray's own retries stay off, so that a death is seen and reported here.
         options = {"num_cpus": self._settings.cpus, "num_gpus": self._settings.gpus, "max_retries": 0}
         command = RemoteCommand(
             self.task.command, log=str(self.log), environment=self.task.environment, grace=self._settings.grace

@@ -1,4 +1,4 @@
-"""Runs as jobs of a Slurm cluster, in arrays that submitit submits; what is preempted or runs out of time goes on.
+"""Runs as jobs of a Slurm cluster, in arrays that submitit submits; what is preempted or runs out of time resumes.
 
 A job that Slurm is about to stop writes a checkpoint and is queued again. Whether a job is still in the queue is asked
 with `squeue`, which every Slurm has; accounting need not be set up.
@@ -24,7 +24,7 @@ from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.reader import LOG, RunFolder
 
 _BETWEEN_QUEUES = 5.0  # seconds between two looks at the queue, which is the whole cluster's
-_MOST_TIMEOUTS = 1000  # a run that goes on from its checkpoint may run out of time as often as it likes
+_MOST_TIMEOUTS = 1000  # a run that resumes from its checkpoint may run out of time as often as it likes
 _LOST = 15.0  # seconds that a result may take to show on a shared file system after its job has left the queue
 
 
@@ -95,7 +95,7 @@ class _Array:
     def holds(self, job: Any) -> bool:
         """Whether a job waits or runs; asked of Slurm now and then, for all jobs at once."""
         if time.monotonic() - self._looked > _BETWEEN_QUEUES:
-            self._queue = _queued({each.partition("_")[0] for each in self._ids})
+            self._queue = _queued({id.partition("_")[0] for id in self._ids})
             self._looked = time.monotonic()
         return self._queue is None or job.job_id in self._queue
 
@@ -183,4 +183,4 @@ def _queued(arrays: set[str]) -> set[str] | None:
     )
     if listed.returncode:  # the controller is busy, or restarts
         return None
-    return {each.strip() for each in listed.stdout.splitlines() if each.strip().partition("_")[0] in arrays}
+    return {line.strip() for line in listed.stdout.splitlines() if line.strip().partition("_")[0] in arrays}

@@ -41,7 +41,7 @@ class WideResNet(nn.Module):
 def wide_resnet(
     *, classes: int, channels: int = 3, depth: int = 28, widen: int = 10, dropout: float = 0.0
 ) -> WideResNet:
-    """WideResNet-28-10, unless told otherwise: 36.5 million parameters, as its authors report.
+    """WideResNet-28-10, by default: 36.5 million parameters, as its authors report.
 
     Args:
         classes: how many logits.

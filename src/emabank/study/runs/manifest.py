@@ -68,13 +68,13 @@ def read_manifest(path: Path) -> Manifest:
     True
     """
     try:
-        found = read_checked(path)
-        json.dumps(found, ensure_ascii=False).encode()  # JSON can have half a character, which no report can print
-        if found.pop("format") != FORMAT:
+        content = read_checked(path)
+        json.dumps(content, ensure_ascii=False).encode()  # JSON can have half a character, which no report can print
+        if content.pop("format") != FORMAT:
             raise ValueError("another format")
-        pairs = tuple(Ran(**each) for each in found.pop("pairs"))
-        overheads = tuple(found.pop("overheads"))
-        manifest = Manifest(**found, pairs=pairs, overheads=overheads)
+        pairs = tuple(Ran(**ran) for ran in content.pop("pairs"))
+        overheads = tuple(content.pop("overheads"))
+        manifest = Manifest(**content, pairs=pairs, overheads=overheads)
         if not _is_whole(manifest):
             raise ValueError("another shape")
         return manifest
@@ -89,7 +89,7 @@ def _is_whole(manifest: Manifest) -> bool:
     texts += [text for ran in manifest.pairs for text in (ran.pair, ran.title, ran.protocol or "", *ran.arms)]
     return (
         manifest.state in ("running", "done", "failed")
-        and all(isinstance(each, list) for each in runs)
+        and all(isinstance(ids, list) for ids in runs)
         and all(isinstance(text, str) for text in [*texts, *(run for some in runs for run in some)])
-        and all(isinstance(each, dict) for each in manifest.overheads)
+        and all(isinstance(overhead, dict) for overhead in manifest.overheads)
     )

@@ -102,21 +102,21 @@ class RunFolder:
         for name, (size, checksum) in (self._left() or {}).items():
             path = self.path / name
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 return f"{path} is missing"
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(status.st_mode):
                 return f"{path} is no regular file"
-            if size is not None and found.st_size != size:
-                return f"{path} has {found.st_size} bytes instead of {size}"
+            if size is not None and status.st_size != size:
+                return f"{path} has {status.st_size} bytes instead of {size}"
             if contents and checksum is not None and file_checksum(path) != checksum:
                 return f"{path} is damaged: its content does not match its checksum"
         return None
 
     def summary(self) -> dict[str, Any]:
         """The summary written when the run ended; empty before."""
-        found = read_json(self.path / DONE).get("summary")
-        return found if isinstance(found, dict) else {}
+        summary = read_json(self.path / DONE).get("summary")
+        return summary if isinstance(summary, dict) else {}
 
     def failure(self) -> str | None:
         """Why the run failed, in a sentence; None when it did not."""
@@ -135,17 +135,17 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The complete configuration."""
-        found = self._json(CONFIG)
-        if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
+        content = self._json(CONFIG)
+        if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError(f"{self.path / CONFIG} is damaged: it holds no configuration; {self._again()}")
-        return found["config"]
+        return content["config"]
 
     def environment(self) -> list[dict[str, Any]]:
         """The conditions of the training, once for each time that it was started or resumed."""
-        found = self._json(ENVIRONMENT)
-        if not isinstance(found, dict) or not isinstance(found.get("sessions"), list):
+        content = self._json(ENVIRONMENT)
+        if not isinstance(content, dict) or not isinstance(content.get("sessions"), list):
             raise ValueError(f"{self.path / ENVIRONMENT} is damaged: it holds no sessions; {self._again()}")
-        return found["sessions"]
+        return content["sessions"]
 
     def history(self) -> Any:
         """What the training kept of each epoch."""

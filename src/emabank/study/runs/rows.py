@@ -83,9 +83,9 @@ def from_json_line(line: str, *, place: str = "the line") -> Row:
     if len(values) != len(COLUMNS) or any(name not in values for name in COLUMNS):
         missing = [name for name in COLUMNS if name not in values]
         unknown = [str(name) for name in values if name not in COLUMNS]
-        found = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown {', '.join(unknown)}"] * bool(unknown)
+        faults = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown {', '.join(unknown)}"] * bool(unknown)
         raise ValueError(
-            f"{place} {' and '.join(found)}; a row has exactly {', '.join(COLUMNS)}, so measure that run again with "
+            f"{place} {' and '.join(faults)}; a row has exactly {', '.join(COLUMNS)}, so measure that run again with "
             "this emabank"
         )
     try:

@@ -171,10 +171,10 @@ def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLik
     from emabank.checkpoint import write_atomically
 
     arrays: dict[str, Any] = {}
-    for part, given in parts.items():
+    for part, predictions in parts.items():
         if part not in PARTS:
             raise ValueError(f"predictions for {part!r} were given; the parts are {', '.join(map(repr, PARTS))}")
-        logits, labels = np.asarray(given[0], dtype=np.float32), np.asarray(given[1])
+        logits, labels = np.asarray(predictions[0], dtype=np.float32), np.asarray(predictions[1])
         if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
             raise ValueError(
                 f"the {part} predictions are logits of shape {logits.shape} with {labels.dtype} labels of shape "

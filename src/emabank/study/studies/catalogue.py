@@ -33,8 +33,8 @@ class Study:
         >>> STUDIES["lr-search"].pairs_at("small")
         ('cifar100-resnet18',)
         """
-        found = {pair: protocol_of(pair, scale) for pair in self.pairs}
-        return tuple(pair for pair, config in found.items() if config and (config.transfer or not self.transfer))
+        configs = {pair: protocol_of(pair, scale) for pair in self.pairs}
+        return tuple(pair for pair, config in configs.items() if config and (config.transfer or not self.transfer))
 
     def arms_at(self, scale: Scale) -> tuple[str, ...]:
         """Its arms by the names they have in the report.

@@ -120,9 +120,9 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
     """
     recipe = config.recipe
     size = SIZES[recipe.data.dataset]
-    whole = min(recipe.data.subset or size.train, size.train)
-    held_out = whole // 5 if config.trained_on == "80%" else 0
-    learnt = whole - held_out
+    images = min(recipe.data.subset or size.train, size.train)
+    held_out = images // 5 if config.trained_on == "80%" else 0
+    learnt = images - held_out
     test = min(recipe.data.test_subset or size.test, size.test)
     averages = len(recipe.averages.names)
     sets = 1 + averages

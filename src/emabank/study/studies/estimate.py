@@ -67,11 +67,11 @@ def _best(part: Callable[[], object], device: torch.device) -> float:
 
     The first is for warming up, unless it is long enough already.
     """
-    found: list[float] = []
-    while len(found) <= ROUNDS and sum(found) < ENOUGH:
+    times: list[float] = []
+    while len(times) <= ROUNDS and sum(times) < ENOUGH:
         started = time.perf_counter()
         part()
         if device.type != "cpu":
             torch.get_device_module(device).synchronize()
-        found.append(time.perf_counter() - started)
-    return min(found[1:] or found)
+        times.append(time.perf_counter() - started)
+    return min(times[1:] or times)

@@ -27,8 +27,8 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
     >>> from emabank.study.data.digits import digits_dataset
     >>> from emabank.study.config import TrainingConfig
     >>> small = ProtocolConfig(training=TrainingConfig(width=4, batch=8))
-    >>> found = measure_overhead(small, digits_dataset(), repetitions=2)
-    >>> found["averages"], found["parameters"], found["bytes"] >= 5 * 4 * found["parameters"]
+    >>> overhead = measure_overhead(small, digits_dataset(), repetitions=2)
+    >>> overhead["averages"], overhead["parameters"], overhead["bytes"] >= 5 * 4 * overhead["parameters"]
     (5, 4934, True)
     """
     training, hardware = config.training, config.hardware
@@ -50,7 +50,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
     finally:
         torch.set_num_threads(threads)
     stored = sum(t.numel() * t.element_size() for name in bank.names for t in bank.weights(name).values())
-    found = Overhead(
+    overhead = Overhead(
         network=training.network,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         averages=len(bank.names),
@@ -60,7 +60,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
         bytes=stored,
         conditions={**environment(threads=hardware.threads), "batch": training.batch, "device": device.type},
     )
-    return asdict(found)
+    return asdict(overhead)
 
 
 def _timed(

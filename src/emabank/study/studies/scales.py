@@ -84,20 +84,20 @@ class _Paper(NamedTuple):
     epochs: int = 200
 
 
-def _paper(given: _Paper) -> ProtocolConfig:
+def _paper(paper: _Paper) -> ProtocolConfig:
     return ProtocolConfig(
-        data=DataConfig(dataset=given.dataset),  # type: ignore[arg-type]
-        training=TrainingConfig(network=given.network, epochs=given.epochs, warmup_epochs=5.0),  # type: ignore[arg-type]
+        data=DataConfig(dataset=paper.dataset),  # type: ignore[arg-type]
+        training=TrainingConfig(network=paper.network, epochs=paper.epochs, warmup_epochs=5.0),  # type: ignore[arg-type]
         averages=_PAPERS_AVERAGES,
-        measuring=given.measuring,
-        rates=given.rates,
-        transfer=given.transfer,  # type: ignore[arg-type]
+        measuring=paper.measuring,
+        rates=paper.rates,
+        transfer=paper.transfer,  # type: ignore[arg-type]
     )
 
 
 _PAPER = {
-    pair: _paper(given)
-    for pair, given in {
+    pair: _paper(paper)
+    for pair, paper in {
         MAIN: _Paper("cifar100", "resnet18", (0.4, 0.8, 1.2, 1.6), ("cifar10",), _EACH_EPOCH),
         "cifar100-vgg16": _Paper("cifar100", "vgg16", (0.025, 0.05, 0.1)),
         "cifar100-wrn-28-10": _Paper("cifar100", "wrn-28-10", (0.05, 0.1, 0.2, 0.4)),
