@@ -176,7 +176,14 @@ def test_without_its_tuning_runs_a_setting_still_has_the_columns_of_its_refits(s
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("scale", "huge"), ("state", "sleeping"), ("pairs", [{}]), ("overheads", [1]), ("reason", "\ud800")],
+    [
+        ("scale", "huge"),
+        ("state", "sleeping"),
+        ("pairs", [{}]),
+        ("pairs", [{"pair": "a", "title": "a", "protocol": [], "arms": {}}]),
+        ("overheads", [1]),
+        ("reason", "\ud800"),
+    ],
 )
 def test_a_manifest_of_another_shape_is_left_out(key: str, value: Any, bare: Path):
     put(bare / MANIFESTS["step-decay"], {**content(bare, MANIFESTS["step-decay"]), key: value})

@@ -86,7 +86,11 @@ def _is_whole(manifest: Manifest) -> bool:
     """Whether everything in it is of the kind that it should be."""
     runs = [runs for ran in manifest.pairs for runs in ran.arms.values()]
     texts = [manifest.study, manifest.scale, manifest.command, manifest.reason]
-    texts += [text for ran in manifest.pairs for text in (ran.pair, ran.title, ran.protocol or "", *ran.arms)]
+    texts += [
+        text
+        for ran in manifest.pairs
+        for text in (ran.pair, ran.title, "" if ran.protocol is None else ran.protocol, *ran.arms)
+    ]
     return (
         manifest.state in ("running", "done", "failed")
         and all(isinstance(ids, list) for ids in runs)
