@@ -7,7 +7,7 @@ import math
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -175,13 +175,13 @@ class BestTracker:
         used = {batchnorm or self._bank.statistics(row.average) for row in rows if row.average != LIVE}
         if "recomputed" in used and epoch not in self._recomputed:
             self._recomputed.append(epoch)
-        if not self._has_warned and (note := self._note_on_warmup()):
+        if not self._has_warned and (note := self._note_on_warmup({row.average for row in rows})):
             self._has_warned = True
             warnings.warn(note, stacklevel=2)
 
-    def _note_on_warmup(self) -> str:
-        equal = self._bank._equal_by_warmup()  # pyright: ignore[reportPrivateUsage]
-        if not equal:
+    def _note_on_warmup(self, averages: Container[str]) -> str:
+        equal = [name for name in self._bank._equal_by_warmup() if name in averages]  # pyright: ignore[reportPrivateUsage]
+        if len(equal) < 2:
             return ""
         return (
             f"{', '.join(equal)} are equal so far, because their decay warm-up has held them all down: compare them "
@@ -355,7 +355,7 @@ class BestTracker:
             has_batchnorm=any(key.endswith("running_mean") for key in averaged),
             unit=self._unit,
         )
-        return replace(advice, note=f"{advice.note} {self._note_on_warmup()}".strip())
+        return replace(advice, note=f"{advice.note} {self._note_on_warmup(curves)}".strip())
 
     def _test_gain(
         self, criterion: str, curves: Mapping[str, Curve], samples: int | None

@@ -1,5 +1,6 @@
 """What a run selects on validation images, and the weights it keeps for the end."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -39,7 +40,9 @@ class WeightSelector:
         """
         self.live.observe(epoch, {LIVE: metrics[LIVE]})
         averages = {name: values for name, values in metrics.items() if name != LIVE}
-        self.averages.observe(epoch, averages, batchnorm="averaged")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* are equal so far")  # the paper's are, while they warm up
+            self.averages.observe(epoch, averages, batchnorm="averaged")
         for criterion in ("accuracy", "loss"):
             best = _best(self.averages, criterion)
             if best is not None and best.epoch == epoch:
