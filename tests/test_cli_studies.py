@@ -298,7 +298,7 @@ def test_a_study_is_interrupted_goes_on_is_reported_and_costs_nothing_again(
     assert "1 runs: 0 done, 0 running, 1 waiting, 0 failed" in command("status")
     printed = command("report")
     assert "study bootstrap, demo: not finished: it runs, or was interrupted (`emabank run bootstrap " in printed
-    assert f"  {interrupted.name}: interrupted before its end; the same command goes on" in printed
+    assert f"  {interrupted.name}: interrupted before its end; the same command resumes" in printed
     assert re.search(r"next: `emabank run bootstrap .*--jobs 1`\.\n$", printed)
 
     printed = command(*words[len(COMMAND) :])

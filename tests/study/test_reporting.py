@@ -84,7 +84,7 @@ def test_a_study_that_is_not_finished_is_what_to_try_next(bare: Path):
     put(bare / MANIFEST, {**content(bare, MANIFEST), "state": "running"})
     lines = printed(make_report, bare, None)
     assert lines[-1].endswith(f"; next: `{COMMAND}`.")
-    assert f"  study step-decay, demo: not finished: it runs, or was interrupted (`{COMMAND}` goes on)" in lines
+    assert f"  study step-decay, demo: not finished: it runs, or was interrupted (`{COMMAND}` resumes)" in lines
 
 
 def test_what_was_left_out_is_printed_and_on_the_page_a_line_each(bare: Path):

@@ -110,7 +110,7 @@ def rows(folder: Path, name: str = "rows.jsonl") -> Path:
     ("spoil", "why"),
     [
         (lambda path: (path / "history.json").unlink(), "damaged: history.json is missing"),
-        (lambda path: (path / "done.json").unlink(), "interrupted before its end; the same command goes on"),
+        (lambda path: (path / "done.json").unlink(), "interrupted before its end; the same command resumes"),
         (lambda path: (path / "done.json").write_text("{"), "damaged: done.json is not what this emabank writes"),
         (lambda path: (path / "rows.jsonl").unlink(), "damaged: rows.jsonl is missing"),
         (lambda path: (path / "rows.jsonl").write_text(""), "damaged: rows.jsonl has 0 bytes instead of "),
@@ -136,7 +136,7 @@ def test_a_run_that_is_not_done_says_how_it_stands(folder: RunFolder):
     (folder.path / "done.json").unlink()
     with locked(folder.path / "lock", what="the run"):
         assert why_not(folder) == "running now"
-    assert why_not(folder) == "interrupted before its end; the same command goes on"
+    assert why_not(folder) == "interrupted before its end; the same command resumes"
     mark_failed(folder.path, "ValueError: no luck")
     assert why_not(folder) == "failed: ValueError: no luck"
 

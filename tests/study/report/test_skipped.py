@@ -115,7 +115,7 @@ def test_runs_that_failed_run_or_wait_are_named_with_the_reason(runs: Path):
         assert lines(runs) == {
             "failed": "failed: killed by SIGKILL",
             "running": "running now",
-            "waiting": "interrupted before its end; the same command goes on",
+            "waiting": "interrupted before its end; the same command resumes",
         }
 
 
@@ -142,7 +142,7 @@ def test_a_study_that_is_not_finished_says_how_it_goes_on_and_that_its_runs_wait
     pairs = [{**manifest["pairs"][0], "protocol": None, "arms": {}}]
     put(runs / MANIFESTS["step-decay"], {**manifest, "state": "running", "pairs": pairs})
     assert lines(runs) == {
-        "study step-decay, demo": f"not finished: it runs, or was interrupted (`{COMMAND}` goes on)",
+        "study step-decay, demo": f"not finished: it runs, or was interrupted (`{COMMAND}` resumes)",
         ", ".join(sorted(each.id for each in setting.variants["step"])): (
             "a run of a study that is not finished, or one that no study asks for any more"
         ),

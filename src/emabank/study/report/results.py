@@ -328,7 +328,7 @@ class _Reader:
         if manifest.state == "failed":
             self._skip(what, f"failed: {manifest.reason}")
         elif manifest.state == "running":
-            self._skip(what, f"not finished: it runs, or was interrupted (`{manifest.command}` goes on)")
+            self._skip(what, f"not finished: it runs, or was interrupted (`{manifest.command}` resumes)")
         for ran in manifest.pairs:
             if manifest.state == "done" and ran.protocol is None:
                 self._skip(f"{ran.title} ({manifest.scale})", "its protocol was not finished")
@@ -633,7 +633,7 @@ def _why_not_done(folder: RunFolder) -> str:
     state = folder.state()
     if state == "failed":
         return f"failed: {folder.failure()}"
-    return "running now" if state == "running" else "interrupted before its end; the same command goes on"
+    return "running now" if state == "running" else "interrupted before its end; the same command resumes"
 
 
 def _renamed(run: Run, averages: tuple[str, ...]) -> Run:
