@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from interpreter import run
-from study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
 
 import emabank
 from emabank.study.commands import main
 from emabank.study.commands.parsing import COMMANDS
 from emabank.study.data import cifar
 from emabank.study.data.catalogue import CIFAR10, DATASETS
+from tests.study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
 
 COMMAND = (sys.executable, "-m", "emabank.study")
 

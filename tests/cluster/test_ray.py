@@ -12,10 +12,10 @@ import pytest
 from cluster.work import Started, parent_of, process_of, tasks_in, undisturbed, until_epoch
 from processes import SOURCE, is_alive, wait_until
 from rich.console import Console
-from study.small_runs import left
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.runs.reader import RunFolder
+from tests.study.small_runs import left
+from tests.study.small_runs import one_thread as one_thread
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install emabank[ray]")
 from emabank.study.executors.ray import RayExecutor

@@ -9,12 +9,12 @@ from typing import Any
 
 from processes import wait_until
 from rich.console import Console
-from study.small_runs import config, digits, left
 
 from emabank.study.config import Place
 from emabank.study.executors import Executor, Outcome, Task
 from emabank.study.run_job import Job, run_job, task_of
 from emabank.study.runs.reader import LOCK, RunFolder
+from tests.study.small_runs import config, digits, left
 
 EPOCHS = 300
 

@@ -7,13 +7,13 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from rich.console import Console
-from study.small_runs import config, digits
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.advise import advise_run, show_advice
 from emabank.study.config import Place
 from emabank.study.run_job import Job, run_job
 from emabank.study.runs.reader import RunFolder
+from tests.study.small_runs import config, digits
+from tests.study.small_runs import one_thread as one_thread
 
 
 @pytest.fixture(scope="module")

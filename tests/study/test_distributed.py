@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from on_ranks import training
-from study.small_runs import config, in_float64, trained
-from study.small_runs import one_thread as one_thread
 from together import together
 
 from emabank.study.distributed import ALONE, ProcessGroup
+from tests.study.small_runs import config, in_float64, trained
+from tests.study.small_runs import one_thread as one_thread
 
 SHORT = {"epochs": 2, "warmup_epochs": 0.4}
 

@@ -9,8 +9,6 @@ from reference import states_equal
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import accuracy_score, log_loss
-from study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset
@@ -20,6 +18,8 @@ from emabank.study.run_job import network_of
 from emabank.study.runs.rows import Row
 from emabank.study.train import Training
 from emabank.study.transfer import linear_evaluation
+from tests.study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
+from tests.study.small_runs import one_thread as one_thread
 
 EVERYWHERE = {"accuracy", "loss", "ece", "ece_if_calibrated"}
 SCALED = {"ece_ts", "loss_ts", "ece_ts_noisy", "loss_ts_noisy"}

@@ -9,22 +9,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from study.small_runs import one_thread as one_thread
-from study.studies.small_studies import (
-    CONSTANT,
-    DIGITS,
-    MAIN,
-    MOST,
-    PROTOCOLS,
-    WIDE,
-    WRONG,
-    Counting,
-    manifests,
-    run_here,
-    runs_in,
-    small_scale,
-)
-from study.studies.small_studies import finished_studies as finished_studies
 
 from emabank.study import launch as launching
 from emabank.study import run_job as run_job_module
@@ -42,6 +26,22 @@ from emabank.study.studies import listing, scheduler
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.cost import CORES, Cost, Speed, cost_of, operations
 from emabank.study.studies.listing import list_studies
+from tests.study.small_runs import one_thread as one_thread
+from tests.study.studies.small_studies import (
+    CONSTANT,
+    DIGITS,
+    MAIN,
+    MOST,
+    PROTOCOLS,
+    WIDE,
+    WRONG,
+    Counting,
+    manifests,
+    run_here,
+    runs_in,
+    small_scale,
+)
+from tests.study.studies.small_studies import finished_studies as finished_studies
 
 SPEED = Speed(1.0, 0.125, 1e6)
 

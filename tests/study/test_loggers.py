@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study import loggers as module
 from emabank.study.config import Place, Recipe, RunConfig
 from emabank.study.evaluate import EpochMetric
 from emabank.study.loggers import loggers, scalars_of
 from emabank.study.run_job import Job, run_job
+from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 
 RUN = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
 

@@ -3,13 +3,13 @@
 from itertools import combinations
 
 import pytest
-from study.small_runs import digits, trained
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.config import DataConfig, HardwareConfig, MeasuringConfig, Recipe, RunConfig, TrainingConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.evaluate import predicted, rows_of_kept
 from emabank.study.run_job import network_of
+from tests.study.small_runs import digits, trained
+from tests.study.small_runs import one_thread as one_thread
 
 EPOCHS = 60
 

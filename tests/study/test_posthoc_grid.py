@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from study.small_runs import config, digits, logits_of, network_with, parts_of, recalibrated
-from study.small_runs import one_thread as one_thread
 
 from emabank.posthoc import snapshot_steps, synthesize
 from emabank.study.averages import windows
@@ -14,6 +12,8 @@ from emabank.study.run_job import Job, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
 from emabank.study.serialize import from_dict, run_id, to_dict
+from tests.study.small_runs import config, digits, logits_of, network_with, parts_of, recalibrated
+from tests.study.small_runs import one_thread as one_thread
 
 RUN = config(posthoc=20, measuring={"recompute": "each-epoch"})
 WINDOWS = ["ema-5%", "ema-20%", "ema-60%", "ema-85%", "ema-100%"]

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from reference import states_equal
 from states import same
-from study.small_runs import Drawer, config, trained, training_of
-from study.small_runs import one_thread as one_thread
 
 from emabank.posthoc import snapshot_steps
 from emabank.study.train import Interrupted, Training
+from tests.study.small_runs import Drawer, config, trained, training_of
+from tests.study.small_runs import one_thread as one_thread
 
 
 def due(snapshots: int, epochs: int, *, every: int = 1) -> list[int]:

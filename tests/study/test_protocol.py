@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study.small_protocols import DIGITS, EVERYTHING, Here, protocol, without_batchnorm
 from torch import nn
 
 from emabank.study import load_results
@@ -34,6 +33,7 @@ from emabank.study.report.results import read_setting
 from emabank.study.run_job import folder_of
 from emabank.study.runs.reader import RunFolder
 from emabank.study.schedules import Schedule
+from tests.study.small_protocols import DIGITS, EVERYTHING, Here, protocol, without_batchnorm
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 

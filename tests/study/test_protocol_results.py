@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
 
 from emabank.study import load_results
 from emabank.study.config import TrainingConfig
@@ -20,6 +19,7 @@ from emabank.study.report.results import read_setting
 from emabank.study.runs.reader import RunFolder
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
+from tests.study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 

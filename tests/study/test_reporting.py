@@ -12,10 +12,6 @@ from typing import Any
 import pytest
 from interpreter import run
 from rich.console import Console
-from study.report.spoiling import content, put
-from study.small_folder import COMMAND, NAMES
-from study.small_folder import finished as finished
-from study.small_folder import runs as runs
 
 from emabank.study.report import write
 from emabank.study.report.write import Report
@@ -24,6 +20,10 @@ from emabank.study.runs.locks import locked
 from emabank.study.runs.manifest import Manifest, write_manifest
 from emabank.study.runs.writer import mark_failed
 from emabank.study.status import show_status
+from tests.study.report.spoiling import content, put
+from tests.study.small_folder import COMMAND, NAMES
+from tests.study.small_folder import finished as finished
+from tests.study.small_folder import runs as runs
 
 MANIFEST = "study-demo-step-decay.json"
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from processes import SOURCE
 from states import same
-from study.small_runs import Drawer, MakeModel, config, digits, left, training_of
-from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.config import Keep, Place, RunConfig
 from emabank.study.run_job import Job, encode_job, folder_of, run_job
 from emabank.study.runs.writer import RunWriter
 from emabank.study.train import Interrupted, Training
+from tests.study.small_runs import Drawer, MakeModel, config, digits, left, training_of
+from tests.study.small_runs import one_thread as one_thread
 
 
 class Dropping(nn.Module):

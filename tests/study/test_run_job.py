@@ -13,8 +13,6 @@ import pytest
 import torch
 from processes import SOURCE, wait_until
 from sklearn.metrics import accuracy_score
-from study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.config import Place
 from emabank.study.data.images import Dataset
@@ -22,6 +20,8 @@ from emabank.study.run_job import Job, StopRequest, encode_job, folder_of, main,
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.storage import read_state
 from emabank.study.train import Interrupted
+from tests.study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
+from tests.study.small_runs import one_thread as one_thread
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
 

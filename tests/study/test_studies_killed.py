@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from processes import SOURCE
-from study.studies.small_studies import manifests, runs_in
 
 from emabank.study.config import Place
+from tests.study.studies.small_studies import manifests, runs_in
 
 SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 WORDS = ["run", "constant-lr", "--seeds", "2", "--device", "cpu", "--jobs", "2"]
@@ -99,7 +99,7 @@ from emabank.study.commands.parsing import parse
 from emabank.study.config import Place
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scheduler import run_studies, settings_of
-from study.studies.small_studies import DIGITS, Counting
+from tests.study.studies.small_studies import DIGITS, Counting
 given = parse({[*WORDS, "--runs", str(runs), "--set", *SETTINGS]!r}, description="")
 studies, place = [STUDIES["constant-lr"]], given.place
 settings = settings_of(studies, "demo", given.change)

@@ -11,7 +11,18 @@ import pytest
 import torch
 from reference import EMAOracle, assert_close, constant, exact, live_weights, states_equal
 from states import same
-from study.small_runs import (
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from emabank import EMA, EMABank
+from emabank.study import train
+from emabank.study.config import Keep
+from emabank.study.data.images import make_images
+from emabank.study.data.splits import stratified_subset
+from emabank.study.evaluate import epoch_metrics
+from emabank.study.serialize import to_dict
+from emabank.study.train import Training
+from tests.study.small_runs import (
     NAMES,
     Drawer,
     config,
@@ -24,18 +35,7 @@ from study.small_runs import (
     training_of,
     weights_of_each_epoch,
 )
-from study.small_runs import one_thread as one_thread
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from emabank import EMA, EMABank
-from emabank.study import train
-from emabank.study.config import Keep
-from emabank.study.data.images import make_images
-from emabank.study.data.splits import stratified_subset
-from emabank.study.evaluate import epoch_metrics
-from emabank.study.serialize import to_dict
-from emabank.study.train import Training
+from tests.study.small_runs import one_thread as one_thread
 
 # Bootstrapping, constant rates, SWA
 

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from processes import SOURCE
-from study.small_runs import config
 from torch import nn
 from torture import averages
 from torture.room import room
@@ -34,6 +33,7 @@ from emabank.study.config import Place
 from emabank.study.executors import local
 from emabank.study.run_job import Job, encode_job
 from emabank.study.runs.locks import is_locked
+from tests.study.small_runs import config
 
 PRELOADED = ["torch._dynamo", "emabank.study.run_job", "emabank.study.launch", "torture.faults"]
 LONG = pytest.mark.torture

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study.small_folder import run_studies
-from study.small_runs import config, digits, one_thread  # noqa: F401
 from torture import averages
 from torture import faults as subjects
 from torture.disk import REASONS, disk, filled, small_disk
@@ -21,6 +19,8 @@ from emabank.study.config import Place
 from emabank.study.reporting import make_report
 from emabank.study.run_job import Job, run_job
 from emabank.study.studies.catalogue import STUDIES
+from tests.study.small_folder import run_studies
+from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 
 
 def train(folder: Path) -> None:

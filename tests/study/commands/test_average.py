@@ -6,11 +6,11 @@ import pytest
 import torch
 from averaging.made import assert_average, everything_in, mean, read, state, write
 from interpreter import run
-from study.commands.parsing import parsed, refused
 
 from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
 from emabank.study.commands import main
 from emabank.study.commands.average import AverageArguments
+from tests.study.commands.parsing import parsed, refused
 
 
 @pytest.fixture(autouse=True)

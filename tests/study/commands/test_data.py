@@ -4,11 +4,11 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from study.data.made_up import write_files
 
 from emabank.study.commands.data import DataArguments
 from emabank.study.data import download
 from emabank.study.data.catalogue import DATASETS, Download, File, Published
+from tests.study.data.made_up import write_files
 
 FILES = {"one": b"first", "two": b"second"}
 

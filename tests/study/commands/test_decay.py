@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from study.commands.parsing import parsed, refused
 
 from emabank import EMA, EMABank
 from emabank.study.commands.decay import DecayArguments, Meaning, meanings, show_decay
+from tests.study.commands.parsing import parsed, refused
 
 PAPER = (0.968, 0.984, 0.992, 0.996, 0.998)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from study.commands.parsing import ended, parsed, refused
 
 from emabank.study.commands.data import DataArguments
 from emabank.study.commands.parsing import COMMANDS
@@ -22,6 +21,7 @@ from emabank.study.commands.studies import (
 from emabank.study.config import DataConfig, Place, ProtocolConfig, PublishedName, TrainingConfig
 from emabank.study.data.catalogue import DATASETS
 from emabank.study.serialize import to_toml
+from tests.study.commands.parsing import ended, parsed, refused
 
 
 @pytest.fixture(autouse=True)

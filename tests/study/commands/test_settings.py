@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 import pytest
-from study.commands.parsing import parsed, refused
 
 from emabank.study.config import ProtocolConfig
 from emabank.study.report.pairs import MAIN
 from emabank.study.studies.scales import protocol_of
+from tests.study.commands.parsing import parsed, refused
 
 
 def trained(*words: str, pair: str = MAIN, scale: Any = "demo") -> ProtocolConfig:

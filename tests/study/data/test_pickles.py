@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from study.data.made_up import cifar_batch, python2_pickle
 
 from emabank.study.data.cifar import read_pickle
+from tests.study.data.made_up import cifar_batch, python2_pickle
 
 BATCH = python2_pickle(cifar_batch(0, 3, 10))
 

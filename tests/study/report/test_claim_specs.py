@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from interpreter import run
-from study.report.made_results import MEASURES, PAIRS, first_seeds, with_values
-from study.report.shapes import (
+
+from emabank.study.report.claim_specs import make_claims
+from emabank.study.report.results import LIVE, Curve, Results, Setting, Study
+from tests.study.report.made_results import MEASURES, PAIRS, first_seeds, with_values
+from tests.study.report.shapes import (
     AVERAGES,
     EPOCHS,
     T,
@@ -18,9 +21,6 @@ from study.report.shapes import (
     runs,
     setting,
 )
-
-from emabank.study.report.claim_specs import make_claims
-from emabank.study.report.results import LIVE, Curve, Results, Setting, Study
 
 NUMBERS = range(1, 20)
 

@@ -5,12 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from scipy import stats
-from study.report.made_results import with_values
-from study.report.shapes import AVERAGES, by_hand, curves, findings_of, leaderboard, results, runs, setting, values
 
 from emabank.study.report.claim_specs import columns, make_claims, paired
 from emabank.study.report.claim_specs import runs as of_runs
 from emabank.study.report.results import Curve, Results
+from tests.study.report.made_results import with_values
+from tests.study.report.shapes import (
+    AVERAGES,
+    by_hand,
+    curves,
+    findings_of,
+    leaderboard,
+    results,
+    runs,
+    setting,
+    values,
+)
 
 NAN = float("nan")
 

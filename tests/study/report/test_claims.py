@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from study.report.shapes import results, setting
 
 from emabank.study.report.claims import (
     EQUAL,
@@ -30,6 +29,7 @@ from emabank.study.report.claims import (
     within,
 )
 from emabank.study.report.results import Results, Study
+from tests.study.report.shapes import results, setting
 
 numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
 

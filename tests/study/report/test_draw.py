@@ -12,7 +12,6 @@ from matplotlib import figure as matplotlib_figure
 from matplotlib import rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from study.report.made_results import made_results, made_setting
 
 from emabank.study.report.draw import (
     COLOURS,
@@ -26,6 +25,7 @@ from emabank.study.report.draw import (
 )
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure, Line, Panel
+from tests.study.report.made_results import made_results, made_setting
 
 LONG = "CIFAR-10N (worse labels), 4,000 images, ResNet-8 of width 24, with flips alone"
 X = np.arange(1, 21)

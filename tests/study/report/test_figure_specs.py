@@ -9,7 +9,11 @@ from interpreter import run
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from scipy.special import softmax as probabilities_of
-from study.report.made_results import (
+
+from emabank.study.report.figure_specs import bars_of, make_figures, reliability, reliability_of
+from emabank.study.report.figures import Figure
+from emabank.study.report.results import LIVE, Curve, Results, Setting
+from tests.study.report.made_results import (
     AVERAGES,
     EPOCHS,
     PAIRS,
@@ -21,10 +25,6 @@ from study.report.made_results import (
     made_results,
     made_setting,
 )
-
-from emabank.study.report.figure_specs import bars_of, make_figures, reliability, reliability_of
-from emabank.study.report.figures import Figure
-from emabank.study.report.results import LIVE, Curve, Results, Setting
 
 NAMES = {
     *(f"dynamics/{pair}" for pair in PAIRS), "dynamics/early", "batchnorm/decays", "batchnorm/heatmap",

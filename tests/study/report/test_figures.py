@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_results import EPOCHS, made_curves, made_runs, made_setting
 
 from emabank.study.report.figures import (
     Line,
@@ -22,6 +21,7 @@ from emabank.study.report.figures import (
 )
 from emabank.study.report.results import LIVE, Curve
 from emabank.study.report.series import live
+from tests.study.report.made_results import EPOCHS, made_curves, made_runs, made_setting
 
 CURVES = np.random.default_rng(1).random((3, 12))
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study.report.spoiling import SPOILT, content, forget_sizes, put
-from study.small_folder import finished as finished
 
 from emabank.study.report.results import LIVE, Curve, read_results, read_run
 from emabank.study.runs.locks import locked
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.writer import mark_failed
+from tests.study.report.spoiling import SPOILT, content, forget_sizes, put
+from tests.study.small_folder import finished as finished
 
 FILES = (
     "config.json", "done.json", "environment.json", "history.json", "rows.jsonl", "test_curves.jsonl",

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from study.report.made_tables import NASTY, everything, of, single, uneven
 
 from emabank.study.report.render import (
     CSV_FIELDS,
@@ -25,6 +24,7 @@ from emabank.study.report.render import (
     terminal,
 )
 from emabank.study.report.tables import Cell, Row, Table
+from tests.study.report.made_tables import NASTY, everything, of, single, uneven
 
 # What all forms say alike ---------------------------------------------------------------------------------------------
 

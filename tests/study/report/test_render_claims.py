@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from study.report.shapes import results, setting
 
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.claims import Claim, Finding, above
 from emabank.study.report.render import SYMBOLS, claims_csv, claims_markdown, claims_summary, claims_terminal
 from emabank.study.report.results import Results
+from tests.study.report.shapes import results, setting
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from study.report.made_tables import NASTY, everything, single, uneven
 
 from emabank.study.report.render import escape_latex, latex
 from emabank.study.report.tables import Cell, Row, Table
+from tests.study.report.made_tables import NASTY, everything, single, uneven
 
 COMMANDS = {
     "begin", "end", "small", "centering", "caption", "label", "toprule", "midrule", "cmidrule", "bottomrule", "quad",

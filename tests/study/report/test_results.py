@@ -7,10 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study.report.spoiling import content, put
-from study.small_folder import ALL, COMMAND, EPOCHS, NAMES, RATES, SEEDS, run_studies, small
-from study.small_folder import finished as finished
-from study.small_folder import runs as runs
 
 from emabank.study import load_results
 from emabank.study.report.pairs import MAIN
@@ -28,6 +24,10 @@ from emabank.study.report.results import (
 )
 from emabank.study.report.series import posthoc
 from emabank.study.runs.manifest import Manifest, Ran, write_manifest
+from tests.study.report.spoiling import content, put
+from tests.study.small_folder import ALL, COMMAND, EPOCHS, NAMES, RATES, SEEDS, run_studies, small
+from tests.study.small_folder import finished as finished
+from tests.study.small_folder import runs as runs
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}
 VARIANTS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 2", "every 4", "every 8")

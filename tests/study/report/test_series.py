@@ -4,10 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.looking import at as cell_at
-from study.report.looking import named
-from study.report.made_results import AVERAGES, distinct_setting, fewer_averages, made_results
-from study.report.shapes import by_hand, runs, setting
 
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.figure_specs import make_figures
@@ -32,6 +28,10 @@ from emabank.study.report.series import (
     values,
 )
 from emabank.study.report.table_specs import make_tables
+from tests.study.report.looking import at as cell_at
+from tests.study.report.looking import named
+from tests.study.report.made_results import AVERAGES, distinct_setting, fewer_averages, made_results
+from tests.study.report.shapes import by_hand, runs, setting
 
 NAN = float("nan")
 # Three seeds whose clean accuracy jumps over 90%: between two epochs one could read off anything.

@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 from interpreter import run
 from rich.console import Console
-from study.report.looking import at, complete, is_mean_of, named
-from study.report.made_results import (
+
+from emabank.study.report.render import latex, markdown, table_csv, terminal
+from emabank.study.report.results import LIVE, Curve, Results, Setting
+from emabank.study.report.table_specs import make_tables, protocol_tables
+from emabank.study.report.tables import Table
+from tests.study.report.looking import at, complete, is_mean_of, named
+from tests.study.report.made_results import (
     AVERAGES,
     PAIRS,
     VARIANTS,
@@ -19,11 +24,6 @@ from study.report.made_results import (
     the_papers,
     with_values,
 )
-
-from emabank.study.report.render import latex, markdown, table_csv, terminal
-from emabank.study.report.results import LIVE, Curve, Results, Setting
-from emabank.study.report.table_specs import make_tables, protocol_tables
-from emabank.study.report.tables import Table
 
 NAMES = {
     "generalization/headline": "Table 1", "generalization/differences": "", "generalization/summary-80": "Table 6",

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from study.report.looking import complete, is_mean_of
-from study.report.made_results import distinct_setting, made_results, the_papers, with_values
 
 from emabank.study.report.pairs import CLEAN
 from emabank.study.report.series import REFIT, TUNED
@@ -28,6 +26,8 @@ from emabank.study.report.tables import (
     value_cell,
     with_best,
 )
+from tests.study.report.looking import complete, is_mean_of
+from tests.study.report.made_results import distinct_setting, made_results, the_papers, with_values
 
 NUMBERS = st.floats(-1e3, 1e3, allow_nan=False)
 

@@ -10,7 +10,6 @@ from typing import get_args
 
 import pytest
 from interpreter import run
-from study.report.made_results import PAIRS, made_results, made_setting
 
 import emabank
 from emabank.study.report import write
@@ -20,6 +19,7 @@ from emabank.study.report.pairs import Scale
 from emabank.study.report.render import latex, markdown, table_csv
 from emabank.study.report.results import Results, Setting, Skipped, Study
 from emabank.study.report.write import PAGE, Report, build_report, try_next
+from tests.study.report.made_results import PAIRS, made_results, made_setting
 
 OF_NO_SCALE = ("sampling-period/equivalence", "sampling-period/overhead")
 ALWAYS = {"claims.md", "claims.csv", PAGE, "files.json"}
@@ -141,7 +141,7 @@ MAKE = """
 import os, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from study.report.made_results import made_results, made_setting
+from tests.study.report.made_results import made_results, made_setting
 from dataclasses import replace
 from emabank.study.report.write import build_report
 setting = made_setting()

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from study.small_runs import one_thread as one_thread
-from study.studies.small_studies import Counting, manifests, run_here, small_scale
 
 from emabank.study.config import Place
 from emabank.study.executors import Outcome
 from emabank.study.run_job import Job
 from emabank.study.runs.locks import LockedError
 from emabank.study.runs.manifest import Manifest
+from tests.study.small_runs import one_thread as one_thread
+from tests.study.studies.small_studies import Counting, manifests, run_here, small_scale
 
 
 def carried_out(name: str, counting: Counting) -> Manifest:

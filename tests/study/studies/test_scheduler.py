@@ -7,8 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.small_runs import one_thread as one_thread
-from study.studies.small_studies import (
+
+from emabank.study.config import Place, ProtocolConfig, RunConfig
+from emabank.study.data.images import Dataset
+from emabank.study.run_job import folder_of, title
+from emabank.study.runs.manifest import Manifest
+from emabank.study.runs.reader import RunFolder, read_json
+from emabank.study.studies import scheduler
+from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.scheduler import settings_of
+from tests.study.small_runs import one_thread as one_thread
+from tests.study.studies.small_studies import (
     CONSTANT,
     DIGITS,
     MAIN,
@@ -23,16 +32,7 @@ from study.studies.small_studies import (
     runs_in,
     small_scale,
 )
-from study.studies.small_studies import finished_studies as finished_studies
-
-from emabank.study.config import Place, ProtocolConfig, RunConfig
-from emabank.study.data.images import Dataset
-from emabank.study.run_job import folder_of, title
-from emabank.study.runs.manifest import Manifest
-from emabank.study.runs.reader import RunFolder, read_json
-from emabank.study.studies import scheduler
-from emabank.study.studies.catalogue import STUDIES
-from emabank.study.studies.scheduler import settings_of
+from tests.study.studies.small_studies import finished_studies as finished_studies
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.small_runs import left
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.config import (
     AveragesConfig,
@@ -25,6 +23,8 @@ from emabank.study.runs.reader import RunFolder
 from emabank.study.serialize import to_dict
 from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
 from emabank.study.studies.variants import equals_refit
+from tests.study.small_runs import left
+from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()
 SMALL = ProtocolConfig(

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from study.report.made_results import made_results, made_setting
-from study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, show, tables
 
 from emabank.study.report.page import Provenance, page
 from emabank.study.report.results import Study
+from tests.study.report.made_results import made_results, made_setting
+from tests.study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, show, tables
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from interpreter import run
-from study.report.made_results import made_results, made_setting
-from study.report.page.documents import Element, parsed
 
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.claims import Claim, Finding, above
@@ -23,6 +21,8 @@ from emabank.study.report.page import Provenance, page
 from emabank.study.report.results import Results, Skipped, Study
 from emabank.study.report.table_specs import make_tables
 from emabank.study.report.tables import Cell, Row, Table
+from tests.study.report.made_results import made_results, made_setting
+from tests.study.report.page.documents import Element, parsed
 
 # What is shown --------------------------------------------------------------------------------------------------------
 
@@ -343,7 +343,7 @@ def test_an_empty_folder_makes_a_page_too():
 
 PRINT_A_DIGEST = """
 import hashlib
-from study.report.page.test_page import a_full_page
+from tests.study.report.page.test_page import a_full_page
 print(hashlib.sha256(a_full_page().encode()).hexdigest())
 """
 
