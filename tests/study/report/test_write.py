@@ -154,7 +154,7 @@ FEW = 'made_results(replace(setting, variants={variant: setting.variants[variant
 def in_another_process(out: Path, results: str, seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a report with another order of sets."""
     monkeypatch.setenv("PYTHONHASHSEED", seed)
-    tests = str(Path(__file__).parents[2])
+    tests = str(Path(__file__).parents[3])
     done = run(MAKE.format(tests=tests, results=results, out=str(out)), blocked=("torch",))
     assert done.returncode == 0, done.stderr
 
