@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from averaging.made import state, write
 from pages import PAGES, arguments_of, name_of, shown_commands, words_of
+
+from tests.support.files import state, write
 
 DATA = os.environ.get("EMABANK_DATA")
 NOT_HERE = {

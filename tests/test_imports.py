@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from interpreter import run
+
+from tests.support.processes import run
 
 STUDY_PACKAGES = ("tyro", "rich", "numpy", "matplotlib", "safetensors")
 USE_THE_LIBRARY = """

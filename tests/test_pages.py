@@ -6,7 +6,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from averaging.made import state, write
 from pages import (
     PAGES,
     ROOT,
@@ -22,6 +21,7 @@ from pages import (
 )
 
 from emabank.study.arguments import COMMANDS, parse
+from tests.support.files import state, write
 
 README = ROOT / "README.md"
 OWN_TEST = {"docs/integrations.md"}  # needs the frameworks: test_frameworks_page.py

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from averaging.made import assert_average, assert_equal, everything_in, mean, read, state, write, write_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,6 +22,8 @@ from emabank.averaging import (
     sort_checkpoints,
     uniform_weights,
 )
+from tests.support.files import assert_average, everything_in, mean, read, state, write, write_all
+from tests.support.oracle import assert_equal
 
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 INTEGER = (torch.int64, torch.int32, torch.uint8, torch.bool)

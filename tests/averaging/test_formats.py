@@ -15,10 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from averaging.made import assert_average, assert_equal, everything_in, mean, read, state, write, write_all
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreter import run
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -26,6 +24,9 @@ from torch import nn
 from emabank import BestTracker, EMABank, checkpoint
 from emabank.averaging import average_checkpoints, plan_average
 from emabank.averaging.formats import chunks
+from tests.support.files import assert_average, everything_in, mean, read, state, write, write_all
+from tests.support.oracle import assert_equal
+from tests.support.processes import run
 
 # Chunks --------------------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from averaging.made import assert_average, everything_in, mean
 from torch import nn
 
 from emabank import recalibrate_batchnorm
 from emabank.averaging import average_checkpoints, find_checkpoints
+from tests.support.files import assert_average, everything_in, mean
 
 
 def gpt(seed: int, **more: Any) -> Any:

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from reference import AVERAGES, assert_close, live_weights, oracles
 from torch import nn
-from zoo import ZOO, build, run
 
 from emabank import EMA, EMABank, recalibrate_batchnorm
+from tests.support.models import ZOO, build, train
+from tests.support.oracle import AVERAGES, assert_close, live_weights, oracles
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -22,7 +22,7 @@ def test_trap03_every_rule_equals_the_oracle_on_every_model(name: str, every: in
         for each in oracle.values():
             each.after_step(live_weights(model))
 
-    run(model, 20, after)
+    train(model, 20, after)
     for key, each in oracle.items():
         assert_close(bank.weights(key), each.value())
 
@@ -59,9 +59,9 @@ def test_training_with_a_bank_is_bit_for_bit_training_without(name: str) -> None
             recalibrate_batchnorm(bank, torch.utils.data.DataLoader(torch.ones(17, 6), batch_size=4, shuffle=True))
             bank.module("tail"), bank.weights("uniform"), bank.state_dict()
 
-    run(alone, 8)
+    train(alone, 8)
     state_alone = torch.get_rng_state()
-    run(watched, 8, after)
+    train(watched, 8, after)
     assert torch.equal(state_alone, torch.get_rng_state())
     for key, value in alone.state_dict().items():
         assert torch.equal(value, watched.state_dict()[key]), key

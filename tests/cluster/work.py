@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import wait_until
 from rich.console import Console
 from study.small_runs import config, digits, left
 
@@ -16,6 +15,7 @@ from emabank.study.executors import Executor, Outcome, Task
 from emabank.study.launch import task_of
 from emabank.study.place import Place
 from emabank.study.runs.folder import LOCK, RunFolder
+from tests.support.processes import wait_until
 
 EPOCHS = 300
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import torch
-from processes import SOURCE
 
 from emabank.study.data.digits import digits_dataset
+from tests.support.processes import SOURCE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parallel.py"
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from reference import states_equal
-from states import same
 from study.small_runs import Drawer, config, trained, training_of
 from study.small_runs import one_thread as one_thread
 
 from emabank.posthoc import snapshot_steps
 from emabank.study.train import Interrupted, Training
+from tests.support.oracle import states_equal
+from tests.support.oracle import states_equal as same
 
 
 def due(snapshots: int, epochs: int, *, every: int = 1) -> list[int]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from processes import SOURCE, is_alive, wait_until
 from rich.console import Console
 
 from emabank.study import launch
@@ -27,6 +26,7 @@ from emabank.study.protocol import carry_out_protocol, resolved, tuning_jobs
 from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, TrainingConfig
 from emabank.study.runs.folder import RunFolder
 from emabank.study.studies.arms import arm_jobs, supposed
+from tests.support.processes import SOURCE, is_alive, wait_until
 
 CONFIG = ProtocolConfig(
     data=DataConfig(subset=200, test_subset=100),

@@ -5,7 +5,6 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from reference import states_equal
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import accuracy_score, log_loss
@@ -21,6 +20,7 @@ from emabank.study.measures import Measured
 from emabank.study.rows import Row
 from emabank.study.train import Training
 from emabank.study.transfer import linear_evaluation
+from tests.support.oracle import states_equal
 
 EVERYWHERE = {"accuracy", "loss", "ece", "ece_if_calibrated"}
 SCALED = {"ece_ts", "loss_ts", "ece_ts_noisy", "loss_ts_noisy"}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import run
 from rich.console import Console
 from study.report.spoiling import content, put
 from study.small_folder import COMMAND, NAMES
@@ -24,6 +23,7 @@ from emabank.study.reporting import make_report, show_claims
 from emabank.study.runs.manifest import Manifest, write_manifest
 from emabank.study.runs.opened import mark_failed
 from emabank.study.status import show_status
+from tests.support.processes import run
 
 MANIFEST = "study-demo-step-decay.json"
 

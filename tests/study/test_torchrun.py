@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from processes import SOURCE, wait_until
 from study.studies.small_studies import runs_in
 
 from emabank.study.place import Place
 from emabank.study.runs.folder import RunFolder
+from tests.support.processes import SOURCE, wait_until
 
 SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
 WORDS = ["run", "lr-search", "--seeds", "1", "--device", "cpu"]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import EMAOracle, Oracle, assert_close, constant, live_weights, states_equal
 from sklearn.metrics import accuracy_score, log_loss
 from study.small_runs import (
     NAMES,
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 from emabank.study.config import Keep
 from emabank.study.measures import Measured
 from emabank.study.train import Training
+from tests.support.oracle import EMAOracle, Oracle, assert_close, constant, live_weights, states_equal
 
 ALL = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
 

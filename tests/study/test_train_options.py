@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import EMAOracle, assert_close, constant, exact, live_weights, states_equal
-from states import same
 from study.small_runs import (
     NAMES,
     Drawer,
@@ -30,6 +28,8 @@ from emabank.study.config import Keep
 from emabank.study.data.images import make_images
 from emabank.study.measures import measures
 from emabank.study.train import Training
+from tests.support.oracle import EMAOracle, assert_close, constant, exact, live_weights, states_equal
+from tests.support.oracle import states_equal as same
 
 # Bootstrapping, constant rates, SWA
 

@@ -20,11 +20,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from processes import SOURCE
 from study.small_runs import config
 from torch import nn
-from torture import averages
-from torture.room import room
 
 from emabank import EMABank, Uniform, checkpoint
 from emabank.selection import BestTracker
@@ -34,6 +31,9 @@ from emabank.study.cli import main
 from emabank.study.executors import warm
 from emabank.study.locks import is_locked
 from emabank.study.place import Place
+from tests.support.processes import SOURCE
+from tests.torture import averages
+from tests.torture.room import room
 
 PRELOADED = ["torch._dynamo", "emabank.study.carry_out", "emabank.study.launch_studies", "torture.faults"]
 LONG = pytest.mark.torture

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 from study.small_runs import config, digits, one_thread  # noqa: F401
-from torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
-from torture.room import room
 
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.place import Place
@@ -23,6 +21,8 @@ from emabank.study.runs import checkpoints
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.results import load_results
 from emabank.study.train import Interrupted
+from tests.torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
+from tests.torture.room import room
 
 JOB = Job(config(data={"subset": 60}, training={"epochs": 3, "width": 2}), forks=(1,))
 CHANGES = ("flip", "cut", "zeros", "empty")

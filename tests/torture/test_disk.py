@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 from study.small_folder import run_studies
 from study.small_runs import config, digits, one_thread  # noqa: F401
-from torture import averages
-from torture import faults as subjects
-from torture.disk import REASONS, disk, filled, small_disk
-from torture.faults import LONG, Faults, difference, faults, left, undisturbed
-from torture.room import room
 
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.place import Place
 from emabank.study.reporting import make_report
 from emabank.study.studies.catalogue import STUDIES
+from tests.torture import averages
+from tests.torture import faults as subjects
+from tests.torture.disk import REASONS, disk, filled, small_disk
+from tests.torture.faults import LONG, Faults, difference, faults, left, undisturbed
+from tests.torture.room import room
 
 
 def train(folder: Path) -> None:

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from study.data.made_up import cifar_batch, python2_pickle
 from torch import nn
-from torture.faults import LONG, faults
 
 from emabank import EMABank, checkpoint
 from emabank.averaging import average_checkpoints
@@ -37,6 +36,7 @@ from emabank.study.runs import arrays, checkpoints
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.manifest import Manifest, Ran, read_manifest, write_manifest
 from emabank.study.runs.opened import open_run
+from tests.torture.faults import LONG, faults
 
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)),

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
-from torture.corpus import corpus
-from torture.faults import LONG, faults
 
 import emabank
 from emabank import EMABank, checkpoint
@@ -31,6 +29,8 @@ from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.manifest import read_manifest
 from emabank.study.runs.opened import open_run
 from emabank.study.runs.results import load_results
+from tests.torture.corpus import corpus
+from tests.torture.faults import LONG, faults
 
 Reader = tuple[str, Callable[[Path], Any]]
 """The name that the file gets, below a folder of its own, and what reads it, given the path."""

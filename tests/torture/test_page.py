@@ -2,7 +2,7 @@
 
 import json
 
-from torture.page import DOCS, with_table
+from tests.torture.page import DOCS, with_table
 
 
 def test_the_table_is_made_of_the_figures_of_a_real_run() -> None:

@@ -9,9 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from processes import SOURCE, is_alive, task, wait_until
 from rich.console import Console
 
 from emabank.study.executors import Task
@@ -20,6 +18,8 @@ from emabank.study.executors.worker import LOCKED
 from emabank.study.locks import locked
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.opened import open_run
+from tests.support import processes
+from tests.support.processes import SOURCE, is_alive, task, wait_until
 
 DONE = "tell(2, 2); done()"
 
@@ -251,8 +251,8 @@ class Executing:
         program = f"""
 import sys
 from pathlib import Path
-sys.path[:0] = [{SOURCE!r}, {str(Path(processes.__file__).parent)!r}]
-from processes import task
+sys.path[:0] = [{SOURCE!r}, {str(Path(processes.__file__).parents[2])!r}]
+from tests.support.processes import task
 from emabank.study.executors.local import LocalExecutor
 tasks = [task(Path({str(root)!r}), name, {code!r}) for name in "abc"]
 LocalExecutor(jobs=2, grace={grace}).run_all(tasks)

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from processes import HEAD, SOURCE, is_alive, wait_until
 
 from emabank.study.executors.warm import AVAILABLE
 from emabank.study.runs.folder import RunFolder
+from tests.support import processes
+from tests.support.processes import HEAD, SOURCE, is_alive, wait_until
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="workers are forked on Linux alone")
 
@@ -76,7 +76,7 @@ outcomes = executor.run_all(tasks)
 told = {{o.task.id: [o.state, o.reason, list(o.log)] for o in outcomes}}
 (root / "outcomes.json").write_text(json.dumps(told))
 """
-        path = [str(root), SOURCE, str(Path(processes.__file__).parent), os.environ.get("PYTHONPATH", "")]
+        path = [str(root), SOURCE, str(Path(processes.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdout=subprocess.PIPE,

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from interpreter import run
 from torch import nn
 
 from emabank.study.models.catalogue import NETWORKS, build_network
 from emabank.study.models.known import KNOWN_NETWORKS, known_network
+from tests.support.processes import run
 
 NAMES = ["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small"]
 PARAMETERS = {

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from interpreter import run
 from study.report.made_evidence import PAIRS, made_evidence, made_setting
 
 import emabank
@@ -23,6 +22,7 @@ from emabank.study.report.forms.markdown import markdown
 from emabank.study.report.pairs import Scale
 from emabank.study.report.panel import Figure
 from emabank.study.report.paper.items import ALL_STUDIES, ITEMS, OURS, Item
+from tests.support.processes import run
 
 OF_NO_SCALE = ("sampling-period/equivalence", "sampling-period/overhead")
 ALWAYS = {"claims.md", "claims.csv", PAGE, "files.json"}

@@ -4,10 +4,10 @@ import io
 from typing import Any
 
 import pytest
-from interpreter import run
 from rich.console import Console
 
 from emabank.study.report.columns import protocol_tables
+from tests.support.processes import run
 
 MEASURES = {
     "accuracy": (0.9625, 0.0125),

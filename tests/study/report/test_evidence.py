@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from interpreter import run
 from study.report.made_evidence import AVERAGES, COLUMNS, EPOCHS, PAIRS, SEEDS, made_evidence, made_runs, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve, Evidence, Run, Setting
+from tests.support.processes import run
 
 SETTING = made_setting()
 ACCURACY = Curve(LIVE, "own", "test", "accuracy")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import run
 from study.report.spoiling import SPOILT, content, put
 from study.small_folder import COMMAND, NAMES, SEEDS
 from study.small_folder import finished as finished
@@ -17,6 +16,7 @@ from emabank.study.locks import locked
 from emabank.study.report.evidence import Evidence, LeftOut, Setting
 from emabank.study.report.load import load_evidence, load_studies
 from emabank.study.runs.opened import mark_failed
+from tests.support.processes import run
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}
 ARMS = ("step", "constant", "bootstrap", "every 1", "every 2", "every 4", "every 8")

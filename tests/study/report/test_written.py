@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import run
 
 from emabank.study.report.written import LIST, write_files
+from tests.support.processes import run
 
 
 def files(**given: str) -> dict[str, Callable[[Path], object]]:

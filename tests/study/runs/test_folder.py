@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreter import run as fresh_python
 
 from emabank.study.rows import Row
 from emabank.study.runs.folder import RunFolder, checked_name
 from emabank.study.runs.opened import open_run
+from tests.support.processes import run as fresh_python
 
 CONFIG = {"network": "resnet8", "epochs": 2, "note": 2}
 ROW: dict[str, Any] = {

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from interpreter import run
 
 from emabank.study.averages import rules
 from emabank.study.config import ProtocolConfig
@@ -17,6 +16,7 @@ from emabank.study.report.pairs import CLEAN, CONSTANT, NOISY
 from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.kinds import is_the_refit, needs_refits, run_of, runs_needed, with_period
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of
+from tests.support.processes import run
 
 PAPER = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
 ARMS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 4", "every 64")

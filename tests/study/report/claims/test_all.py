@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from interpreter import run
 from study.report.claims.shapes import (
     AVERAGES,
     EPOCHS,
@@ -21,6 +20,7 @@ from study.report.made_evidence import PAIRS
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.evidence import LIVE, Curve, Evidence, Setting, Study
+from tests.support.processes import run
 
 NUMBERS = range(1, 20)
 

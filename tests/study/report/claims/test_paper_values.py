@@ -4,10 +4,10 @@ import re
 
 import numpy as np
 import pytest
-from interpreter import run
 
 from emabank.study.report.claims.paper_values import _VALUES, LEADERBOARD, paper_value
 from emabank.study.report.pairs import PAIRS
+from tests.support.processes import run
 
 # Typed from the paper, without numbers.json: claim, statistic, pair and target, text. Every statistic with a number.
 TYPED = """

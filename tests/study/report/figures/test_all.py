@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from interpreter import run
 from study.report.made_evidence import ARMS, PAIRS, RATES, made_evidence, made_setting
 
 from emabank.study.report.evidence import Evidence
 from emabank.study.report.figures.all import figures
+from tests.support.processes import run
 
 NAMES = {
     *(f"dynamics/{pair}" for pair in PAIRS), "dynamics/early", "batchnorm/decays", "batchnorm/heatmap",

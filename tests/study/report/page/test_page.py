@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from interpreter import run
 from study.report.made_evidence import made_evidence, made_setting
 from study.report.page.documents import Element, parsed
 
@@ -23,6 +22,7 @@ from emabank.study.report.panel import Figure, Line, Panel
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables.all import sheets as all_sheets
 from emabank.study.report.verdict import Claim, Part
+from tests.support.processes import run
 
 # What is shown --------------------------------------------------------------------------------------------------------
 

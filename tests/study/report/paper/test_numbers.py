@@ -7,9 +7,9 @@ import statistics
 from importlib.resources import files
 
 import pytest
-from interpreter import run
 
 from emabank.study.report.paper.numbers import FULL, Printed, among, beside, everything, printed, refit, tuning, value
+from tests.support.processes import run
 
 # Cells that have a number in them, counted in the paper: rows times columns, less the empty ones.
 CELLS = {

@@ -4,7 +4,6 @@ import io
 from dataclasses import replace
 
 import pytest
-from interpreter import run
 from rich.console import Console
 from study.report.made_evidence import ARMS, PAIRS, made_evidence
 from study.report.tables.looking import first_seeds, setting, whole
@@ -16,6 +15,7 @@ from emabank.study.report.forms.markdown import markdown
 from emabank.study.report.forms.terminal import terminal
 from emabank.study.report.sheet import Sheet
 from emabank.study.report.tables.all import sheets
+from tests.support.processes import run
 
 NAMES = {
     "generalization/headline", "generalization/differences", "generalization/summary-80", "label-noise/test-accuracy",
