@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.small_folder import finished as finished
-from study.small_folder import runs as runs
 
 from emabank.study.cli import main
 from emabank.study.studies.catalogue import STUDIES
+from tests.study.small_folder import finished as finished
+from tests.study.small_folder import runs as runs
 from tests.support.processes import run
 
 COMMAND = (sys.executable, "-m", "emabank.study")

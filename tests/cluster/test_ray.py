@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study.small_runs import left
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.runs.folder import RunFolder
 from tests.cluster.work import Started, parent_of, process_of, tasks_in, undisturbed, until_epoch
+from tests.study.small_runs import left
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import SOURCE, is_alive, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install emabank[ray]")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study.small_runs import left
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.runs.folder import RunFolder
 from tests.cluster.real_slurm import CannotBeHadError, cluster
 from tests.cluster.work import Started, parent_of, process_of, tasks_in, undisturbed, until_epoch
+from tests.study.small_runs import left
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import SOURCE, wait_until
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install emabank[slurm]")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from study.small_runs import config, digits, left
 
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.executors import Executor, Outcome, Task
 from emabank.study.launch import task_of
 from emabank.study.place import Place
 from emabank.study.runs.folder import LOCK, RunFolder
+from tests.study.small_runs import config, digits, left
 from tests.support.processes import wait_until
 
 EPOCHS = 300

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch.distributed as dist
-from study.small_runs import config, in_float64, training_of
 from torch import Tensor
 
 from emabank.study.measures import Measured
 from emabank.study.ranks import Ranks
+from tests.study.small_runs import config, in_float64, training_of
 
 MEASURED = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
 

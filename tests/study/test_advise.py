@@ -7,13 +7,13 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from rich.console import Console
-from study.small_runs import config, digits
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.advise import advise_run, show_advice
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.place import Place
 from emabank.study.runs.folder import RunFolder
+from tests.study.small_runs import config, digits
+from tests.study.small_runs import one_thread as one_thread
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from study.small_runs import Drawer, config, trained, training_of
-from study.small_runs import one_thread as one_thread
 
 from emabank.posthoc import snapshot_steps
 from emabank.study.train import Interrupted, Training
+from tests.study.small_runs import Drawer, config, trained, training_of
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import states_equal
 from tests.support.oracle import states_equal as same
 

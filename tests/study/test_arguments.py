@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from study.parsing import parsed, refused, values
 
 from emabank.study.arguments import (
     COMMANDS,
@@ -23,6 +22,7 @@ from emabank.study.data.catalogue import DATASETS
 from emabank.study.place import Place
 from emabank.study.plain import toml_text
 from emabank.study.recipe import DataConfig, PublishedName, TrainingConfig
+from tests.study.parsing import parsed, refused, values
 
 
 @pytest.fixture(autouse=True)

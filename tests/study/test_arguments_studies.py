@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.parsing import parsed, refused, values
 
 from emabank.study.config import ProtocolConfig
 from emabank.study.report.pairs import MAIN
 from emabank.study.studies.scales import protocol_of
+from tests.study.parsing import parsed, refused, values
 
 
 @pytest.mark.parametrize(

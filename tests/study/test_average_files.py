@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from study.parsing import parsed, refused
 
 from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
 from emabank.study.cli import main
 from emabank.study.own_arguments import AverageArguments
+from tests.study.parsing import parsed, refused
 from tests.support.files import assert_average, everything_in, mean, read, state, write
 from tests.support.processes import run
 

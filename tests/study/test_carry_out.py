@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score
-from study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.carry_out import Job, StopRequest, carry_out, folder_of, main, to_text
 from emabank.study.data.images import Dataset
 from emabank.study.place import Place
 from emabank.study.runs.folder import RunFolder
 from emabank.study.train import Interrupted
+from tests.study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import SOURCE, wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}

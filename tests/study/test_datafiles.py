@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study.data.made_up import write_files
 
 from emabank.study import datafiles
 from emabank.study.data.catalogue import DATASETS, Download, File, Published
 from emabank.study.datafiles import check_files, fetch_files
+from tests.study.data.made_up import write_files
 
 FILES = {"one": b"first", "two": b"second"}
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from study.data.made_up import cifar_batch, python2_pickle, write_files
 
 from emabank.study.data import cifar, cifar_n
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import fingerprint
 from emabank.study.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.recipe import DataConfig
+from tests.study.data.made_up import cifar_batch, python2_pickle, write_files
 
 PUBLISHED = pytest.mark.skipif(
     "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from study.parsing import parsed, refused
 
 from emabank import EMA, EMABank
 from emabank.study.decay import Meaning, meanings, show_decay
 from emabank.study.own_arguments import DecayArguments
+from tests.study.parsing import parsed, refused
 
 PAPER = (0.968, 0.984, 0.992, 0.996, 0.998)
 

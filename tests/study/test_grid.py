@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from study.small_runs import config, digits, logits_of, network_with, parts_of, recalibrated
-from study.small_runs import one_thread as one_thread
 
 from emabank.posthoc import snapshot_steps, synthesize
 from emabank.study.averages import windows
@@ -17,6 +15,8 @@ from emabank.study.recipe import Recipe
 from emabank.study.rows import Row, read_rows
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.identity import run_id
+from tests.study.small_runs import config, digits, logits_of, network_with, parts_of, recalibrated
+from tests.study.small_runs import one_thread as one_thread
 
 RUN = config(posthoc=20, measuring={"recompute": "each-epoch"})
 WINDOWS = ["ema-5%", "ema-20%", "ema-60%", "ema-85%", "ema-100%"]

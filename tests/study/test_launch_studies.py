@@ -9,19 +9,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from study.small_runs import one_thread as one_thread
-from study.studies.small_studies import (
-    CONSTANT,
-    DIGITS,
-    MAIN,
-    PROTOCOLS,
-    WIDE,
-    WRONG,
-    Counting,
-    manifests,
-    runs_in,
-    small_scale,
-)
 
 from emabank.study import carry_out as carry_out_module
 from emabank.study import launch_studies as launching
@@ -42,6 +29,19 @@ from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.cost import CORES, Cost, Speed, cost_of, operations
 from emabank.study.studies.listing import list_studies
 from emabank.study.studies.run import Runner, pairs_of
+from tests.study.small_runs import one_thread as one_thread
+from tests.study.studies.small_studies import (
+    CONSTANT,
+    DIGITS,
+    MAIN,
+    PROTOCOLS,
+    WIDE,
+    WRONG,
+    Counting,
+    manifests,
+    runs_in,
+    small_scale,
+)
 
 MOST = [name for name in STUDIES if name != "transfer"]  # of which these small protocols have nothing
 SPEED = Speed(1.0, 0.125, 1e6)

@@ -8,8 +8,6 @@ import torch
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import accuracy_score, log_loss
-from study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.carry_out import network_of
 from emabank.study.config import Keep, RunConfig
@@ -20,6 +18,8 @@ from emabank.study.measures import Measured
 from emabank.study.rows import Row
 from emabank.study.train import Training
 from emabank.study.transfer import linear_evaluation
+from tests.study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import states_equal
 
 EVERYWHERE = {"accuracy", "loss", "ece", "ece_if_calibrated"}

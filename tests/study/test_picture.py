@@ -3,14 +3,14 @@
 from itertools import combinations
 
 import pytest
-from study.small_runs import digits, trained
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.carry_out import network_of
 from emabank.study.config import RunConfig
 from emabank.study.datasets import load_parts
 from emabank.study.measure import predicted, rows_of_kept
 from emabank.study.recipe import DataConfig, HardwareConfig, MeasuringConfig, Recipe, TrainingConfig
+from tests.study.small_runs import digits, trained
+from tests.study.small_runs import one_thread as one_thread
 
 EPOCHS = 60
 

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from study.small_runs import config, logits_of, network_with, parts_of, training_of
-from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from emabank.study.data.loader import batches
 from emabank.study.predict import computing, predict, predict_each
 from emabank.study.train import Training
+from tests.study.small_runs import config, logits_of, network_with, parts_of, training_of
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import states_equal
 
 

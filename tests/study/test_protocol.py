@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study.small_protocols import DIGITS, EVERYTHING, Here, protocol, small_digits, without_batchnorm
 from torch import nn
 
 from emabank.study import load_results
@@ -35,6 +34,7 @@ from emabank.study.protocol import (
 from emabank.study.recipe import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
 from emabank.study.runs.folder import RunFolder
 from emabank.study.schedules import Schedule
+from tests.study.small_protocols import DIGITS, EVERYTHING, Here, protocol, small_digits, without_batchnorm
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
 
 from emabank.study import load_results
 from emabank.study.protocol import (
@@ -21,6 +20,7 @@ from emabank.study.recipe import TrainingConfig
 from emabank.study.runs.folder import RunFolder
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
+from tests.study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 

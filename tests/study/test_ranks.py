@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from study.small_runs import config, in_float64, trained
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.ranks import ALONE, Ranks
 from tests.on_ranks import training
+from tests.study.small_runs import config, in_float64, trained
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.ranks import together
 
 SHORT = {"epochs": 2, "warmup_epochs": 0.4}

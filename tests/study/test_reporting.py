@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from study.report.spoiling import content, put
-from study.small_folder import COMMAND, NAMES
-from study.small_folder import finished as finished
-from study.small_folder import runs as runs
 
 from emabank.study.locks import locked
 from emabank.study.report import build
@@ -23,6 +19,10 @@ from emabank.study.reporting import make_report, show_claims
 from emabank.study.runs.manifest import Manifest, write_manifest
 from emabank.study.runs.opened import mark_failed
 from emabank.study.status import show_status
+from tests.study.report.spoiling import content, put
+from tests.study.small_folder import COMMAND, NAMES
+from tests.study.small_folder import finished as finished
+from tests.study.small_folder import runs as runs
 from tests.support.processes import run
 
 MANIFEST = "study-demo-step-decay.json"

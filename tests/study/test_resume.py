@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from study.small_runs import Drawer, MakeModel, config, digits, left, training_of
-from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.carry_out import Job, carry_out, folder_of, to_text
@@ -21,6 +19,8 @@ from emabank.study.config import Keep, RunConfig
 from emabank.study.place import Place
 from emabank.study.runs.opened import OpenRun
 from emabank.study.train import Interrupted, Training
+from tests.study.small_runs import Drawer, MakeModel, config, digits, left, training_of
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import states_equal as same
 from tests.support.processes import SOURCE
 

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from study.small_runs import config, trained
-from study.small_runs import one_thread as one_thread
 from torch import Tensor, nn
 
 from emabank.study.measures import Measured
+from tests.study.small_runs import config, trained
+from tests.study.small_runs import one_thread as one_thread
 
 
 class Leaping(nn.Module):

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from study.studies.small_studies import manifests, runs_in
 
 from emabank.study.place import Place
+from tests.study.studies.small_studies import manifests, runs_in
 from tests.support.processes import SOURCE
 
 SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
@@ -102,7 +102,7 @@ from emabank.study.arguments import parse
 from emabank.study.place import Place
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.run import Runner, pairs_of
-from study.studies.small_studies import DIGITS, Counting
+from tests.study.studies.small_studies import DIGITS, Counting
 given = parse({[*WORDS, "--runs", str(runs), "--set", *SETTINGS]!r}, description="")
 counting, studies = Counting(given.place), [STUDIES["constant-lr"]]
 runner = Runner(studies, "demo", pairs_of(studies, "demo", given.change), given.place, command="")

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from study.studies.small_studies import runs_in
 
 from emabank.study.place import Place
 from emabank.study.runs.folder import RunFolder
+from tests.study.studies.small_studies import runs_in
 from tests.support.processes import SOURCE, wait_until
 
 SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]

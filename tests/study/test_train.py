@@ -8,7 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, log_loss
-from study.small_runs import (
+from torch import Tensor, nn
+
+from emabank.study.config import Keep
+from emabank.study.measures import Measured
+from emabank.study.train import Training
+from tests.study.small_runs import (
     NAMES,
     config,
     logits_of,
@@ -21,12 +26,7 @@ from study.small_runs import (
     weights_of_each_epoch,
     with_garbage_for_test,
 )
-from study.small_runs import one_thread as one_thread
-from torch import Tensor, nn
-
-from emabank.study.config import Keep
-from emabank.study.measures import Measured
-from emabank.study.train import Training
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import EMAOracle, Oracle, assert_close, constant, live_weights, states_equal
 
 ALL = {"recompute": "each-epoch", "on_train": True, "test_curves": True}

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from study.small_runs import (
+from torch import nn
+
+from emabank import EMA, EMABank
+from emabank.study import train
+from emabank.study.config import Keep
+from emabank.study.data.images import make_images
+from emabank.study.measures import measures
+from emabank.study.train import Training
+from tests.study.small_runs import (
     NAMES,
     Drawer,
     config,
@@ -19,15 +27,7 @@ from study.small_runs import (
     training_of,
     weights_of_each_epoch,
 )
-from study.small_runs import one_thread as one_thread
-from torch import nn
-
-from emabank import EMA, EMABank
-from emabank.study import train
-from emabank.study.config import Keep
-from emabank.study.data.images import make_images
-from emabank.study.measures import measures
-from emabank.study.train import Training
+from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import EMAOracle, assert_close, constant, exact, live_weights, states_equal
 from tests.support.oracle import states_equal as same
 

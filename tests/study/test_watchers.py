@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study import watchers as module
 from emabank.study.carry_out import Job, carry_out
@@ -19,6 +18,7 @@ from emabank.study.measures import Measured
 from emabank.study.place import Place
 from emabank.study.recipe import Recipe
 from emabank.study.watchers import scalars_of, watchers
+from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 
 RUN = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
 

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from study.small_runs import config
 from torch import nn
 
 from emabank import EMABank, Uniform, checkpoint
@@ -31,6 +30,7 @@ from emabank.study.cli import main
 from emabank.study.executors import warm
 from emabank.study.locks import is_locked
 from emabank.study.place import Place
+from tests.study.small_runs import config
 from tests.support.processes import SOURCE
 from tests.torture import averages
 from tests.torture.room import room

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.place import Place
@@ -21,6 +20,7 @@ from emabank.study.runs import checkpoints
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.results import load_results
 from emabank.study.train import Interrupted
+from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 from tests.torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
 from tests.torture.room import room
 

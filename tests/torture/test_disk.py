@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study.small_folder import run_studies
-from study.small_runs import config, digits, one_thread  # noqa: F401
 
 from emabank.study.carry_out import Job, carry_out
 from emabank.study.place import Place
 from emabank.study.reporting import make_report
 from emabank.study.studies.catalogue import STUDIES
+from tests.study.small_folder import run_studies
+from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 from tests.torture import averages
 from tests.torture import faults as subjects
 from tests.torture.disk import REASONS, disk, filled, small_disk

@@ -19,7 +19,6 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
-from study.data.made_up import cifar_batch, python2_pickle
 from torch import nn
 
 from emabank import EMABank, checkpoint
@@ -36,6 +35,7 @@ from emabank.study.runs import arrays, checkpoints
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.manifest import Manifest, Ran, read_manifest, write_manifest
 from emabank.study.runs.opened import open_run
+from tests.study.data.made_up import cifar_batch, python2_pickle
 from tests.torture.faults import LONG, faults
 
 PLAIN = st.recursive(

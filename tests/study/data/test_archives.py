@@ -7,10 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from study.data.made_up import tar_gz, tar_member
 
 from emabank.study.data import archives
 from emabank.study.data.archives import read_members, unpack
+from tests.study.data.made_up import tar_gz, tar_member
 
 FILES = {"set/first": b"1" * 1000, "set/second": b"2" * 2000, "set/deep/third": b"3"}
 

@@ -5,11 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
-from study.data.made_up import write_files
 
 from emabank.study.data import catalogue
 from emabank.study.data.catalogue import DATASETS, Download, File, ImageFolders, Published
 from emabank.study.data.check import check, file_hash, is_complete, origin
+from tests.study.data.made_up import write_files
 
 PUBLISHED = pytest.mark.skipif(
     "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
 
 from emabank.study.data import cifar
 from emabank.study.data.cifar import load_cifar
+from tests.study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
 
 PUBLISHED = pytest.mark.skipif(
     "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from study.data.made_up import tar_gz, tar_member, write_files
 
 from emabank.study.data.catalogue import DATASETS, Download, File, ImageFolders, Published
 from emabank.study.data.fetch import fetch
+from tests.study.data.made_up import tar_gz, tar_member, write_files
 
 FILES = {"set/first": os.urandom(100_000), "set/second": b"second"}
 ARCHIVE = tar_gz({**FILES, "set/readme.html": b"<html>"})

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from study.data.made_up import cifar_batch, python2_pickle
 
 from emabank.study.data import pickles
 from emabank.study.data.pickles import read_pickle
+from tests.study.data.made_up import cifar_batch, python2_pickle
 
 BATCH = python2_pickle(cifar_batch(0, 3, 10))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from study.report.made_evidence import PAIRS, made_evidence, made_setting
 
 import emabank
 from emabank.study.report import build
@@ -22,6 +21,7 @@ from emabank.study.report.forms.markdown import markdown
 from emabank.study.report.pairs import Scale
 from emabank.study.report.panel import Figure
 from emabank.study.report.paper.items import ALL_STUDIES, ITEMS, OURS, Item
+from tests.study.report.made_evidence import PAIRS, made_evidence, made_setting
 from tests.support.processes import run
 
 OF_NO_SCALE = ("sampling-period/equivalence", "sampling-period/overhead")
@@ -177,7 +177,7 @@ MAKE = """
 import os, sys
 sys.path.insert(0, {tests!r})
 from pathlib import Path
-from study.report.made_evidence import made_evidence, made_setting
+from tests.study.report.made_evidence import made_evidence, made_setting
 from dataclasses import replace
 from emabank.study.report.build import build_report
 setting = made_setting()
@@ -190,7 +190,7 @@ FEW = 'made_evidence(replace(setting, arms={arm: setting.arms[arm] for arm in ("
 def in_another_process(out: Path, evidence: str, seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a report with another order of sets."""
     monkeypatch.setenv("PYTHONHASHSEED", seed)
-    tests = str(Path(__file__).parents[2])
+    tests = str(Path(__file__).parents[3])
     done = run(MAKE.format(tests=tests, evidence=evidence, out=str(out)), blocked=("torch",))
     assert done.returncode == 0, done.stderr
 

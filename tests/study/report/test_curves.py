@@ -4,9 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.claims.shapes import by_hand
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, setting
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.curves import copied_back, first_quarter, on_train, when_reached
@@ -15,6 +12,9 @@ from emabank.study.report.figures import label_noise as figures
 from emabank.study.report.figures.training import bootstrap as bootstrap_figure
 from emabank.study.report.tables import label_noise as tables
 from emabank.study.report.tables.training import bootstrap as bootstrap_table
+from tests.study.report.claims.shapes import by_hand
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import at, setting
 
 NAN = float("nan")
 # Three seeds whose clean accuracy jumps over 90%: between two epochs one could read off anything.

@@ -5,9 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import AVERAGES, COLUMNS, EPOCHS, PAIRS, SEEDS, made_evidence, made_runs, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve, Evidence, Run, Setting
+from tests.study.report.made_evidence import (
+    AVERAGES,
+    COLUMNS,
+    EPOCHS,
+    PAIRS,
+    SEEDS,
+    made_evidence,
+    made_runs,
+    made_setting,
+)
 from tests.support.processes import run
 
 SETTING = made_setting()

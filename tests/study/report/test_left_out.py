@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.report.spoiling import SPOILT, content, put
-from study.small_folder import COMMAND, NAMES, SEEDS
-from study.small_folder import finished as finished
-from study.small_folder import runs as runs
 
 from emabank.study.locks import locked
 from emabank.study.report.evidence import Evidence, LeftOut, Setting
 from emabank.study.report.load import load_evidence, load_studies
 from emabank.study.runs.opened import mark_failed
+from tests.study.report.spoiling import SPOILT, content, put
+from tests.study.small_folder import COMMAND, NAMES, SEEDS
+from tests.study.small_folder import finished as finished
+from tests.study.small_folder import runs as runs
 from tests.support.processes import run
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}

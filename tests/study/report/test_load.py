@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from study.report.spoiling import content, put
-from study.small_folder import ALL, COMMAND, EPOCHS, NAMES, RATES, SEEDS, run_studies, small
-from study.small_folder import finished as finished
-from study.small_folder import runs as runs
 
 from emabank.study import load_results
 from emabank.study.report.evidence import Curve, Evidence, LeftOut, Setting
 from emabank.study.report.load import load_evidence, load_studies
 from emabank.study.report.pairs import MAIN
 from emabank.study.runs.manifest import Manifest, Ran, write_manifest
+from tests.study.report.spoiling import content, put
+from tests.study.small_folder import ALL, COMMAND, EPOCHS, NAMES, RATES, SEEDS, run_studies, small
+from tests.study.small_folder import finished as finished
+from tests.study.small_folder import runs as runs
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}
 ARMS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 2", "every 4", "every 8")

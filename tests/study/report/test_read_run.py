@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study.report.made_evidence import made_runs
-from study.report.spoiling import SPOILT, content, forget_sizes, put
-from study.small_folder import finished as finished
 
 from emabank.study.locks import locked
 from emabank.study.report.evidence import LIVE, Curve, Run
@@ -21,6 +18,9 @@ from emabank.study.report.load import load_evidence
 from emabank.study.report.read_run import in_words, read_run, renamed, why_not_done, without_place
 from emabank.study.runs.folder import RunFolder
 from emabank.study.runs.opened import mark_failed
+from tests.study.report.made_evidence import made_runs
+from tests.study.report.spoiling import SPOILT, content, forget_sizes, put
+from tests.study.small_folder import finished as finished
 
 FILES = (
     "config.json", "done.json", "environment.json", "history.json", "rows.jsonl", "test_curves.jsonl",

@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from study.report.spoiling import SPOILT, content, put
-from study.small_folder import finished as finished
-from study.small_folder import small
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.figures.all import figures
@@ -22,6 +19,9 @@ from emabank.study.report.pairs import MAIN
 from emabank.study.report.summary import is_count, is_number, is_text, read_summary
 from emabank.study.report.tables.all import sheets
 from emabank.study.studies.scales import protocol_of
+from tests.study.report.spoiling import SPOILT, content, put
+from tests.study.small_folder import finished as finished
+from tests.study.small_folder import small
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from study.report.made_evidence import PAIRS, column, made_evidence, made_setting
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.columns import protocol_tables
@@ -11,6 +10,7 @@ from emabank.study.report.evidence import Evidence, all_chosen_on
 from emabank.study.report.figures.all import figures
 from emabank.study.report.page.page import page
 from emabank.study.report.tables.all import sheets
+from tests.study.report.made_evidence import PAIRS, column, made_evidence, made_setting
 
 CLEAN, GIVEN = "validation images with clean labels", "validation images with the labels as given"
 NOISE = {

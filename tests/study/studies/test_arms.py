@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.small_runs import left
-from study.small_runs import one_thread as one_thread
 
 from emabank.study.carry_out import Job, carry_out, folder_of
 from emabank.study.config import ProtocolConfig
@@ -19,6 +17,8 @@ from emabank.study.recipe import AveragesConfig, DataConfig, HardwareConfig, Mea
 from emabank.study.runs.folder import RunFolder
 from emabank.study.studies.arms import arm_jobs, supposed
 from emabank.study.studies.kinds import is_the_refit
+from tests.study.small_runs import left
+from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()
 SMALL = ProtocolConfig(

@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from study.small_runs import one_thread as one_thread
 from torch import nn
 
 from emabank.study.carry_out import Job, carry_out, network_of
@@ -37,6 +36,7 @@ from emabank.study.studies.cost import (
     usual_speed,
 )
 from emabank.study.studies.kinds import run_of, runs_needed
+from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()
 TRAINING, FORWARD, OPERATIONS = Speed(1.0, 0.0, 0.0), Speed(0.0, 1.0, 0.0), Speed(0.0, 0.0, 1.0)

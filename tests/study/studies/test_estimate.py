@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from study.small_runs import one_thread as one_thread
 from torch import nn
 
 from emabank.study.carry_out import network_of
@@ -15,6 +14,7 @@ from emabank.study.data.digits import digits_dataset
 from emabank.study.recipe import HardwareConfig, Recipe, TrainingConfig
 from emabank.study.studies import estimate
 from emabank.study.studies.estimate import ENOUGH, ROUNDS, measure_speed
+from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()
 

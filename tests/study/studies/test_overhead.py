@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from study.small_runs import one_thread as one_thread
 
 from emabank import EMABank
 from emabank.study.config import ProtocolConfig
@@ -17,6 +16,7 @@ from emabank.study.recipe import AveragesConfig, HardwareConfig, TrainingConfig
 from emabank.study.report.evidence import Overhead
 from emabank.study.studies import overhead
 from emabank.study.studies.overhead import measure_overhead
+from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()
 SMALL = ProtocolConfig(training=TrainingConfig(width=4, batch=8), hardware=HardwareConfig(device="cpu"))

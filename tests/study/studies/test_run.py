@@ -7,19 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study.small_runs import one_thread as one_thread
-from study.studies.small_studies import (
-    CONSTANT,
-    DIGITS,
-    MAIN,
-    PROTOCOLS,
-    WIDE,
-    WRONG,
-    Counting,
-    manifests,
-    runs_in,
-    small_scale,
-)
 
 from emabank.study.carry_out import folder_of
 from emabank.study.config import ProtocolConfig, RunConfig
@@ -31,6 +18,19 @@ from emabank.study.runs.manifest import Manifest
 from emabank.study.studies import run as run_module
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.run import Runner, pairs_of, with_seeds
+from tests.study.small_runs import one_thread as one_thread
+from tests.study.studies.small_studies import (
+    CONSTANT,
+    DIGITS,
+    MAIN,
+    PROTOCOLS,
+    WIDE,
+    WRONG,
+    Counting,
+    manifests,
+    runs_in,
+    small_scale,
+)
 
 MOST = [name for name in STUDIES if name != "transfer"]  # of which these small protocols have nothing
 OVERHEAD = {"network": "resnet8", "bytes": 7}

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from study.small_runs import one_thread as one_thread
-from study.studies.small_studies import DIGITS, Counting, manifests, small_scale
 
 from emabank.study.carry_out import Job
 from emabank.study.executors import Outcome
@@ -15,6 +13,8 @@ from emabank.study.place import Place
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.run import Runner, pairs_of
+from tests.study.small_runs import one_thread as one_thread
+from tests.study.studies.small_studies import DIGITS, Counting, manifests, small_scale
 
 
 def carried_out(name: str, counting: Counting) -> Manifest:

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-from study.report.made_evidence import AVERAGES, EPOCHS, PAIRS, SEEDS, made_evidence, made_tables
 
 from emabank.study.report.claims.question import Question
 from emabank.study.report.claims.question import parts_of as question_parts
 from emabank.study.report.evidence import LIVE, Curve, Evidence, Run, Setting
 from emabank.study.report.pairs import Scale
 from emabank.study.report.verdict import Claim, Part
+from tests.study.report.made_evidence import AVERAGES, EPOCHS, PAIRS, SEEDS, made_evidence, made_tables
 
 RATES = (0.2, 0.4, 0.8)
 CHOSEN = AVERAGES[2], 25

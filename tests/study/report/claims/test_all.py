@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.claims.shapes import (
+
+from emabank.study.report.claims.all import claims
+from emabank.study.report.evidence import LIVE, Curve, Evidence, Setting, Study
+from tests.study.report.claims.shapes import (
     AVERAGES,
     EPOCHS,
     T,
@@ -16,10 +19,7 @@ from study.report.claims.shapes import (
     runs,
     setting,
 )
-from study.report.made_evidence import PAIRS
-
-from emabank.study.report.claims.all import claims
-from emabank.study.report.evidence import LIVE, Curve, Evidence, Setting, Study
+from tests.study.report.made_evidence import PAIRS
 from tests.support.processes import run
 
 NUMBERS = range(1, 20)

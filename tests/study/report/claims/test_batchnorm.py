@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.claims.shapes import AVERAGES, by_hand, curves, setting, values
 
 from emabank.study.report.claims.batchnorm import QUESTIONS
 from emabank.study.report.evidence import Curve
+from tests.study.report.claims.shapes import AVERAGES, by_hand, curves, setting, values
 
 (QUESTION,) = QUESTIONS
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from study.report.claims.shapes import evidence, setting
 
 from emabank.study.report.claims.cost import overhead_claim
+from tests.study.report.claims.shapes import evidence, setting
 
 FOUND = evidence(setting())
 (OVERHEAD,) = FOUND.overheads

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from study.report.claims.shapes import by_hand, values
 
 from emabank.study.report.claims.dynamics import AHEAD, END, LOSS_FIRST, PEAK
+from tests.study.report.claims.shapes import by_hand, values
 
 NAN = float("nan")
 LIVE = ("live", "own", "test", "accuracy")

@@ -2,10 +2,10 @@
 
 import pytest
 from scipy import stats
-from study.report.claims.shapes import evidence, setting, values
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.claims.generalization import BESIDE_SWA, TEST
+from tests.study.report.claims.shapes import evidence, setting, values
 
 
 def measures(column: str, metric: str) -> list[float]:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.claims.shapes import by_hand, evidence, leaderboard, parts_of, setting, values
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.claims.noise import CONSTANT, NOISE, PLACE
+from tests.study.report.claims.shapes import by_hand, evidence, leaderboard, parts_of, setting, values
 
 NAN = float("nan")
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.claims.shapes import AVERAGES, runs, setting
-from study.report.made_evidence import COLUMNS
 
 from emabank.study.report.claims.paired import (
     at,
@@ -20,6 +18,8 @@ from emabank.study.report.claims.paired import (
     peak,
 )
 from emabank.study.report.evidence import Curve
+from tests.study.report.claims.shapes import AVERAGES, runs, setting
+from tests.study.report.made_evidence import COLUMNS
 
 ACCURACY = ("slowest (acc.)", "accuracy"), ("SGD", "accuracy")
 

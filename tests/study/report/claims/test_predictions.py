@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from scipy import stats
-from study.report.claims.shapes import evidence, parts_of, setting, values
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.claims.predictions import CALIBRATION, CONSISTENCY, CRITERION, FEATURES
+from tests.study.report.claims.shapes import evidence, parts_of, setting, values
 
 
 def measures(column: str, metric: str, trained_on: str = "100%") -> list[float]:

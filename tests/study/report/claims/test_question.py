@@ -3,7 +3,6 @@
 from itertools import combinations_with_replacement
 
 import pytest
-from study.report.claims.shapes import evidence, setting
 
 from emabank.study.report.claims.interval import above
 from emabank.study.report.claims.question import (
@@ -18,6 +17,7 @@ from emabank.study.report.claims.question import (
 )
 from emabank.study.report.evidence import Evidence, Study
 from emabank.study.report.verdict import Part
+from tests.study.report.claims.shapes import evidence, setting
 
 VERDICTS = ("reproduced", "not reproduced", "inconclusive", "too few runs", "not run")
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from study.report.claims.shapes import evidence, setting
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.claims.show import FOOTER, SYMBOLS, claims_csv, claims_markdown, claims_text, summary
 from emabank.study.report.evidence import Evidence
 from emabank.study.report.verdict import Claim, Part
+from tests.study.report.claims.shapes import evidence, setting
 
 
 @pytest.fixture(scope="module")

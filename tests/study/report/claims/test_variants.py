@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from study.report.claims.shapes import by_hand, evidence, setting, values
 
 from emabank.study.report.claims.all import claims
 from emabank.study.report.claims.variants import BOOTSTRAP, PERIOD, RATE, STEP
+from tests.study.report.claims.shapes import by_hand, evidence, setting, values
 
 PAIR = "cifar100-resnet18"
 

@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from study.report.made_evidence import ARMS, PAIRS, RATES, made_evidence, made_setting
 
 from emabank.study.report.evidence import Evidence
 from emabank.study.report.figures.all import figures
+from tests.study.report.made_evidence import ARMS, PAIRS, RATES, made_evidence, made_setting
 from tests.support.processes import run
 
 NAMES = {

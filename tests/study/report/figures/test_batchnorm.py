@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import AVERAGES, EPOCHS, made_evidence, made_setting
 
 from emabank.study.report.evidence import Curve
 from emabank.study.report.figures.batchnorm import decays, heatmap
+from tests.study.report.made_evidence import AVERAGES, EPOCHS, made_evidence, made_setting
 
 KINDS = ("averaged", "recomputed")
 

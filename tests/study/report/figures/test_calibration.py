@@ -7,9 +7,9 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from scipy.special import softmax as probabilities_of
-from study.report.made_evidence import AVERAGES, made_evidence, made_predictions, made_setting
 
 from emabank.study.report.figures.calibration import bars_of, reliability, reliability_of
+from tests.study.report.made_evidence import AVERAGES, made_evidence, made_predictions, made_setting
 
 LIVE_NAME, SLOW_NAME = "live-accuracy", f"{AVERAGES[-1]}-recomputed-loss"
 

@@ -1,10 +1,10 @@
 """What is said beside a figure."""
 
 import numpy as np
-from study.report.made_evidence import made_setting
 
 from emabank.study.report.figures.captions import figure_of, how, named, seeds_of, statistics
 from emabank.study.report.panel import Line, Panel
+from tests.study.report.made_evidence import made_setting
 
 
 def panel(*counts: int) -> Panel:

@@ -11,11 +11,11 @@ import pytest
 from matplotlib import rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
-from study.report.made_evidence import made_evidence, made_setting
 
 from emabank.study.report.figures.all import figures
 from emabank.study.report.figures.draw import DPI, draw, picture
 from emabank.study.report.panel import Figure, Line, Panel
+from tests.study.report.made_evidence import made_evidence, made_setting
 
 LONG = "CIFAR-10N (worse labels), 4,000 images, ResNet-8 of width 24, with flips alone"
 X = np.arange(1, 21)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import AVERAGES, PAIRS, made_evidence, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.figures.dynamics import dynamics, early
+from tests.study.report.made_evidence import AVERAGES, PAIRS, made_evidence, made_setting
 
 ITEMS = {"cifar100-resnet18": "1a", "cifar10n-resnet34": "4a", "cifar10-resnet18": "4b", "cifar100-vgg16": "4c",
          "cifar100-wrn-28-10": "4d", "tiny-imagenet-resnet18": "4e"}  # fmt: skip

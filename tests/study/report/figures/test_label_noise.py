@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 from emabank.study.report.curves import OnTrain
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.figures.label_noise import accuracy, memorisation, reached_mark
+from tests.study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 PAIRS = ("cifar100n-resnet34", "cifar10n-resnet34")
 EVIDENCE = made_evidence(*(made_setting(pair) for pair in reversed(PAIRS)))

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import AVERAGES, EPOCHS, made_curves, made_runs, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.figures.lines import (
@@ -20,6 +19,7 @@ from emabank.study.report.figures.lines import (
     rate_line,
     slowest_of,
 )
+from tests.study.report.made_evidence import AVERAGES, EPOCHS, made_curves, made_runs, made_setting
 
 CURVES = np.random.default_rng(1).random((3, 12))
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import AVERAGES, RATES, made_evidence, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.figures.lr_search import lr_search
+from tests.study.report.made_evidence import AVERAGES, RATES, made_evidence, made_setting
 
 WIDE = "cifar100-wrn-28-10"
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import AVERAGES, EPOCHS, made_evidence, made_setting
 
 from emabank.study.report.evidence import Curve
 from emabank.study.report.figures.posthoc import heatmap
+from tests.study.report.made_evidence import AVERAGES, EPOCHS, made_evidence, made_setting
 
 WINDOWS = [*AVERAGES, "ema-10%", "ema-14%"]
 

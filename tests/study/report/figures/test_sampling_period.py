@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 from emabank.study.report.evidence import Curve
 from emabank.study.report.figures.sampling_period import sampling_period
+from tests.study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 
 def best(setting, period: int) -> np.ndarray:

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.figures.training import bootstrap, constant_rate, step_decay
+from tests.study.report.made_evidence import AVERAGES, made_evidence, made_setting
 
 
 def mean(setting, arm: str, weights: str, split: str) -> np.ndarray:

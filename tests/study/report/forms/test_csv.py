@@ -6,10 +6,10 @@ import io
 import numpy as np
 import pandas as pd
 import pytest
-from study.report.forms.made_sheets import NASTY, everything, of, single, uneven
 
 from emabank.study.report.forms.csv import HEAD, csv, printed_numbers
 from emabank.study.report.sheet import Cell, Sheet
+from tests.study.report.forms.made_sheets import NASTY, everything, of, single, uneven
 
 
 def records(sheet: Sheet) -> list[dict[str, str]]:

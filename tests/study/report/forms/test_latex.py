@@ -8,10 +8,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from study.report.forms.made_sheets import NASTY, everything, single, uneven
 
 from emabank.study.report.forms.latex import escaped, latex
 from emabank.study.report.sheet import Cell, Sheet
+from tests.study.report.forms.made_sheets import NASTY, everything, single, uneven
 
 COMMANDS = {
     "begin", "end", "small", "centering", "caption", "label", "toprule", "midrule", "cmidrule", "bottomrule", "quad",

@@ -4,10 +4,10 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from study.report.forms.made_sheets import NASTY, everything, single, uneven
 
 from emabank.study.report.forms.markdown import markdown
 from emabank.study.report.sheet import Cell, Sheet
+from tests.study.report.forms.made_sheets import NASTY, everything, single, uneven
 
 
 def table(text: str) -> list[list[str]]:

@@ -5,10 +5,10 @@ import re
 
 import pytest
 from rich.console import Console
-from study.report.forms.made_sheets import NASTY, everything, of, single, uneven
 
 from emabank.study.report.forms.terminal import terminal
 from emabank.study.report.sheet import Cell, Sheet
+from tests.study.report.forms.made_sheets import NASTY, everything, of, single, uneven
 
 
 def printed(sheet: Sheet, width: int = 80) -> str:

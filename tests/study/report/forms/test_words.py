@@ -1,10 +1,10 @@
 """What all forms say alike: numbers never without spread and n, and headings from what labels have in common."""
 
 import pytest
-from study.report.forms.made_sheets import everything, of, single, uneven
 
 from emabank.study.report.forms.words import caption, common_n, has_paper, lines, number, over, shown
 from emabank.study.report.sheet import Cell, Sheet
+from tests.study.report.forms.made_sheets import everything, of, single, uneven
 
 
 def sheet(*labels: str, breaks: tuple[int, ...] = ()) -> Sheet:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
-from study.report.made_evidence import made_evidence, made_setting
-from study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, sheets, show
 
 from emabank.study.report.evidence import Study
 from emabank.study.report.page.page import Provenance, page
+from tests.study.report.made_evidence import made_evidence, made_setting
+from tests.study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, sheets, show
 
 
 @pytest.fixture(scope="module")

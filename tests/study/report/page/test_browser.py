@@ -10,7 +10,8 @@ from selenium.webdriver.common.actions import interaction
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.by import By
-from study.report.page.browsing import FAST, LIVE, RATES, area, labels_of, lines, plot, point, readout, x_ticks
+
+from tests.study.report.page.browsing import FAST, LIVE, RATES, area, labels_of, lines, plot, point, readout, x_ticks
 
 # Alone in the world ---------------------------------------------------------------------------------------------------
 

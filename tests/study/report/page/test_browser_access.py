@@ -9,7 +9,20 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
-from study.report.page.browsing import FAST, LIVE, figures, labels_of, lines, plot, point, press, readout, show, x_ticks
+
+from tests.study.report.page.browsing import (
+    FAST,
+    LIVE,
+    figures,
+    labels_of,
+    lines,
+    plot,
+    point,
+    press,
+    readout,
+    show,
+    x_ticks,
+)
 
 # Hands, eyes and screens ----------------------------------------------------------------------------------------------
 

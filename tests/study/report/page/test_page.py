@@ -11,8 +11,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from study.report.made_evidence import made_evidence, made_setting
-from study.report.page.documents import Element, parsed
 
 from emabank.study.report.claims.all import claims as all_claims
 from emabank.study.report.evidence import Evidence, LeftOut, Study
@@ -22,6 +20,8 @@ from emabank.study.report.panel import Figure, Line, Panel
 from emabank.study.report.sheet import Cell, Sheet
 from emabank.study.report.tables.all import sheets as all_sheets
 from emabank.study.report.verdict import Claim, Part
+from tests.study.report.made_evidence import made_evidence, made_setting
+from tests.study.report.page.documents import Element, parsed
 from tests.support.processes import run
 
 # What is shown --------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_an_empty_folder_makes_a_page_too():
 
 PRINT_A_DIGEST = """
 import hashlib
-from study.report.page.test_page import a_full_page
+from tests.study.report.page.test_page import a_full_page
 print(hashlib.sha256(a_full_page().encode()).hexdigest())
 """
 

@@ -1,9 +1,8 @@
 """What follows by arithmetic or counting: found in the paper, and gone once the numbers fit."""
 
-from study.report.paper.made_values import changed
-
 from emabank.study.report.paper import arithmetic
 from emabank.study.report.paper.numbers import FULL, everything
+from tests.study.report.paper.made_values import changed
 
 
 def test_the_gain_is_held_against_the_papers_own_sgd():

@@ -1,7 +1,6 @@
 """What printed numbers give: each kind of text against made-up tables, worked out by hand."""
 
 import pytest
-from study.report.paper.made_values import made
 
 from emabank.study.report.paper import derived
 from emabank.study.report.paper.derived import (
@@ -18,6 +17,7 @@ from emabank.study.report.paper.derived import (
     slope_of_budget,
 )
 from emabank.study.report.paper.numbers import among
+from tests.study.report.paper.made_values import made
 
 PAIR = "cifar100-resnet18"
 SGD, AVERAGE = at("Table 1", ours="SGD", metric="accuracy"), at("Table 1", ours="slowest (acc.)", metric="accuracy")

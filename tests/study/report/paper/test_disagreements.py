@@ -1,7 +1,6 @@
 """Numbers against numbers: each rule finds made-up disagreements, and nothing where numbers agree."""
 
 import pytest
-from study.report.paper.made_values import changed, made, without
 
 from emabank.study.report.paper.disagreements import (
     agree,
@@ -13,6 +12,7 @@ from emabank.study.report.paper.disagreements import (
     sgd_epochs,
 )
 from emabank.study.report.paper.numbers import everything
+from tests.study.report.paper.made_values import changed, made, without
 
 PAIR = {"pair": "cifar100-resnet18", "ours": "slowest (acc.)", "trained_on": "100%", "split": "test"}
 

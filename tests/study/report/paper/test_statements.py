@@ -1,10 +1,10 @@
 """Statements against numbers: each rule finds its conflict in the paper, and none once the numbers are as said."""
 
 import pytest
-from study.report.paper.made_values import changed, without
 
 from emabank.study.report.paper import statements
 from emabank.study.report.paper.numbers import FULL, Printed, everything
+from tests.study.report.paper.made_values import changed, without
 
 
 def cell(item: str, ours: str, metric: str):

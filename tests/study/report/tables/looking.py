@@ -6,11 +6,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from study.report.made_evidence import made_setting
 
 from emabank.study.report.evidence import Setting
 from emabank.study.report.forms.words import over
 from emabank.study.report.sheet import Cell, Sheet
+from tests.study.report.made_evidence import made_setting
 
 
 @cache

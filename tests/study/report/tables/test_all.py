@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from study.report.made_evidence import ARMS, PAIRS, made_evidence
-from study.report.tables.looking import first_seeds, setting, whole
 
 from emabank.study.report.evidence import Evidence, Setting
 from emabank.study.report.forms.csv import csv
@@ -15,6 +13,8 @@ from emabank.study.report.forms.markdown import markdown
 from emabank.study.report.forms.terminal import terminal
 from emabank.study.report.sheet import Sheet
 from emabank.study.report.tables.all import sheets
+from tests.study.report.made_evidence import ARMS, PAIRS, made_evidence
+from tests.study.report.tables.looking import first_seeds, setting, whole
 from tests.support.processes import run
 
 NAMES = {

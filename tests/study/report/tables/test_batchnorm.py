@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, is_mean_of, setting, whole
-
 from emabank.study.report.evidence import Curve
 from emabank.study.report.tables.batchnorm import sensitivity
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import at, is_mean_of, setting, whole
 
 
 def test_each_average_has_its_peak_as_an_oracle_sees_it_and_its_value_at_the_chosen_epoch():

@@ -1,10 +1,10 @@
 """The door to the paper's numbers: the one value in a place, and arithmetic with the digits that are printed."""
 
 import pytest
-from study.report.made_evidence import COLUMNS
 
 from emabank.study.report.paper.numbers import refit, tuning
 from emabank.study.report.tables import beside
+from tests.study.report.made_evidence import COLUMNS
 
 
 def test_a_place_with_no_value_or_several_gives_nothing():

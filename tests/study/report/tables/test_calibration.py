@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, is_mean_of, setting, whole, with_values
 
 from emabank.study.report.tables.calibration import ece
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import at, is_mean_of, setting, whole, with_values
 
 STAGE = ("80%", "test")
 

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, is_mean_of, named, setting, whole, with_values
 
 from emabank.study.report.pairs import CLEAN
 from emabank.study.report.tables.consistency import agreement
 from emabank.study.report.tables.settings import label
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import at, is_mean_of, named, setting, whole, with_values
 
 SGD = ("100%", "test", "SGD", "js")
 EMA = ("100%", "test", "slowest (loss)", "js")

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, first_seeds, is_mean_of, named, setting, the_papers, whole, with_values
 
 from emabank.study.report.evidence import Setting
 from emabank.study.report.forms.words import common_n
@@ -13,6 +11,17 @@ from emabank.study.report.pairs import CLEAN
 from emabank.study.report.sheet import Sheet
 from emabank.study.report.tables.generalization import FULL, full, headline, summary
 from emabank.study.report.tables.settings import label
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import (
+    at,
+    first_seeds,
+    is_mean_of,
+    named,
+    setting,
+    the_papers,
+    whole,
+    with_values,
+)
 
 TITLES = {
     "SGD (best)": "SGD (best)",

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import RATES, made_evidence
-from study.report.tables.looking import at, is_mean_of, setting, whole
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.tables.lr_search import rates, tried
+from tests.study.report.made_evidence import RATES, made_evidence
+from tests.study.report.tables.looking import at, is_mean_of, setting, whole
 
 
 def test_rows_are_the_rates_with_the_best_epoch_and_the_best_average_of_each_seed():

@@ -1,10 +1,10 @@
 """From values to cells: a missing value is a dash, differences are paired, and the best is found as it is shown."""
 
 import numpy as np
-from study.report.tables.looking import is_mean_of, setting, with_values
 
 from emabank.study.report.sheet import Cell
 from emabank.study.report.tables.measures import REFIT, TUNED, cell, difference, subtracted, with_best
+from tests.study.report.tables.looking import is_mean_of, setting, with_values
 
 KEY = ("100%", "test", "SWA", "accuracy")
 

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.tables.looking import setting
 
 from emabank.study.report.evidence import LIVE, Curve
 from emabank.study.report.tables.peaks import average, best_average, chosen_epochs, end, live, minus, peak, peak_epoch
+from tests.study.report.tables.looking import setting
 
 KEY = Curve(LIVE, "own", "test", "accuracy")
 

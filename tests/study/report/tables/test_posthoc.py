@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import AVERAGES, made_evidence
-from study.report.tables.looking import at, first_seeds, is_mean_of, setting, whole
 
 from emabank.study.report.evidence import Curve
 from emabank.study.report.tables.posthoc import windows
+from tests.study.report.made_evidence import AVERAGES, made_evidence
+from tests.study.report.tables.looking import at, first_seeds, is_mean_of, setting, whole
 
 
 def test_each_window_stands_at_its_best_epoch_beside_what_was_kept():

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import made_evidence, made_runs
-from study.report.tables.looking import at, is_mean_of, setting, whole
 
 from emabank.study.report.evidence import Evidence, Overhead
 from emabank.study.report.tables.sampling_period import accuracy, equivalence, overhead
+from tests.study.report.made_evidence import made_evidence, made_runs
+from tests.study.report.tables.looking import at, is_mean_of, setting, whole
 
 
 def test_equal_horizons_forget_equally_much_over_the_same_number_of_steps():

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import setting, the_papers
 
 from emabank.study.report.pairs import CLEAN
 from emabank.study.report.tables.settings import (
@@ -16,6 +14,8 @@ from emabank.study.report.tables.settings import (
     standing_for,
     titled,
 )
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import setting, the_papers
 
 
 def test_settings_come_in_the_order_of_the_pairs_and_all_of_a_pair_are_there():

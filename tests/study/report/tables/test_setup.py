@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, setting, whole
-
 from emabank.study.config import ProtocolConfig
 from emabank.study.plain import to_plain
 from emabank.study.recipe import AveragesConfig, DataConfig, TrainingConfig
 from emabank.study.report.tables.settings import label
 from emabank.study.report.tables.setup import hyperparameters
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import at, setting, whole
 
 
 def told(config: ProtocolConfig, pair: str = "cifar100-resnet18"):

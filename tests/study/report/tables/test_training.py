@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import numpy as np
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, is_mean_of, setting, whole
 
 from emabank.study.report.evidence import LIVE, Curve, Setting
 from emabank.study.report.tables.training import bootstrap, constant_rate, step_decay
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import at, is_mean_of, setting, whole
 
 
 def curves(one: Setting, arm: str, weights: str, split: str) -> np.ndarray:

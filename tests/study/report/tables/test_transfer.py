@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from study.report.made_evidence import made_evidence
-from study.report.tables.looking import at, is_mean_of, setting, the_papers, whole, with_values
 
 from emabank.study.report.evidence import Setting
 from emabank.study.report.tables.transfer import linear
+from tests.study.report.made_evidence import made_evidence
+from tests.study.report.tables.looking import at, is_mean_of, setting, the_papers, whole, with_values
 
 
 def to(one: Setting, *targets: str) -> Setting:
