@@ -1,10 +1,14 @@
 """Every rule on every model against the float64 oracle, and against a training run without a bank."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from emabank import EMA, EMABank, recalibrate_batchnorm
+from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
 from tests.support.models import ZOO, build, train
 from tests.support.oracle import AVERAGES, assert_close, live_weights, oracles
 
@@ -93,3 +97,48 @@ def test_trap01_the_floor_of_float32_is_as_stated() -> None:
         bank.update()
     live, average = (float(w["weight"].double()) for w in (bank.weights("live"), bank.weights(0.998)))
     assert 0 < abs(average / live - 1) < 6e-8 / (1 - 0.998)
+
+
+# Other libraries ------------------------------------------------------------------------------------------------------
+
+
+class Timm:
+    """timm's ModelEmaV3 in float64: `update(model, step)` copies the weights at step 1."""
+
+    def __init__(self, weight: Tensor, decay: float, *, use_warmup: bool = False) -> None:
+        self.average, self.decay, self.use_warmup = weight.detach().double(), decay, use_warmup
+
+    def update(self, weight: Tensor, step: int) -> None:
+        cap = 1 - step ** -(2 / 3) if self.use_warmup else 1.0 if step > 1 else 0.0
+        self.average = torch.lerp(weight.detach().double(), self.average, min(self.decay, cap))
+
+
+class Torch:
+    def __init__(self, weight: Tensor, **keywords: Any) -> None:
+        self.averaged = AveragedModel(nn.ParameterList([weight]), **keywords)
+
+    def update(self, weight: Tensor, step: int) -> None:
+        self.averaged.update_parameters(nn.ParameterList([weight]))
+
+    @property
+    def average(self) -> Tensor:
+        return self.averaged.module[0].detach().double()
+
+
+@pytest.mark.parametrize(
+    ("peer", "rule"),
+    [
+        (Torch, Uniform()),
+        (partial(Torch, multi_avg_fn=get_ema_multi_avg_fn(0.8)), EMA(0.8, warmup=None, start=1)),
+        (partial(Timm, decay=0.8), EMA(0.8, warmup=None, start=1)),
+        (partial(Timm, decay=0.6, use_warmup=True), EMA(0.6, warmup="power", start=1)),
+    ],
+)
+def test_a_bank_gives_the_averages_of_other_libraries(peer: Any, rule: Any) -> None:
+    model = nn.Linear(4, 3)
+    theirs, bank = peer(model.weight), EMABank(model, {"average": rule}, every=1)
+    for step in range(1, 9):
+        nn.init.normal_(model.weight)
+        theirs.update(model.weight, step)
+        bank.update()
+        torch.testing.assert_close(bank.weights("average")["weight"].double(), theirs.average, rtol=1e-5, atol=1e-6)
