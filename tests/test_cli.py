@@ -120,11 +120,6 @@ def test_no_answer_misses_the_options_of_commands_where_they_are_left_out(words,
     assert usual[1] or usual[2], "something is said"
 
 
-@pytest.mark.parametrize("words", ["--epoch 3", "-x run"])
-def test_control_an_answer_that_needs_options_is_another_without_them(words, monkeypatch, capsys):
-    assert answer(words.split(), None, monkeypatch, capsys) != answer(words.split(), False, monkeypatch, capsys)
-
-
 def test_what_is_refused_is_one_sentence(tmp_path, capsys):
     file = tmp_path / "study.toml"
     file.write_text("[training]\nepoch = 3\n")

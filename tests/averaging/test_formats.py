@@ -389,11 +389,7 @@ def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zi
     with pytest.raises(ValueError, match=r"2\.pt "):
         plan_average([tmp_path / "2.pt"])
     assert everything_in(tmp_path) == ["1.pt", "2.pt"]
-
-
-def test_control_the_evil_file_would_execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("EVIL", str(tmp_path / "executed"))
-    torch.load(save(tmp_path / "1.pt", {"evil": Evil()}), weights_only=False)
+    torch.load(tmp_path / "1.pt", weights_only=False)  # the file would do it
     assert (tmp_path / "executed").is_dir()
 
 

@@ -132,13 +132,6 @@ def test_trap41_a_state_with_any_one_fault_is_refused_and_changes_nothing() -> N
     assert states_equal(bank.state_dict(), twin.state_dict())
 
 
-def test_control_the_undamaged_state_loads() -> None:
-    _, donor = built(9)
-    _, bank = built(6)
-    bank.load_state_dict(donor.state_dict())
-    assert states_equal(bank.state_dict(), donor.state_dict())
-
-
 def observed(epoch: int) -> BestTracker:
     tracker = BestTracker(built(6)[1], {"loss": "min"}, snapshots="each")
     tracker.observe(epoch, {name: {"loss": 0.5} for name in ("live", "ema-0.93")})

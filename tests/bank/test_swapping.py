@@ -145,8 +145,9 @@ def again_by_pickle(bank: EMABank) -> EMABank:
 @pytest.mark.parametrize("again", [copy.deepcopy, again_by_pickle])
 def test_trap33_deepcopy_and_pickle_of_a_bank(again) -> None:
     model, bank = small_bank(AVERAGES)
-    handle = bank.attach(sgd(model))
-    bank._count_step()
+    optimizer = sgd(model)
+    handle = bank.attach(optimizer)
+    optimizer.step()
     other = again(bank)
     handle.remove()
     assert other.model is not model
