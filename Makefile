@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 # What is about packages that the lowest environment has not: the frameworks, the site, the peers of the benchmarks.
-NOT_LOWEST := src/emabank/integrations tests/integrations tests/docs tests/benchmarks tests/test_frameworks_page.py
+NOT_LOWEST := src/emabank/integrations tests/integrations tests/test_site.py tests/test_benchmarks.py
 SAY_SO = @echo "installing into $(VENV) what this needs, torch first of all: minutes, the first time";
 INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
@@ -25,7 +25,7 @@ test-cluster: $(VENV)/cluster.stamp ## runs on a real Ray and a real Slurm, whic
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/cluster
 
 test-commands: $(VENV)/dev.stamp ## the commands of README and docs, carried out as they stand (half an hour)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m commands tests/test_commands.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m commands tests/test_pages.py
 
 test-lowest: $(LOWEST)/lowest.stamp ## the library and the study with the lowest versions they support (own environment)
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 $(addprefix --ignore=,$(NOT_LOWEST)) \

@@ -14,8 +14,14 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/evaluation.py`
+
 import torch
-from harness import (
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.harness import (
     Case,
     case_text,
     count_of,
@@ -27,11 +33,7 @@ from harness import (
     text_table,
     write_result,
 )
-from peers import decays
-from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, Dataset
-
+from benchmarks.peers import decays
 from emabank import EMA, EMABank, recalibrate_batchnorm
 from emabank.study.bench import Contestant, spread
 from emabank.study.config import DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig

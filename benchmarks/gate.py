@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from harness import HERE, RESULTS, Case, Row, read_case, read_json, text_table
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/gate.py`
 
+from benchmarks.harness import HERE, RESULTS, Case, Row, read_case, read_json, text_table
 from emabank.study.bench import Spread
 
 SLOWER_BY = 1.10

@@ -20,8 +20,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/large.py`
+
 import torch
-from harness import (
+
+from benchmarks.harness import (
     Case,
     case_text,
     free_memory,
@@ -35,10 +38,9 @@ from harness import (
     text_table,
     write_result,
 )
-from memory import allowed, peak_bytes, reset_peak, resident_bytes, warm_up
-from models import BF16, GPT_SIZES, build
-from peers import decays
-
+from benchmarks.memory import allowed, peak_bytes, reset_peak, resident_bytes, warm_up
+from benchmarks.models import BF16, GPT_SIZES, build
+from benchmarks.peers import decays
 from emabank import EMABank
 from emabank.checkpoint import load, save
 from emabank.study.bench import BANK, LIMIT, LIMIT_ELEMENTS, Contestant, memory_limit

@@ -17,12 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/memory.py`
+
 import torch
-from harness import count_of, make_parser, set_threads, start, text_table, write_result
-from models import NAMES, build
-from peers import decays
 from torch import Tensor, nn
 
+from benchmarks.harness import count_of, make_parser, set_threads, start, text_table, write_result
+from benchmarks.models import NAMES, build
+from benchmarks.peers import decays
 from emabank import EMABank
 
 UPDATES = 5

@@ -10,10 +10,15 @@ import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/overhead.py`
 
 import torch
 import torch.nn.functional as F
-from harness import (
+from torch import nn
+
+from benchmarks.harness import (
     Case,
     Run,
     case_text,
@@ -26,11 +31,9 @@ from harness import (
     start,
     write_result,
 )
-from models import GPT, NAMES, build
-from peers import EXACT, Packages, Peer, make_bank, versions
-from torch import nn
-from update import add_peer_arguments, build_peers, chosen_peers, plan_groups
-
+from benchmarks.models import GPT, NAMES, build
+from benchmarks.peers import EXACT, Packages, Peer, make_bank, versions
+from benchmarks.update import add_peer_arguments, build_peers, chosen_peers, plan_groups
 from emabank.study.bench import BANK, Contestant, averaged_tensors
 
 STEP = "training step"

@@ -8,18 +8,21 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import HERE, RESULTS, Case, count_of, read_case, read_json
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/plot.py`
+
 from matplotlib import rc_context, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from models import BF16
-from overhead import PERIOD, STEP
-from peers import BANKS
-from update import fastest_peer
 
+from benchmarks.harness import HERE, RESULTS, Case, count_of, read_case, read_json
+from benchmarks.models import BF16
+from benchmarks.overhead import PERIOD, STEP
+from benchmarks.peers import BANKS
+from benchmarks.update import fastest_peer
 from emabank.study.bench import BANK, LIMIT, Spread
 
 PAGE = HERE.parent / "docs" / "speed.md"

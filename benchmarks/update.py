@@ -18,7 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import (
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/update.py`
+
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.harness import (
     Case,
     Run,
     busy_process,
@@ -32,11 +37,8 @@ from harness import (
     start,
     write_result,
 )
-from models import NAMES, build
-from peers import BANKS, PEERS, NotAvailable, Packages, Peer, decays, make_bank, versions
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-
+from benchmarks.models import NAMES, build
+from benchmarks.peers import BANKS, PEERS, NotAvailable, Packages, Peer, decays, make_bank, versions
 from emabank import EMA, EMABank
 from emabank.study.bench import BANK, LIMIT, LIMIT_ELEMENTS, Contestant, averaged_tensors, memory_limit
 

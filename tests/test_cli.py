@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreter import run
 
 import emabank
 from emabank.study.commands import main
@@ -19,6 +18,7 @@ from emabank.study.commands.parsing import COMMANDS
 from emabank.study.data import cifar
 from emabank.study.data.catalogue import CIFAR10, DATASETS
 from tests.study.data.made_up import cifar_batch, python2_pickle, tar_gz, write_files
+from tests.support.processes import run
 
 COMMAND = (sys.executable, "-m", "emabank.study")
 

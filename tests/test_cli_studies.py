@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import run
 
 from emabank.study.commands import main
 from emabank.study.studies.catalogue import STUDIES
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
+from tests.support.processes import run
 
 COMMAND = (sys.executable, "-m", "emabank.study")
 SMALL = ["--seeds", "1", "--set", "rates=[0.2]", "epochs=3", "warmup_epochs=0", "subset=100", "width=4", "swa=false"]

@@ -1,20 +1,98 @@
-"""Averages that are put together afterwards, against averages that were kept live in the very same training."""
+"""posthoc.py: averages synthesized from snapshots, against averages kept live; and the files of snapshots."""
 
 import copy
 import math
-import re
 import shutil
+import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from snapshotting import LIVE, SHORTEST, WIDTHS, Training, distance, thinned
-from snapshotting import trained as trained
-from torch import nn
+from torch import Tensor, nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform, posthoc
-from emabank.posthoc import Snapshots, snapshot_steps, synthesize, synthesize_many
+from emabank.posthoc import Mixture, Snapshots, mixture, profile, snapshot_steps, synthesize, synthesize_many
+from tests.on_ranks import sharded
+from tests.support.oracle import AVERAGES
+from tests.support.ranks import FSDP, together
+
+WIDTHS = {"narrow": PowerEMA(0.05), "wide": PowerEMA(0.1)}
+LIVE = {
+    "short": EMA(half_life=8, warmup=None),
+    "long": EMA(half_life=40, warmup=None),
+    "warmed": EMA(0.97),
+    "late": EMA(half_life=25, start=90),
+    "uniform": Uniform(),
+    "tail": Uniform(start=130),
+    "power": PowerEMA(0.15),
+}
+
+SHORTEST = EMA(half_life=1, warmup=None)
+
+
+class Training:
+    """A small network on random data, with averages kept live beside the snapshots."""
+
+    def __init__(
+        self, folder: Path, *, every: int = 1, every_steps: int = 4, on_nonfinite: Any = "raise", **options: Any
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+        self.model.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.bank = EMABank(self.model, WIDTHS, every=every, on_nonfinite=on_nonfinite)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "shortest has a half-life|short has|warmed has|long has|late has")
+            self.live = EMABank(self.model, {**LIVE, "shortest": SHORTEST}, every=every)
+        self.folder, self.options = folder, {"every_steps": every_steps, **options}
+        self.snapshots = Snapshots(self.bank, folder, **self.options)
+
+    def go(self, steps: int) -> "Training":
+        for _ in range(steps):
+            generator = torch.Generator().manual_seed(self.bank.num_steps)
+            inputs = torch.randn(8, 6, generator=generator)
+            (self.model(inputs) - inputs[:, :2]).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.model.seen += 1
+            self.live.update()
+            self.bank.update()
+            self.snapshots.update()
+        return self
+
+    def state(self) -> dict[str, Any]:
+        return copy.deepcopy([part.state_dict() for part in (self.model, self.optimizer, self.bank)])
+
+    def resume(self, state: list[Any]) -> "Training":
+        for part, saved in zip((self.model, self.optimizer, self.bank), copy.deepcopy(state), strict=True):
+            part.load_state_dict(saved)
+        self.snapshots = Snapshots(self.bank, self.folder, **self.options)
+        return self
+
+
+def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """How far weights are apart, over their length."""
+    keys = [key for key, tensor in other.items() if tensor.is_floating_point()]
+    off = math.sqrt(sum(float((one[key].double() - other[key].double()).square().sum()) for key in keys))
+    return off / math.sqrt(sum(float(other[key].double().square().sum()) for key in keys))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
+    return Training(tmp_path_factory.mktemp("snapshots")).go(200)
+
+
+def thinned(training: Training, folder: Path, apart: int) -> Path:
+    """A folder with the snapshots of every so many steps only."""
+    folder.mkdir()
+    for step in snapshot_steps(training.folder):
+        if step % apart == 0:
+            shutil.copy(training.folder / f"step-{step:09d}.pt", folder)
+    return folder
+
 
 # Against averages that were kept live --------------------------------------------------------------------------------
 
@@ -80,15 +158,6 @@ def test_rounding_is_not_multiplied_by_very_many_snapshots(tmp_path: Path) -> No
         measured = distance(synthesis.weights, training.live.weights(name))
         assert measured < 2e-5
         assert synthesis.rounding < 1e-5 and synthesis.error < 0.01
-
-
-def test_control_without_care_for_rounding_it_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training(tmp_path, dtype=torch.float16).go(200)
-    careful = synthesize(tmp_path, SHORTEST, at_step=200)
-    monkeypatch.setattr(posthoc, "_rounding", lambda *_, **__: 1e-15)
-    careless = synthesize(tmp_path, SHORTEST, at_step=200)
-    live = training.live.weights("shortest")
-    assert distance(careless.weights, live) > 1.1 * distance(careful.weights, live)
 
 
 def size_of_averages(folder: Path) -> int:
@@ -207,8 +276,7 @@ def skipped(training: Training) -> None:
     ],
 )
 def test_irregular_samples_are_said_at_once_and_refused_afterwards(tmp_path: Path, spoil: Any, why: str) -> None:
-    training = Training(tmp_path, every=3)
-    training.bank._on_nonfinite = "skip"
+    training = Training(tmp_path, every=3, on_nonfinite="skip")
     training.go(40)
     spoil(training)
     with pytest.warns(UserWarning, match=why):
@@ -217,15 +285,6 @@ def test_irregular_samples_are_said_at_once_and_refused_afterwards(tmp_path: Pat
     assert synthesize(tmp_path, EMA(0.9), at_step=40).error < 1
     with pytest.raises(ValueError, match=why):
         synthesize(tmp_path, EMA(0.9))
-
-
-def test_the_example_of_the_docs_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setattr("tempfile.mkdtemp", lambda: str(tmp_path))
-    page = (Path(__file__).parents[1] / "docs/posthoc.md").read_text()
-    (block,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    exec(block, {})
-    errors = [float(word) for word in capsys.readouterr().out.split()]
-    assert len(errors) == 3 and max(errors) < 0.3
 
 
 def test_a_number_is_the_decay_of_an_ema(trained: Training) -> None:
@@ -237,3 +296,274 @@ def test_a_number_is_the_decay_of_an_ema(trained: Training) -> None:
 def test_what_is_no_rule_is_refused(trained: Training, rule: object) -> None:
     with pytest.raises(ValueError, match="must be a decay from 0 to 1|must be a number from 0 to 1"):
         synthesize(trained.folder, rule)
+
+
+# Profiles -------------------------------------------------------------------------------------------------------------
+
+
+ROUNDED = 6e-8
+
+
+def shown_unit_vectors(rules: dict[str, EMA | Uniform | PowerEMA], steps: int, every: int) -> dict[str, torch.Tensor]:
+    """The averages of weights that are the k-th unit vector when the k-th sample is taken: what each sample weighs."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.eye(1, steps // every + 1, dtype=torch.float64)[0])
+    bank = EMABank(model, rules, every=every, dtype=torch.float64)
+    for step in range(1, steps + 1):
+        with torch.no_grad():
+            model.weight.zero_()[step // every] = 1.0
+        bank.update()
+    return {name: bank.weights(name)["weight"] for name in rules}
+
+
+@pytest.mark.filterwarnings("ignore:At the first step the weights are")  # they jump, from one unit vector to the next
+@pytest.mark.parametrize(("steps", "every"), [(40, 1), (41, 4), (64, 16), (33, 5)])
+def test_a_profile_is_what_samples_weigh_in_a_bank(steps: int, every: int) -> None:
+    more = {"still": EMA(1.0), "forgetful": EMA(per_update=0.0), "late": EMA(per_update=0.9, start=7)}
+    rules = {**AVERAGES, **more, "tail": Uniform(start=12)}
+    for name, weighed in shown_unit_vectors(rules, steps, every).items():
+        found = profile(rules[name], steps, every=every)
+        torch.testing.assert_close(found, weighed, rtol=1e-12, atol=1e-15, msg=f"{name}: {found} {weighed}")
+
+
+@pytest.mark.parametrize("rule", AVERAGES.values(), ids=AVERAGES)
+def test_a_profile_adds_up_to_one(rule: EMA | Uniform | PowerEMA) -> None:
+    assert float(profile(rule, 5000, every=3).sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+def snapshots(steps: range, *, every: int = 1, widths: tuple[float, ...] = (0.05, 0.1)) -> list[torch.Tensor]:
+    return [profile(PowerEMA(width), step, every=every) for step in steps for width in widths]
+
+
+def mixed(made: Mixture, averages: list[torch.Tensor], length: int) -> np.ndarray:
+    total = np.zeros(length)
+    for share, each in zip(made.coefficients, averages, strict=True):
+        total[: len(each)] += share * each.numpy()
+    return total
+
+
+def test_the_error_is_the_distance_of_the_weights_and_their_rounding() -> None:
+    averages, target = snapshots(range(20, 201, 20)), profile(EMA(half_life=30), 200, every=1)
+    made = mixture(averages, target, [ROUNDED] * len(averages))
+    off = np.linalg.norm(mixed(made, averages, 201) - target.numpy())
+    rounding = ROUNDED * np.linalg.norm(made.coefficients)
+    assert made.rounding == pytest.approx(rounding)
+    assert made.error == pytest.approx(math.hypot(off, rounding / posthoc.SPREAD) / np.linalg.norm(target.numpy()))
+    assert math.fsum(made.coefficients) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_no_other_mixture_that_adds_up_to_one_is_nearer() -> None:
+    averages, target = snapshots(range(20, 201, 20)), profile(EMA(half_life=30), 200, every=1)
+    noise = ROUNDED / posthoc.SPREAD
+    made = mixture(averages, target, [ROUNDED] * len(averages))
+    best = np.linalg.norm(mixed(made, averages, 201) - target.numpy()) ** 2 + noise**2 * np.sum(
+        np.square(made.coefficients)
+    )
+    generator = np.random.default_rng(0)
+    for size in (1e-6, 1e-4, 1e-2):
+        step = generator.normal(size=len(averages)) * size
+        other = made._replace(coefficients=list(np.add(made.coefficients, step - step.mean())))
+        off = np.linalg.norm(mixed(other, averages, 201) - target.numpy()) ** 2
+        assert off + noise**2 * np.sum(np.square(other.coefficients)) > best
+
+
+def test_what_is_among_the_averages_is_found_again() -> None:
+    averages = snapshots(range(20, 201, 20))
+    made = mixture(averages, averages[-1], [ROUNDED] * len(averages))
+    assert made.coefficients[-1] == pytest.approx(1.0, abs=1e-3)
+    assert made.error < 1e-4
+
+
+def test_one_average_is_all_there_is() -> None:
+    made = mixture([torch.tensor([0.5, 0.5])], torch.tensor([0.0, 1.0]), [ROUNDED])
+    assert made.coefficients == [1.0]
+    assert made.error == pytest.approx(math.sqrt(0.5), rel=1e-6)
+
+
+def test_with_more_snapshots_the_error_falls() -> None:
+    target = profile(EMA(half_life=4), 400, every=1)
+    errors = []
+    for apart in (80, 40, 20, 10, 5):
+        averages = snapshots(range(apart, 401, apart))
+        errors.append(mixture(averages, target, [ROUNDED] * len(averages)).error)
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 0.3 and errors[-1] < 0.02
+
+
+@pytest.mark.parametrize("rounded", [ROUNDED, 3e-4], ids=["float32", "float16"])
+def test_with_very_many_snapshots_coefficients_are_as_large_as_rounding_allows(rounded: float) -> None:
+    averages, target = snapshots(range(2, 401, 2)), profile(EMA(half_life=1, warmup=None), 400, every=1)
+    careful = mixture(averages, target, [rounded] * len(averages))
+    careless = mixture(averages, target, [1e-15] * len(averages))
+    # What the careless mixture would be off by, with what is really rounded.
+    multiplied = rounded * float(np.linalg.norm(careless.coefficients))
+    off = np.linalg.norm(mixed(careless, averages, 401) - target.numpy())
+    assert careful.rounding < multiplied
+    assert careful.error < math.hypot(off, multiplied / posthoc.SPREAD) / np.linalg.norm(target.numpy())
+    if rounded > ROUNDED:
+        assert np.abs(careful.coefficients).max() < 0.1 * np.abs(careless.coefficients).max()
+        assert careful.error < 1 < multiplied / posthoc.SPREAD
+
+
+@pytest.mark.parametrize("rule", [EMA(half_life=25), EMA(half_life=3000), Uniform(start=15_000), PowerEMA(0.15)])
+def test_long_trainings_are_fitted_as_well_in_parts(rule: EMA | Uniform | PowerEMA, monkeypatch) -> None:
+    averages, target = snapshots(range(500, 20_001, 500)), profile(rule, 20_000, every=1)
+    in_parts = mixture(averages, target, [ROUNDED] * len(averages)).error
+    monkeypatch.setattr(posthoc, "_EXACT", 1_000_000)
+    exact = mixture(averages, target, [ROUNDED] * len(averages)).error
+    assert exact <= in_parts * (1 + 1e-9) + 1e-12
+    assert in_parts <= 1.05 * exact + 1e-4
+
+
+# Files again ----------------------------------------------------------------------------------------------------------
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+def test_snapshots_are_of_round_steps_and_of_the_first(trained: Training) -> None:
+    assert snapshot_steps(trained.folder) == list(range(0, 201, 4))
+
+
+def test_called_less_often_it_writes_what_is_due(tmp_path: Path) -> None:
+    bank = EMABank(nn.Linear(2, 1), WIDTHS, every=1)
+    snapshots = Snapshots(bank, tmp_path, every_steps=10)
+    for _ in range(5):
+        for _ in range(7):
+            bank.update()
+        snapshots.update()
+    assert snapshot_steps(tmp_path) == [0, 14, 21, 35]
+
+
+def test_a_file_loads_without_running_anything(trained: Training) -> None:
+    content = torch.load(trained.folder / "step-000000100.pt", weights_only=True)
+    assert content["kind"] == "posthoc" and content["state"]["step"] == 100
+
+
+def test_resumed_from_an_older_checkpoint_later_snapshots_are_removed(tmp_path: Path, trained: Training) -> None:
+    training = Training(tmp_path).go(90)
+    state = training.state()
+    training.go(60)
+    assert max(snapshot_steps(tmp_path)) == 148
+    again = Training.__new__(Training)
+    again.__dict__.update({**training.__dict__})
+    again.resume(state)
+    assert max(snapshot_steps(tmp_path)) == 88
+    again.go(110)
+    assert snapshot_steps(tmp_path) == snapshot_steps(trained.folder)
+    one, other = (synthesize(folder, LIVE["long"], at_step=200) for folder in (tmp_path, trained.folder))
+    assert all(torch.equal(one.weights[key], other.weights[key]) for key in one.weights)
+
+
+def test_a_snapshot_that_a_kill_prevented_is_made_when_the_training_goes_on(tmp_path: Path) -> None:
+    training = Training(tmp_path).go(40)
+    (tmp_path / "step-000000040.pt").unlink()
+    training.resume(training.state())
+    assert max(snapshot_steps(tmp_path)) == 40
+
+
+def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
+    Training(tmp_path).go(8)
+    with pytest.raises(ValueError, match="snapshots up to step 8, but the bank is at step 0"):
+        Training(tmp_path)
+    bank = EMABank(nn.Linear(2, 1), WIDTHS, every=2)
+    for _ in range(9):
+        bank.update()
+    with pytest.raises(ValueError, match="step-000000008.pt has narrow, wide of a bank with every=1"):
+        Snapshots(bank, tmp_path, every_steps=4)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    Training(tmp_path).go(20)
+    path = tmp_path / "step-000000012.pt"
+    content = bytearray(path.read_bytes())
+    averages = torch.load(path, weights_only=True)["state"]["averages"]
+    content[content.index(averages["wide"]["tensors"]["0.weight"].numpy().tobytes())] ^= 1
+    for damaged in (content, content[:-100]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="step-000000012.pt is damaged"):
+            synthesize(tmp_path, EMA(0.9), at_step=20)
+    assert synthesize(tmp_path, EMA(0.9), at_step=8).step == 8
+
+
+def test_a_snapshot_of_another_training_is_named(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        Training(tmp_path / name).go(20)
+    shutil.copy(tmp_path / "other/step-000000012.pt", tmp_path / "one")
+    with pytest.raises(ValueError, match="step-000000012.pt is of another run"):
+        synthesize(tmp_path / "one", EMA(0.9))
+    assert synthesize(tmp_path / "one", EMA(0.9), at_step=8).step == 8
+
+
+def test_a_training_that_goes_on_keeps_its_id_and_a_new_one_gets_its_own(tmp_path: Path) -> None:
+    def runs() -> list[str]:
+        return [torch.load(path, weights_only=True)["state"]["run"] for path in sorted(tmp_path.glob("*.pt"))]
+
+    training = Training(tmp_path).go(8)
+    training.resume(training.state()).go(8)
+    first = runs()
+    assert len(first) == 5 and len(set(first)) == 1
+    for path in list(tmp_path.glob("*.pt"))[1:]:
+        path.unlink()
+    for path in tmp_path.glob("*.pt"):
+        path.rename(tmp_path / "step-000000000.pt")
+    Training(tmp_path).go(4)
+    assert len(set(runs())) == 1 and runs()[0] != first[0]
+
+
+def test_a_training_with_an_id_refuses_the_folder_of_another(tmp_path: Path) -> None:
+    training = Training(tmp_path, run="first").go(8)
+    state = training.state()
+    training.resume(state).go(8)
+    training.options["run"] = "second"
+    with pytest.raises(ValueError, match="^run must be 'first', .* got 'second'"):
+        training.resume(state)
+
+
+def test_a_file_from_elsewhere_is_named(tmp_path: Path) -> None:
+    Training(tmp_path / "one", run="same").go(20)
+    (tmp_path / "one/step-000000012.pt").rename(tmp_path / "one/step-000000013.pt")
+    with pytest.raises(ValueError, match="step-000000013.pt is the snapshot of step 12"):
+        synthesize(tmp_path / "one", EMA(0.9))
+    bank = EMABank(nn.Linear(2, 1), WIDTHS, every=1)
+    snapshots = Snapshots(bank, tmp_path / "two", every_steps=1, run="same")
+    for _ in range(13):
+        bank.update()
+        snapshots.update()
+    shutil.copy(tmp_path / "two/step-000000013.pt", tmp_path / "one")
+    with pytest.raises(ValueError, match="step-000000013.pt has other tensors"):
+        synthesize(tmp_path / "one", EMA(0.9))
+    other = EMABank(nn.Linear(2, 1), [PowerEMA(0.1), PowerEMA(0.2)], every=1)
+    Snapshots(other, tmp_path / "three", every_steps=1)
+    shutil.copy(tmp_path / "three/step-000000000.pt", tmp_path / "two")
+    with pytest.raises(ValueError, match="step-000000000.pt is of a bank with other averages"):
+        synthesize(tmp_path / "two", EMA(0.9))
+
+
+def test_one_snapshot_is_in_memory_beside_the_last(trained: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, alive, most = posthoc.read_state, [], []
+
+    def watched(path: Path, *, kind: str) -> dict[str, Any]:
+        most.append(sum(reference() is not None for reference in alive))
+        state = read(path, kind=kind)
+        alive.append(weakref.ref(state["averages"]["wide"]["tensors"]["0.weight"]))
+        return state
+
+    monkeypatch.setattr(posthoc, "read_state", watched)
+    synthesize(trained.folder, LIVE["long"], at_step=200)
+    assert len(most) == 51 and max(most) <= 2
+
+
+# Several processes ---------------------------------------------------------------------------------------------------
+
+
+@FSDP
+def test_snapshots_of_a_sharded_model_are_whole_and_written_once(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots"
+    (tmp_path / "store").mkdir()
+    written = together(sharded.snapshots, folder, folder=tmp_path / "store")
+    assert written[1] == []  # only the first process has written
+    alone = sharded.snapshots_alone(tmp_path / "alone")
+    for at_step in (4, 6):
+        one, other = (synthesize(path, EMA(0.8), at_step=at_step) for path in (folder, alone))
+        torch.testing.assert_close(one.weights, other.weights, rtol=1e-5, atol=1e-6)

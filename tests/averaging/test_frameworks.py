@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from averaging.made import assert_average, everything_in, mean
 from torch import nn
 
 from emabank import recalibrate_batchnorm
 from emabank.averaging import average_checkpoints, find_checkpoints
+from tests.support.files import assert_average, everything_in, mean
 
 
 def gpt(seed: int, **more: Any) -> Any:
@@ -24,9 +24,15 @@ def expected(models: list[Any]) -> dict[str, torch.Tensor]:
     return mean([model.state_dict() for model in models])
 
 
-@pytest.mark.parametrize("shards", [None, "10KB"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("shards", "dtype", "tied"),  # every pair of values
+    [
+        (None, torch.float32, True),
+        (None, torch.bfloat16, False),
+        ("10KB", torch.float32, False),
+        ("10KB", torch.bfloat16, True),
+    ],
+)
 def test_transformers(tmp_path: Path, shards: str | None, dtype: torch.dtype, tied: bool):
     models = [gpt(seed, tie_word_embeddings=tied).to(dtype) for seed in (1, 2, 3)]
     for step, model in zip((50, 500, 1000), models, strict=True):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from averaging.made import assert_average, assert_equal, everything_in, mean, read, state, write, write_all
 
 from emabank.averaging import average_checkpoints
+from tests.support.files import assert_average, everything_in, mean, read, state, write, write_all
+from tests.support.oracle import assert_equal
 
 
 def files(folder: Path, suffix: str = ".pt") -> list[Path]:

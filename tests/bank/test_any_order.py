@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from bank.test_damaged_state import damages
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from reference import AVERAGES, Oracle, live_weights, oracles, states_equal
 from torch import nn
-from zoo import random_tensors
 
 from emabank import EMABank, checkpoint
+from tests.bank.test_damaged_state import damages
+from tests.support.models import random_tensors
+from tests.support.oracle import AVERAGES, Oracle, live_weights, oracles, states_equal
 
 # A first step that is as large as the weights looks like a checkpoint that was loaded.
 pytestmark = pytest.mark.filterwarnings("ignore:At the first step the weights are")

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-from reference import live_weights, states_equal
 from torch import nn
-from zoo import build, run, small_bank
 
 from emabank import EMA, BestTracker, EMABank
+from tests.support.models import build, small_bank, train
+from tests.support.oracle import live_weights, states_equal
 
 
 def test_trap08_integer_and_bool_buffers_are_copied() -> None:
     model, bank = small_bank()
     model.register_buffer("flags", torch.tensor([True, False]))
-    run(model, 5, bank.update)
+    train(model, 5, bank.update)
     assert int(bank.weights(0.9)["1.num_batches_tracked"]) == 5
     model.flags[1] = True
     assert bank.weights(0.9)["flags"].tolist() == [True, True]
@@ -21,7 +21,7 @@ def test_trap08_integer_and_bool_buffers_are_copied() -> None:
 def test_trap09_non_persistent_buffers_are_in_the_module_and_not_in_the_state_dict() -> None:
     model = build("odd")
     bank = EMABank(model, [0.9], every=1)
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     assert "seen" not in bank.weights(0.9)
     assert float(bank.module(0.9).seen) == 3.0
     other = build("odd", seed=5)
@@ -33,7 +33,7 @@ def test_trap10_spectral_norm_vectors_are_copied_so_that_the_norm_stays_1() -> N
     torch.manual_seed(0)
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6)))
     bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
-    run(model, 60, bank.update)
+    train(model, 60, bank.update)
     state = bank.weights(0.9)
     key = "0.parametrizations.weight.0._u"
     assert torch.equal(state[key], model.state_dict()[key])
@@ -61,11 +61,11 @@ def test_trap11_tied_parameters_are_averaged_once_and_stay_tied() -> None:
 def test_trap12_frozen_parameters_stay_bit_equal_and_can_be_unfrozen() -> None:
     model, bank = small_bank([EMA(0.9, warmup=None)])
     model[0].weight.requires_grad_(False)
-    run(model, 10, bank.update)
+    train(model, 10, bank.update)
     assert torch.equal(bank.weights(0.9)["0.weight"], model[0].weight)
     model[0].weight.requires_grad_(True)
     before = model[0].weight.detach().clone()
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     assert not torch.equal(model[0].weight, before)
     assert not torch.equal(bank.weights(0.9)["0.weight"], before)
 
@@ -142,7 +142,7 @@ def test_trap54_a_constant_of_minus_infinity_does_not_become_nan() -> None:
     model = build("odd")
     model.bias_mask = nn.Parameter(torch.tensor([0.0, float("-inf")]), requires_grad=False)
     bank = EMABank(model, [0.9], every=1)
-    run(model, 5, bank.update)
+    train(model, 5, bank.update)
     state = bank.weights(0.9)
     assert torch.equal(state["mask"], model.mask)
     assert torch.equal(state["bias_mask"], model.bias_mask)
@@ -184,7 +184,7 @@ class OnAGraph(nn.Module):
 def test_a_sparse_buffer_is_read_from_the_live_model(layout: torch.layout) -> None:
     model = OnAGraph(layout)
     bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     x = torch.randn(16, 6)
     weights = bank.weights(0.5)
     expected = nn.functional.linear(x.roll(1, 0), weights["linear.weight"], weights["linear.bias"])

@@ -5,10 +5,10 @@ import tracemalloc
 
 import pytest
 import torch
-from reference import EMAOracle, UniformOracle, assert_close, constant, live_weights, states_equal
-from zoo import run, sgd, small_bank
 
 from emabank import EMA, EMABank, Uniform
+from tests.support.models import sgd, small_bank, train
+from tests.support.oracle import EMAOracle, UniformOracle, assert_close, constant, live_weights, states_equal
 
 
 def test_trap35_steps_are_counted_over_epochs() -> None:
@@ -65,7 +65,7 @@ def test_trap37_flush_takes_the_rest_of_the_period_in_and_does_not_shift_it() ->
             for each in oracle.values():
                 each.take(live_weights(model))
 
-    run(model, 40, after)
+    train(model, 40, after)
     assert flushed == [True, False]
     assert bank.num_updates == 3
     for name, each in oracle.items():
@@ -119,12 +119,12 @@ def test_trap62_update_beside_attach_and_a_second_attach_are_refused() -> None:
 
 def test_reset_starts_an_average_afresh() -> None:
     model, bank = small_bank([0.9, EMA(0.5, warmup=None)])
-    run(model, 5, bank.update)
+    train(model, 5, bank.update)
     bank.reset(0.9)
     assert states_equal(bank.weights(0.9), model.state_dict())
     untouched = bank.weights(0.5)
     fresh = EMABank(model, [0.9], every=1)
-    run(model, 5, lambda: (bank.update(), fresh.update()), seed=2)
+    train(model, 5, lambda: (bank.update(), fresh.update()), seed=2)
     assert states_equal(bank.weights(0.9), fresh.weights(0.9))
     assert not states_equal(bank.weights(0.5), untouched)
     bank.reset()

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 import torch
-from interrupting import interrupted_everywhere
-from reference import states_equal
 from torch import Tensor, nn
-from zoo import Tied, build, run, small_bank
 
 from emabank import EMA, EMABank, recalibrate_batchnorm
+from tests.support.models import Tied, build, small_bank, train
+from tests.support.oracle import states_equal
+from tests.support.processes import interrupted_everywhere
 
 RULE = EMA(0.9, warmup=None)
 
@@ -82,7 +82,7 @@ def test_a_buffer_that_cannot_be_copied_back_does_not_stop_the_restoring() -> No
     torch.manual_seed(0)
     model = Masked()
     bank = EMABank(model, [RULE], every=1)
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     model.cache.resize_(2, 6)
     before = copy.deepcopy(model.norm.state_dict())
     weight = model.layer.weight.detach().clone()
@@ -94,7 +94,7 @@ def test_a_buffer_that_cannot_be_copied_back_does_not_stop_the_restoring() -> No
 
 def test_what_can_be_restored_is_restored_beside_what_cannot() -> None:
     model, bank = small_bank([RULE])
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError), bank.applied(0.9):
         model[4].weight.data = torch.zeros(1)  # no longer of the shape it had
@@ -126,7 +126,7 @@ def test_buffers_that_no_average_touches_are_not_copied() -> None:
 @pytest.mark.parametrize("way", ["applied", "call"])
 def test_of_two_threads_one_is_refused_and_nothing_is_lost(way: str) -> None:
     model, bank = small_bank([RULE])
-    run(model, 5, bank.update)
+    train(model, 5, bank.update)
     before, kinds = copy.deepcopy(model.state_dict()), [type(tensor) for tensor in model.parameters()]
     inside, leave = threading.Event(), threading.Event()
 
@@ -165,7 +165,7 @@ def test_of_two_threads_one_is_refused_and_nothing_is_lost(way: str) -> None:
 def test_threads_that_apply_at_once_never_lose_the_live_weights() -> None:
     model = build("wide")
     bank = EMABank(model, [RULE], every=1)
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     before = copy.deepcopy(model.state_dict())
     begin = threading.Barrier(4)
     refused: list[RuntimeError] = []
@@ -203,7 +203,7 @@ def assigned(model: nn.Module) -> EMABank | None:
 @pytest.mark.parametrize("read", ["applied", "call", "weights", "recalibrate"])
 def test_reads_in_inference_mode_leave_a_bank_that_goes_on(change, read: str) -> None:
     model, bank = small_bank([RULE])
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     bank = change(model if change in (to_double, assigned) else bank) or bank
     model = bank.model
     x = torch.ones(2, 6, dtype=model[0].weight.dtype)
@@ -228,8 +228,8 @@ def test_a_bank_built_in_inference_mode_works() -> None:
     with torch.inference_mode():
         bank = EMABank(model, [RULE], every=1)
     expected = EMABank(twin, [RULE], every=1)
-    run(model, 3, bank.update)
-    run(twin, 3, expected.update)
+    train(model, 3, bank.update)
+    train(twin, 3, expected.update)
     assert states_equal(bank.weights(0.9), expected.weights(0.9))
 
 
@@ -239,7 +239,7 @@ def test_a_bank_built_in_inference_mode_works() -> None:
 @pytest.mark.parametrize("way", ["applied", "call"])
 def test_an_interrupt_at_any_line_leaves_the_live_model_as_it_was(way: str) -> None:
     model, bank = small_bank([RULE])
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     before = copy.deepcopy(model.state_dict())
     tensors = [*model.parameters(), *model.buffers()]
     modes = [module.training for module in model.modules()]
@@ -271,7 +271,7 @@ def test_inside_applied_other_banks_of_the_model_are_refused(part: str) -> None:
     first = EMABank(model, {"one": RULE}, every=1)
     watched = {"whole": model, "wrapped": nn.DataParallel(model), "submodule": model[0]}[part]
     second = EMABank(watched, {"two": RULE}, every=1)
-    run(model, 3, lambda: (first.update(), second.update()))
+    train(model, 3, lambda: (first.update(), second.update()))
     before, average = copy.deepcopy(model.state_dict()), second.weights("two")
     with first.applied("one"):
         for attempt in (
@@ -310,12 +310,12 @@ def test_call_before_the_first_update_follows_the_live_weights() -> None:
     x = torch.ones(2, 6)
     for _ in range(2):
         torch.testing.assert_close(bank.call(0.99, x), copy.deepcopy(model).eval()(x).detach())
-        run(model, 1, bank.update)
+        train(model, 1, bank.update)
 
 
 def test_call_inside_applied_gives_the_applied_average_and_refuses_the_live_weights() -> None:
     model, bank = small_bank([RULE])
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     x = torch.ones(2, 6)
     bank.call("live", x)
     expected = bank.module(0.9)(x)
@@ -330,10 +330,10 @@ def test_recomputed_statistics_of_weights_that_have_moved_are_refused(averaged: 
     model = build("mlp")
     late = averaged == "none yet"
     bank = EMABank(model, {"ema": 0.99}, every=16, parameters="all" if late else lambda name, _: name.startswith("1."))
-    run(model, 1 if late else 16, bank.update)
+    train(model, 1 if late else 16, bank.update)
     recalibrate_batchnorm(bank, [torch.randn(8, 6)])
     bank.weights("ema", batchnorm="recomputed")
-    run(model, 1, bank.update)
+    train(model, 1, bank.update)
     with pytest.raises(RuntimeError, match="recalibrate_batchnorm"):
         bank.weights("ema", batchnorm="recomputed")
     with pytest.raises(RuntimeError, match="recalibrate_batchnorm"):

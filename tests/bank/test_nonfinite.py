@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from reference import AVERAGES
 from torch import nn
-from zoo import build, run
 
 from emabank import EMA, EMABank
+from tests.support.models import build, train
+from tests.support.oracle import AVERAGES
 
 
 @pytest.mark.parametrize("name", ["mlp", "wide", "half_precision", "odd"])
@@ -15,7 +15,7 @@ def test_trap49_non_finite_weights_never_enter_an_average(name: str, value: floa
     for policy in ("raise", "skip"):
         model = build(name)
         bank = EMABank(model, AVERAGES, every=1, on_nonfinite=policy)
-        run(model, 3, bank.update)
+        train(model, 3, bank.update)
         before = {key: bank.weights(key) for key in ("plain", "uniform")}
         parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
         victim = parameters[-1]

@@ -1,12 +1,16 @@
 """Every rule on every model against the float64 oracle, and against a training run without a bank."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
-from reference import AVERAGES, assert_close, live_weights, oracles
-from torch import nn
-from zoo import ZOO, build, run
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from emabank import EMA, EMABank, recalibrate_batchnorm
+from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
+from tests.support.models import ZOO, build, train
+from tests.support.oracle import AVERAGES, assert_close, live_weights, oracles
 
 
 @pytest.mark.parametrize("every", [1, 3])
@@ -22,7 +26,7 @@ def test_trap03_every_rule_equals_the_oracle_on_every_model(name: str, every: in
         for each in oracle.values():
             each.after_step(live_weights(model))
 
-    run(model, 20, after)
+    train(model, 20, after)
     for key, each in oracle.items():
         assert_close(bank.weights(key), each.value())
 
@@ -59,9 +63,9 @@ def test_training_with_a_bank_is_bit_for_bit_training_without(name: str) -> None
             recalibrate_batchnorm(bank, torch.utils.data.DataLoader(torch.ones(17, 6), batch_size=4, shuffle=True))
             bank.module("tail"), bank.weights("uniform"), bank.state_dict()
 
-    run(alone, 8)
+    train(alone, 8)
     state_alone = torch.get_rng_state()
-    run(watched, 8, after)
+    train(watched, 8, after)
     assert torch.equal(state_alone, torch.get_rng_state())
     for key, value in alone.state_dict().items():
         assert torch.equal(value, watched.state_dict()[key]), key
@@ -93,3 +97,48 @@ def test_trap01_the_floor_of_float32_is_as_stated() -> None:
         bank.update()
     live, average = (float(w["weight"].double()) for w in (bank.weights("live"), bank.weights(0.998)))
     assert 0 < abs(average / live - 1) < 6e-8 / (1 - 0.998)
+
+
+# Other libraries ------------------------------------------------------------------------------------------------------
+
+
+class Timm:
+    """timm's ModelEmaV3 in float64: `update(model, step)` copies the weights at step 1."""
+
+    def __init__(self, weight: Tensor, decay: float, *, use_warmup: bool = False) -> None:
+        self.average, self.decay, self.use_warmup = weight.detach().double(), decay, use_warmup
+
+    def update(self, weight: Tensor, step: int) -> None:
+        cap = 1 - step ** -(2 / 3) if self.use_warmup else 1.0 if step > 1 else 0.0
+        self.average = torch.lerp(weight.detach().double(), self.average, min(self.decay, cap))
+
+
+class Torch:
+    def __init__(self, weight: Tensor, **keywords: Any) -> None:
+        self.averaged = AveragedModel(nn.ParameterList([weight]), **keywords)
+
+    def update(self, weight: Tensor, step: int) -> None:
+        self.averaged.update_parameters(nn.ParameterList([weight]))
+
+    @property
+    def average(self) -> Tensor:
+        return self.averaged.module[0].detach().double()
+
+
+@pytest.mark.parametrize(
+    ("peer", "rule"),
+    [
+        (Torch, Uniform()),
+        (partial(Torch, multi_avg_fn=get_ema_multi_avg_fn(0.8)), EMA(0.8, warmup=None, start=1)),
+        (partial(Timm, decay=0.8), EMA(0.8, warmup=None, start=1)),
+        (partial(Timm, decay=0.6, use_warmup=True), EMA(0.6, warmup="power", start=1)),
+    ],
+)
+def test_a_bank_gives_the_averages_of_other_libraries(peer: Any, rule: Any) -> None:
+    model = nn.Linear(4, 3)
+    theirs, bank = peer(model.weight), EMABank(model, {"average": rule}, every=1)
+    for step in range(1, 9):
+        nn.init.normal_(model.weight)
+        theirs.update(model.weight, step)
+        bank.update()
+        torch.testing.assert_close(bank.weights("average")["weight"].double(), theirs.average, rtol=1e-5, atol=1e-6)

@@ -4,18 +4,16 @@ import copy
 
 import pytest
 import torch
-from reference import (
-    states_equal,
-)
 from torch import nn
-from zoo import build, run, small_bank
 
 from emabank import BestTracker, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
+from tests.support.models import build, small_bank, train
+from tests.support.oracle import states_equal
 
 
 def test_call_gives_the_output_of_the_module_and_touches_nothing() -> None:
     model, bank = small_bank()
-    run(model, 4, bank.update)
+    train(model, 4, bank.update)
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     x = torch.randn(5, 6)
     torch.testing.assert_close(bank.call(0.9, x), bank.module(0.9)(x))
@@ -25,18 +23,15 @@ def test_call_gives_the_output_of_the_module_and_touches_nothing() -> None:
     assert not bank.call(0.9, x).requires_grad
 
 
-def test_call_gathers_once_until_the_next_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_after_an_update_is_of_the_new_average() -> None:
     model, bank = small_bank()
-    run(model, 2, bank.update)
-    reads = []
-    real = bank._tensors.read
-    monkeypatch.setattr(bank._tensors, "read", lambda k: (reads.append(k), real(k))[1])
+    train(model, 2, bank.update)
     first = bank.call(0.9, torch.ones(1, 6))
-    bank.call(0.9, torch.ones(1, 6))
-    assert len(reads) == 1
-    run(model, 1, bank.update)
-    assert not torch.equal(bank.call(0.9, torch.ones(1, 6)), first)
-    assert len(reads) == 2
+    assert torch.equal(bank.call(0.9, torch.ones(1, 6)), first)
+    train(model, 1, bank.update)
+    second = bank.call(0.9, torch.ones(1, 6))
+    assert not torch.equal(second, first)
+    torch.testing.assert_close(second, bank.module(0.9)(torch.ones(1, 6)))
 
 
 def test_call_does_not_let_a_forward_pass_write_into_live_buffers() -> None:
@@ -51,7 +46,7 @@ def test_exported_modules_have_the_models_dtypes_and_states_the_stored_precision
     model = build("half_precision")
     bank = EMABank(model, [0.99], every=2)
     for _ in range(2):  # before the first update, and after it
-        run(model, 1, bank.update)
+        train(model, 1, bank.update)
         assert {p.dtype for p in bank.module(0.99).parameters()} == {torch.bfloat16, torch.float32}
         assert {t.dtype for t in bank.weights(0.99).values()} == {torch.float32}
     assert {t.dtype for t in bank.weights("live").values()} == {torch.bfloat16, torch.float32}
@@ -67,7 +62,7 @@ def test_copy_to_refuses_a_model_that_does_not_fit() -> None:
 
 def test_copy_to_its_own_model_bootstraps_the_live_weights() -> None:
     model, bank = small_bank()
-    run(model, 5, bank.update)
+    train(model, 5, bank.update)
     want, steps = bank.weights(0.9), int(model[1].num_batches_tracked)
     bank.copy_to(model, 0.9)
     assert states_equal(model.state_dict(), want)
@@ -119,7 +114,7 @@ def test_a_bank_wants_a_module() -> None:
 
 def test_the_bank_can_be_moved() -> None:
     model, bank = small_bank()
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     before = bank.weights(0.9)
     assert bank.to("cpu") is bank
     assert states_equal(bank.weights(0.9), before)
@@ -127,7 +122,7 @@ def test_the_bank_can_be_moved() -> None:
 
 def test_evaluate_gives_the_live_weights_and_every_average_and_leaves_no_trace() -> None:
     model, bank = small_bank([0.9, Uniform()])
-    run(model, 4, bank.update)
+    train(model, 4, bank.update)
     x = torch.randn(5, 6)
     expected = {name: bank.module(name)(x) for name in ("live", *bank.names)}
     before, modes, rng = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()], torch.get_rng_state()
@@ -151,7 +146,7 @@ def test_evaluate_gives_the_live_weights_and_every_average_and_leaves_no_trace()
 
 def test_recomputed_statistics_are_the_default_while_they_are_current() -> None:
     model, bank = small_bank()
-    run(model, 4, bank.update)
+    train(model, 4, bank.update)
     averaged = bank.weights(0.9)
     recalibrate_batchnorm(bank, [torch.randn(32, 6) * 3 + 1])
     recomputed = bank.weights(0.9, batchnorm="recomputed")
@@ -167,6 +162,6 @@ def test_recomputed_statistics_are_the_default_while_they_are_current() -> None:
     tracker.evaluate(1, lambda model: {"loss": float(model(x).square().mean()) + 100.0 * (model(x) != wanted).any()})
     assert states_equal(tracker.weights("loss", 0.9), recomputed)
     assert tracker.advice().batchnorm in ("recomputed", None)
-    run(model, 1, bank.update)
+    train(model, 1, bank.update)
     assert bank.statistics(0.9) == "averaged"
     assert states_equal(bank.weights(0.9), bank.weights(0.9, batchnorm="averaged"))

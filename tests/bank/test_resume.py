@@ -5,18 +5,11 @@ import io
 
 import pytest
 import torch
-from reference import (
-    AVERAGES,
-    EMAOracle,
-    assert_close,
-    constant,
-    live_weights,
-    states_equal,
-)
 from torch import nn
-from zoo import build, run, sgd, small_bank, train_step
 
 from emabank import EMA, EMABank
+from tests.support.models import build, sgd, small_bank, train, train_step
+from tests.support.oracle import AVERAGES, EMAOracle, assert_close, constant, live_weights, states_equal
 
 
 @pytest.mark.parametrize("split", [1, 5, 8, 13])
@@ -78,10 +71,10 @@ def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: 
 )
 def test_trap41_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage, says: str) -> None:
     model, bank = small_bank([0.99, 0.999], every=16)
-    run(model, 20, bank.update)
+    train(model, 20, bank.update)
     before, state = bank.state_dict(), bank.state_dict()
     damage(state)
-    run(model, 20, bank.update)
+    train(model, 20, bank.update)
     kept = bank.state_dict()
     with pytest.raises(ValueError, match=says):
         bank.load_state_dict(state)
@@ -94,7 +87,7 @@ def test_trap41_a_state_that_does_not_fit_is_refused_and_changes_nothing(damage,
 def test_trap42_loading_keeps_the_averages_dtype() -> None:
     model = build("mlp")
     narrow, wide = EMABank(model, [0.9], every=1), EMABank(model, [0.9], every=1, dtype=torch.float64)
-    run(model, 3, lambda: (narrow.update(), wide.update()))
+    train(model, 3, lambda: (narrow.update(), wide.update()))
     narrow.load_state_dict(wide.state_dict())
     wide.load_state_dict(narrow.state_dict())
     assert narrow.weights(0.9)["0.weight"].dtype == torch.float32
@@ -103,10 +96,10 @@ def test_trap42_loading_keeps_the_averages_dtype() -> None:
 
 def test_trap43_what_is_handed_out_and_taken_in_is_not_aliased() -> None:
     model, bank = small_bank()
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     state, weights = bank.state_dict(), bank.weights(0.9)
     frozen = copy.deepcopy(weights)
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     assert states_equal(weights, frozen)
     bank.load_state_dict(state)
     for tensor in state["averages"]["ema-0.9"]["tensors"].values():
@@ -120,7 +113,7 @@ def test_trap45_one_average_is_a_plain_state_dict_of_the_model() -> None:
     for name in ("mlp", "wide", "conv", "odd", "tied", "half_precision"):
         model = build(name)
         bank = EMABank(model, [0.9], every=1)
-        run(model, 3, bank.update)
+        train(model, 3, bank.update)
         other = build(name, seed=9)
         other.load_state_dict(bank.weights(0.9), strict=True)
         assert list(bank.weights(0.9)) == list(model.state_dict())
@@ -143,10 +136,10 @@ def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(name: str, l
         LOADS[load](model, build(name, seed=8).state_dict())
         if resets:
             bank.reset()
-            run(model, 3, bank.update)  # a warning would be an error
+            train(model, 3, bank.update)  # a warning would be an error
         else:
             with pytest.warns(UserWarning, match=r"call bank.reset\(\) after loading"):
-                run(model, 1, bank.update)
+                train(model, 1, bank.update)
 
 
 def zeroed(model: nn.Module) -> nn.Module:

@@ -5,20 +5,17 @@ import pickle
 
 import pytest
 import torch
-from reference import (
-    AVERAGES,
-    states_equal,
-)
 from torch import nn
-from zoo import build, run, sgd, small_bank
 
 from emabank import EMA, EMABank, Uniform
+from tests.support.models import build, sgd, small_bank, train
+from tests.support.oracle import AVERAGES, states_equal
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_trap26_trap30_an_exception_restores_the_live_weights_and_all_buffers(error: type[BaseException]) -> None:
     model, bank = small_bank()
-    run(model, 4, bank.update)
+    train(model, 4, bank.update)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(error), bank.applied(0.9):
         assert not states_equal(model.state_dict(), before)
@@ -31,7 +28,7 @@ def test_trap26_trap30_an_exception_restores_the_live_weights_and_all_buffers(er
 
 def test_trap26_an_exception_while_swapping_in_restores(monkeypatch: pytest.MonkeyPatch) -> None:
     model, bank = small_bank()
-    run(model, 4, bank.update)
+    train(model, 4, bank.update)
     before = copy.deepcopy(model.state_dict())
     values = bank._values(0.9, "averaged")
     values["4.bias"] = torch.zeros(99)  # the last parameter does not fit
@@ -68,7 +65,7 @@ def test_trap27_trap28_trap34_inside_applied_nothing_else_may_happen() -> None:
 
 def test_trap29_nothing_is_rebound_and_autograd_does_not_notice() -> None:
     model, bank = small_bank()
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     tensors = [*model.parameters(), *model.buffers()]
     pointers, versions = [t.data_ptr() for t in tensors], [p._version for p in model.parameters()]
     loss = model.eval()(torch.ones(4, 6)).square().sum()  # a graph that is alive across the swap
@@ -82,14 +79,14 @@ def test_trap29_nothing_is_rebound_and_autograd_does_not_notice() -> None:
 
 def test_trap31_before_the_first_update_every_read_gives_the_live_weights() -> None:
     model, bank = small_bank([0.99, Uniform(start=50)], every=16)
-    run(model, 5, bank.update)
+    train(model, 5, bank.update)
     live = model.state_dict()
     for name in (0.99, "uniform-50", "live"):
         assert states_equal(bank.weights(name), live)
         assert states_equal(bank.module(name).state_dict(), live)
         with bank.applied(name):
             assert states_equal(model.state_dict(), live)
-    run(model, 20, bank.update)
+    train(model, 20, bank.update)
     assert not states_equal(bank.weights(0.99), model.state_dict())
     assert states_equal(bank.weights("uniform-50"), model.state_dict())
 
@@ -101,7 +98,7 @@ def test_trap32_an_exported_module_is_a_plain_quiet_model() -> None:
     model[0].register_forward_pre_hook(lambda *_: seen.append(2))
     model[4].register_full_backward_hook(lambda *_: seen.append(3))
     model.bank = bank  # as a Lightning module would hold it
-    run(model, 3, bank.update)
+    train(model, 3, bank.update)
     seen.clear()
     module = bank.module(0.9)
     module(torch.randn(4, 6))
@@ -124,7 +121,7 @@ def test_trap32_hooks_that_make_the_weight_stay_in_the_exported_module() -> None
     torch.manual_seed(0)
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)), nn.utils.spectral_norm(nn.Linear(4, 3)))
     bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
-    run(model, 5, bank.update)
+    train(model, 5, bank.update)
     module = bank.module(0.9)
     x = torch.randn(3, 6)
     with bank.applied(0.9):
@@ -148,8 +145,9 @@ def again_by_pickle(bank: EMABank) -> EMABank:
 @pytest.mark.parametrize("again", [copy.deepcopy, again_by_pickle])
 def test_trap33_deepcopy_and_pickle_of_a_bank(again) -> None:
     model, bank = small_bank(AVERAGES)
-    handle = bank.attach(sgd(model))
-    bank._count_step()
+    optimizer = sgd(model)
+    handle = bank.attach(optimizer)
+    optimizer.step()
     other = again(bank)
     handle.remove()
     assert other.model is not model

@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster.work import Started, parent_of, process_of, tasks_in, undisturbed, until_epoch
-from processes import SOURCE, is_alive, wait_until
 from rich.console import Console
 
 from emabank.study.runs.reader import RunFolder
+from tests.cluster.work import Started, parent_of, process_of, tasks_in, undisturbed, until_epoch
 from tests.study.small_runs import left
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.processes import SOURCE, is_alive, wait_until
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install emabank[ray]")
 from emabank.study.executors.ray import RayExecutor

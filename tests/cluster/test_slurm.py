@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster.real_slurm import CannotBeHadError, cluster
-from cluster.work import Started, parent_of, process_of, tasks_in, undisturbed, until_epoch
-from processes import SOURCE, wait_until
 from rich.console import Console
 
 from emabank.study.runs.reader import RunFolder
+from tests.cluster.real_slurm import CannotBeHadError, cluster
+from tests.cluster.work import Started, parent_of, process_of, tasks_in, undisturbed, until_epoch
 from tests.study.small_runs import left
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.processes import SOURCE, wait_until
 
 pytest.importorskip("submitit", reason="submitit is not installed: pip install emabank[slurm]")
 from emabank.study.executors.slurm import SlurmExecutor

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from processes import wait_until
 from rich.console import Console
 
 from emabank.study.config import Place
@@ -15,6 +14,7 @@ from emabank.study.executors import Executor, Outcome, Task
 from emabank.study.run_job import Job, run_job, task_of
 from emabank.study.runs.reader import LOCK, RunFolder
 from tests.study.small_runs import config, digits, left
+from tests.support.processes import wait_until
 
 EPOCHS = 300
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.by_hand import accuracy_and_loss, assert_equal, copies, data, ema, network
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from emabank import EMA, recalibrate_batchnorm
+from tests.support.models import accuracy_and_loss, copies, data, network
+from tests.support.oracle import assert_equal, ema
 
 accelerate = pytest.importorskip("accelerate", reason="the extra accelerate is not installed")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from integrations.by_hand import assert_equal
-from on_ranks import frameworks
 
 import emabank
+from tests.on_ranks import frameworks
+from tests.support.oracle import assert_equal
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = Path(emabank.__file__).parents[1]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -23,7 +23,7 @@ def test_both_ranks_have_the_averages_and_the_metrics_of_all_data(tmp_path: Path
         pytest.importorskip(framework, reason=f"the extra {framework} is not installed")
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS)]),
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
     }

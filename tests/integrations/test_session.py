@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.by_hand import data, network
-from interpreter import run
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
 
 from emabank.integrations._session import CallbackSession, check_reiterable, second_pass
+from tests.support.models import data, network
+from tests.support.processes import run
 
 
 def listed(batches: Any) -> list[list[int]]:

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from integrations.by_hand import assert_equal, copies, ema
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from emabank import EMA, EMABank
+from tests.support.models import copies
+from tests.support.oracle import assert_equal, ema
 
 transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
 pytest.importorskip("accelerate", reason="the extra transformers is not installed")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from integrations.by_hand import accuracy_and_loss, copies, data, network
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from emabank import EMA, BestTracker, EMABank
+from tests.support.models import accuracy_and_loss, copies, data, network
 
 AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 CRITERIA: Any = {"val_loss": "min"}

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from on_ranks import training
-from together import together
 
 from emabank.study.distributed import ALONE, ProcessGroup
+from tests.on_ranks import training
 from tests.study.small_runs import config, in_float64, trained
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.ranks import together
 
 SHORT = {"epochs": 2, "warmup_epochs": 0.4}
 

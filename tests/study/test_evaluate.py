@@ -5,7 +5,6 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
-from reference import states_equal
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import accuracy_score, log_loss
@@ -20,6 +19,7 @@ from emabank.study.train import Training
 from emabank.study.transfer import linear_evaluation
 from tests.study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.oracle import states_equal
 
 EVERYWHERE = {"accuracy", "loss", "ece", "ece_if_calibrated"}
 SCALED = {"ece_ts", "loss_ts", "ece_ts_noisy", "loss_ts_noisy"}

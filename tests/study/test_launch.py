@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from processes import SOURCE, is_alive, wait_until
 from rich.console import Console
 
 from emabank.study import launch
@@ -26,6 +25,7 @@ from emabank.study.report.results import read_setting
 from emabank.study.run_job import Job, folder_of, run_job, task_of, title
 from emabank.study.serialize import read_toml
 from emabank.study.studies.scheduler import RunJobs, Setting, placeholder_choices, run_setting, variant_jobs
+from tests.support.processes import SOURCE, is_alive, wait_until
 
 CONFIG = ProtocolConfig(
     data=DataConfig(subset=200, test_subset=100),

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from reference import states_equal
-from states import same
 
 from emabank.posthoc import snapshot_steps
 from emabank.study.train import Interrupted, Training
 from tests.study.small_runs import Drawer, config, trained, training_of
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.oracle import states_equal
 
 
 def due(snapshots: int, epochs: int, *, every: int = 1) -> list[int]:
@@ -46,7 +45,7 @@ def test_nothing_else_of_a_run_changes(tmp_path: Path):
     training.run()
     assert snapshot_steps(tmp_path) == [0, 2, 5, 7, 10, 12, 15, 17, 20]
     assert states_equal(plain.model.state_dict(), training.model.state_dict())
-    assert same(plain.bank.state_dict(), training.bank.state_dict())
+    assert states_equal(plain.bank.state_dict(), training.bank.state_dict())
     assert plain.measured == training.measured
     assert plain.recorder.state_dict() is None
 

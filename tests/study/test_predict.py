@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import states_equal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -15,6 +14,7 @@ from emabank.study.predict import computing, predict, predict_each
 from emabank.study.train import Training
 from tests.study.small_runs import config, logits_of, network_with, parts_of, training_of
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.oracle import states_equal
 
 
 class Small(nn.Module):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import run
 from rich.console import Console
 
 from emabank.study.report import write
@@ -24,6 +23,7 @@ from tests.study.report.spoiling import content, put
 from tests.study.small_folder import COMMAND, NAMES
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
+from tests.support.processes import run
 
 MANIFEST = "study-demo-step-decay.json"
 

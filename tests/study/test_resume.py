@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from processes import SOURCE
-from states import same
 from torch import Tensor, nn
 
 from emabank.study.config import Keep, Place, RunConfig
@@ -19,6 +17,8 @@ from emabank.study.runs.writer import RunWriter
 from emabank.study.train import Interrupted, Training
 from tests.study.small_runs import Drawer, MakeModel, config, digits, left, training_of
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.oracle import states_equal
+from tests.support.processes import SOURCE
 
 
 class Dropping(nn.Module):
@@ -96,7 +96,7 @@ def test_trap40_stopped_after_every_step_it_ends_as_if_it_had_not_been(case: str
         assert drawer.saved == stops + 1
         found = everything(training)
     for what, value in want.items():
-        assert same(found[what], value), what
+        assert states_equal(found[what], value), what
     if case == "fp16":
         assert whole.bank.num_steps < whole.steps, "the loss scale has changed, and is part of the state"
 
@@ -119,10 +119,10 @@ def test_a_state_does_not_change_under_the_training_that_gave_it_or_took_it():
         for _ in range(2):
             other = training_of(given, make_model=Dropping)
             other.load_state_dict(state)
-            assert same(other.state_dict(), copied)
+            assert states_equal(other.state_dict(), copied)
             other.run()
-            assert same(everything(other), want)
-    assert same(state, copied)
+            assert states_equal(everything(other), want)
+    assert states_equal(state, copied)
 
 
 def test_checkpoints_come_as_often_as_asked_inside_epochs_too(tmp_path: Path):

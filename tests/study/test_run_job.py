@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from processes import SOURCE, wait_until
 from sklearn.metrics import accuracy_score
 
 from emabank.study.config import Place
@@ -22,6 +21,7 @@ from emabank.study.runs.storage import read_state
 from emabank.study.train import Interrupted
 from tests.study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.processes import SOURCE, wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
 

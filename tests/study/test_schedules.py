@@ -6,9 +6,9 @@ import math
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from interpreter import run
 
 from emabank.study.schedules import Schedule
+from tests.support.processes import run
 
 PAPER = {"peak": 0.8, "epochs": 200, "steps_per_epoch": 391, "warmup_epochs": 5}
 

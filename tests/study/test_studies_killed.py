@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import SOURCE
 
 from emabank.study.config import Place
 from tests.study.studies.small_studies import manifests, runs_in
+from tests.support.processes import SOURCE
 
 SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 WORDS = ["run", "constant-lr", "--seeds", "2", "--device", "cpu", "--jobs", "2"]

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from processes import SOURCE, wait_until
 
 from emabank.study.config import Place
 from emabank.study.runs.reader import RunFolder
 from tests.study.studies.small_studies import runs_in
+from tests.support.processes import SOURCE, wait_until
 
 SETTINGS = ["epochs=20", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
 WORDS = ["run", "lr-search", "--seeds", "1", "--device", "cpu"]

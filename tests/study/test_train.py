@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import EMAOracle, Oracle, assert_close, constant, live_weights, states_equal
 from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from tests.study.small_runs import (
     with_garbage_for_test,
 )
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.oracle import EMAOracle, Oracle, assert_close, constant, live_weights, states_equal
 
 ALL = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
 

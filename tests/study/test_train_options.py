@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from reference import EMAOracle, assert_close, constant, exact, live_weights, states_equal
-from states import same
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,6 +34,7 @@ from tests.study.small_runs import (
     weights_of_each_epoch,
 )
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.oracle import EMAOracle, assert_close, constant, exact, live_weights, states_equal
 
 # Bootstrapping, constant rates, SWA
 
@@ -100,9 +99,9 @@ def test_a_run_that_was_forked_equals_the_same_run_from_the_beginning_bit_for_bi
     fork, scratch = (
         {key: value for key, value in each.state_dict().items() if key not in ("kept", "random")} for each in forked
     )
-    assert same(fork, scratch)
-    assert same(*([[str(kept.keep), kept.tensors] for kept in each.kept()] for each in forked))
-    assert same(*(each.history() for each in forked))
+    assert states_equal(fork, scratch)
+    assert states_equal(*([[str(kept.keep), kept.tensors] for kept in each.kept()] for each in forked))
+    assert states_equal(*(each.history() for each in forked))
 
 
 def test_swa_is_the_mean_of_the_live_weights_at_the_ends_of_the_epochs_after_the_fork(forked):
@@ -222,7 +221,7 @@ def test_a_run_that_diverges_ends_early_and_keeps_nothing(given, epochs, tmp_pat
     again.load_state_dict(drawer.load_checkpoint())
     assert again.diverged
     assert again.is_over
-    assert same(again.state_dict(), training.state_dict())
+    assert states_equal(again.state_dict(), training.state_dict())
 
 
 @pytest.mark.parametrize(("trained_on", "epochs"), [("80%", 1), ("100%", 4)])

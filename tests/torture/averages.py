@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torture.room import room
 
 from emabank.averaging import average_checkpoints, find_checkpoints
 from emabank.study.commands import main
+from tests.torture.room import room
 
 AVERAGES = {"files": "average.safetensors", "torch": "average.pt", "folders": "soup"}
 """Folders of checkpoints, and where their averages go."""

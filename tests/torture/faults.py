@@ -20,10 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from processes import SOURCE
 from torch import nn
-from torture import averages
-from torture.room import room
 
 from emabank import EMABank, Uniform, checkpoint
 from emabank.selection import BestTracker
@@ -34,6 +31,9 @@ from emabank.study.executors import local
 from emabank.study.run_job import Job, encode_job
 from emabank.study.runs.locks import is_locked
 from tests.study.small_runs import config
+from tests.support.processes import SOURCE
+from tests.torture import averages
+from tests.torture.room import room
 
 PRELOADED = ["torch._dynamo", "emabank.study.run_job", "emabank.study.launch", "torture.faults"]
 LONG = pytest.mark.torture

@@ -1,10 +1,11 @@
 """The bank as a state machine, for long: many orders of whatever can happen (tests/bank/test_any_order)."""
 
-from bank.test_any_order import OPTIONS, AnyOrder
-from bank.test_any_order import pytestmark as pytestmark
 from hypothesis import seed, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
-from torture.faults import LONG, faults
+
+from tests.bank.test_any_order import OPTIONS, AnyOrder
+from tests.bank.test_any_order import pytestmark as pytestmark
+from tests.torture.faults import LONG, faults
 
 
 @LONG

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from torture import averages
-from torture.averages import AVERAGES, content
-from torture.faults import LONG, Faults, faults, undisturbed
-from torture.test_damaged import CHANGES, damage
 
 from emabank.averaging import average_checkpoints, find_checkpoints
+from tests.torture import averages
+from tests.torture.averages import AVERAGES, content
+from tests.torture.faults import LONG, Faults, faults, undisturbed
+from tests.torture.test_damaged import CHANGES, damage
 
 
 def torture(folder: Path, count: Faults, *, times: int) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
-from torture.room import room
 
 from emabank.study.config import Place
 from emabank.study.report.results import read_results
@@ -22,6 +20,8 @@ from emabank.study.runs import storage
 from emabank.study.runs.reader import RunFolder, load_results
 from emabank.study.train import Interrupted
 from tests.study.small_runs import config, digits, one_thread  # noqa: F401
+from tests.torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
+from tests.torture.room import room
 
 JOB = Job(config(data={"subset": 60}, training={"epochs": 3, "width": 2}), forks=(1,))
 CHANGES = ("flip", "cut", "zeros", "empty")

@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from torture import averages
-from torture import faults as subjects
-from torture.disk import REASONS, disk, filled, small_disk
-from torture.faults import LONG, Faults, difference, faults, left, undisturbed
-from torture.room import room
 
 from emabank.study.config import Place
 from emabank.study.reporting import make_report
@@ -21,6 +16,11 @@ from emabank.study.run_job import Job, run_job
 from emabank.study.studies.catalogue import STUDIES
 from tests.study.small_folder import run_studies
 from tests.study.small_runs import config, digits, one_thread  # noqa: F401
+from tests.torture import averages
+from tests.torture import faults as subjects
+from tests.torture.disk import REASONS, disk, filled, small_disk
+from tests.torture.faults import LONG, Faults, difference, faults, left, undisturbed
+from tests.torture.room import room
 
 
 def train(folder: Path) -> None:

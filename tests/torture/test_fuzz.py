@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
-from torture.faults import LONG, faults
 
 from emabank import EMABank, checkpoint
 from emabank.averaging import average_checkpoints
@@ -37,6 +36,7 @@ from emabank.study.runs.rows import Row, from_json_line, read_rows, to_json_line
 from emabank.study.runs.writer import open_run
 from emabank.study.serialize import apply_overrides, from_dict, read_toml, to_dict, to_toml
 from tests.study.data.made_up import cifar_batch, python2_pickle
+from tests.torture.faults import LONG, faults
 
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)),

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import nn
-from torture.corpus import corpus
-from torture.faults import LONG, faults
 
 import emabank
 from emabank import EMABank, checkpoint
@@ -27,6 +25,8 @@ from emabank.study.runs.reader import RunFolder, load_results
 from emabank.study.runs.rows import read_rows
 from emabank.study.runs.writer import open_run
 from emabank.study.serialize import apply_overrides, read_toml
+from tests.torture.corpus import corpus
+from tests.torture.faults import LONG, faults
 
 Reader = tuple[str, Callable[[Path], Any]]
 """The name that the file gets, below a folder of its own, and what reads it, given the path."""

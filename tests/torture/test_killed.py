@@ -8,10 +8,21 @@ import time
 from pathlib import Path
 
 import pytest
-from torture import averages
-from torture.faults import LONG, STEPS, SUBJECTS, Child, Faults, difference, faults, left, undisturbed, wait_for_workers
 
 from emabank import checkpoint
+from tests.torture import averages
+from tests.torture.faults import (
+    LONG,
+    STEPS,
+    SUBJECTS,
+    Child,
+    Faults,
+    difference,
+    faults,
+    left,
+    undisturbed,
+    wait_for_workers,
+)
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 

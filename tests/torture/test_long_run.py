@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torture.faults import LONG, faults
 
 from emabank import EMA, EMABank, Uniform, checkpoint
 from emabank.selection import BestTracker
+from tests.torture.faults import LONG, faults
 
 UNIT = 2.0**-24
 DECAYS = (0.9, 0.998, 0.9998)

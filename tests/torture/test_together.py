@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torture.faults import LONG, Child, difference, faults, left, undisturbed, wait_for_workers
 
 from emabank import EMABank
 from emabank.selection import BestTracker
+from tests.torture.faults import LONG, Child, difference, faults, left, undisturbed, wait_for_workers
 
 
 def test_of_two_processes_on_one_run_one_trains_and_the_other_says_who_does(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from averaging.made import assert_average, everything_in, mean, read, state, write
-from interpreter import run
 
 from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
 from emabank.study.commands import main
 from emabank.study.commands.average import AverageArguments
 from tests.study.commands.parsing import parsed, refused
+from tests.support.files import assert_average, everything_in, mean, read, state, write
+from tests.support.processes import run
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import task, wait_until
 from rich.console import Console
 
 from emabank.study.executors import Task
@@ -16,6 +15,7 @@ from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.locks import locked
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.writer import open_run
+from tests.support.processes import task, wait_until
 
 DONE = "tell(2, 2); done()"
 

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import SOURCE, wait_until
 
 from emabank.study.executors.remote import RemoteCommand
 from emabank.study.executors.worker import LOCKED, PARENT
+from tests.support.processes import SOURCE, wait_until
 
 LONG = "import time; print('begun', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + LONG

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
-from processes import HEAD, SOURCE, is_alive, wait_until
 
 from emabank.study.executors.local import FORKS
 from emabank.study.runs.reader import RunFolder
+from tests.support import processes
+from tests.support.processes import HEAD, SOURCE, is_alive, wait_until
 
 pytestmark = pytest.mark.skipif(not FORKS, reason="workers are forked on Linux alone")
 BOTH = pytest.mark.parametrize("warm", [(), ("small_worker",)], ids=["cold", "warm"])
@@ -77,7 +77,7 @@ outcomes = executor.run_all(tasks)
 told = {{o.task.id: [o.state, o.reason, list(o.log)] for o in outcomes}}
 (root / "outcomes.json").write_text(json.dumps(told))
 """
-        path = [str(root), SOURCE, str(Path(processes.__file__).parent), os.environ.get("PYTHONPATH", "")]
+        path = [str(root), SOURCE, str(Path(processes.__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
         self.process = subprocess.Popen(
             [sys.executable, "-c", program],
             stdout=subprocess.PIPE,

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from interpreter import run
 from torch import nn
 
 from emabank.study.models import NETWORKS, build_network
+from tests.support.processes import run
 
 NAMES = ["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small"]
 PARAMETERS = {

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from interpreter import run
 
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.results import LIVE, Curve, Results, Setting, Study
@@ -21,6 +20,7 @@ from tests.study.report.shapes import (
     runs,
     setting,
 )
+from tests.support.processes import run
 
 NUMBERS = range(1, 20)
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from interpreter import run
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 from scipy.special import softmax as probabilities_of
@@ -25,6 +24,7 @@ from tests.study.report.made_results import (
     made_results,
     made_setting,
 )
+from tests.support.processes import run
 
 NAMES = {
     *(f"dynamics/{pair}" for pair in PAIRS), "dynamics/early", "batchnorm/decays", "batchnorm/heatmap",

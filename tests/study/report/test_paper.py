@@ -7,11 +7,11 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from interpreter import run
 
 from emabank.study.report.claim_specs import CLAIMS, OVERHEAD
 from emabank.study.report.pairs import PAIRS
 from emabank.study.report.paper import Printed, claim_value, difference, lookup, lookup_full, printed, ratio, rows_of
+from tests.support.processes import run
 
 ASSETS = files("emabank.study.report") / "assets"
 CONFLICTS = Path(__file__).parents[3] / "docs" / "paper-conflicts.md"

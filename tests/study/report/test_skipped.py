@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import run
 
 from emabank.study.report.results import Results, Setting, Skipped, read_results, read_studies
 from emabank.study.runs.locks import locked
@@ -16,6 +15,7 @@ from tests.study.report.spoiling import SPOILT, content, put
 from tests.study.small_folder import COMMAND, NAMES, SEEDS
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
+from tests.support.processes import run
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}
 VARIANTS = ("step", "constant", "bootstrap", "every 1", "every 2", "every 4", "every 8")

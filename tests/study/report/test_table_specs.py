@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from interpreter import run
 from rich.console import Console
 
 from emabank.study.report.render import latex, markdown, table_csv, terminal
@@ -24,6 +23,7 @@ from tests.study.report.made_results import (
     the_papers,
     with_values,
 )
+from tests.support.processes import run
 
 NAMES = {
     "generalization/headline": "Table 1", "generalization/differences": "", "generalization/summary-80": "Table 6",

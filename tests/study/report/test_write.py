@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from interpreter import run
 
 import emabank
 from emabank.study.report import write
@@ -20,6 +19,7 @@ from emabank.study.report.render import latex, markdown, table_csv
 from emabank.study.report.results import Results, Setting, Skipped, Study
 from emabank.study.report.write import PAGE, Report, build_report, try_next
 from tests.study.report.made_results import PAIRS, made_results, made_setting
+from tests.support.processes import run
 
 OF_NO_SCALE = ("sampling-period/equivalence", "sampling-period/overhead")
 ALWAYS = {"claims.md", "claims.csv", PAGE, "files.json"}

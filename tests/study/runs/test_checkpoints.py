@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from states import same
 
 from emabank import checkpoint as files
 from emabank.study.runs import storage
+from tests.support.oracle import states_equal as same
 
 
 def damage(path: Path) -> None:

@@ -9,10 +9,9 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
-from interpreter import run
-
 import emabank
 from emabank.study.runs.environment import environment
+from tests.support.processes import run
 
 
 def test_it_says_what_the_system_says():

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from interpreter import run
 
 from emabank.study.runs.manifest import Manifest, Ran, read_manifest, write_manifest
+from tests.support.processes import run
 
 MANIFEST = Manifest(
     study="sampling-period",

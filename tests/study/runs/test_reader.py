@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from interpreter import run as fresh_python
 
 from emabank.study.runs.reader import RunFolder, check_name
 from emabank.study.runs.rows import Row
 from emabank.study.runs.storage import read_state
 from emabank.study.runs.writer import open_run
+from tests.support.processes import run as fresh_python
 
 CONFIG = {"network": "resnet8", "epochs": 2, "note": 2}
 ROW: dict[str, Any] = {

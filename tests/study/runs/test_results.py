@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from interpreter import run
 
 from emabank.study import load_results
 from emabank.study.runs.rows import COLUMNS, Row, rows_text
+from tests.support.processes import run
 
 COMMON: dict[str, Any] = {"dataset": "digits", "network": "resnet8", "trained_on": "80%", "batchnorm": "own"}
 

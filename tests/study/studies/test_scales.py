@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from interpreter import run
 
 from emabank.study.averages import rules
 from emabank.study.config import AveragesConfig, DataConfig, DatasetName, Network, ProtocolConfig, TrainingConfig
@@ -15,6 +14,7 @@ from emabank.study.protocol import resolve
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY
 from emabank.study.studies.cost import SIZES
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of, title_of
+from tests.support.processes import run
 
 PAIRS = (*CLEAN, *NOISY, CONSTANT)
 SHORT = [(pair, scale) for scale in ("small", "demo") for pair in PAIRS if protocol_of(pair, scale) is not None]

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from interpreter import run
 
 from emabank.study.averages import rules
 from emabank.study.config import AveragesConfig, Place, ProtocolConfig
@@ -15,6 +14,7 @@ from emabank.study.report.pairs import CLEAN, CONSTANT, NOISY
 from emabank.study.studies.scales import PERIODS, SCALES, protocol_of
 from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
 from emabank.study.studies.variants import equals_refit, example_config, needs_refits, runs_needed, with_period
+from tests.support.processes import run
 
 PAPER = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
 ARMS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 4", "every 64")

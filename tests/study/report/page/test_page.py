@@ -11,7 +11,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from interpreter import run
 
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.claims import Claim, Finding, above
@@ -23,6 +22,7 @@ from emabank.study.report.table_specs import make_tables
 from emabank.study.report.tables import Cell, Row, Table
 from tests.study.report.made_results import made_results, made_setting
 from tests.study.report.page.documents import Element, parsed
+from tests.support.processes import run
 
 # What is shown --------------------------------------------------------------------------------------------------------
 

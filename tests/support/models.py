@@ -1,11 +1,14 @@
-"""Small models that hold everything a model can hold, and a training step that moves all of it."""
+"""Small models that hold everything a model can hold, and short trainings that move all of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
-from emabank import EMABank
+from emabank import BestTracker, EMABank
 
 
 class Odd(nn.Module):
@@ -143,7 +146,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.5)
 
 
-def run(model: nn.Module, steps: int, after=lambda: None, seed: int = 1) -> None:
+def train(model: nn.Module, steps: int, after=lambda: None, seed: int = 1) -> None:
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # dropout
     optimizer = sgd(model)
@@ -155,3 +158,63 @@ def run(model: nn.Module, steps: int, after=lambda: None, seed: int = 1) -> None
 def small_bank(averages=(0.9,), **options) -> tuple[nn.Module, EMABank]:
     model = build("mlp")
     return model, EMABank(model, averages, **{"every": 1, **options})
+
+
+# A classifier, for the integrations -----------------------------------------------------------------------------------
+
+
+def data(count: int, seed: int) -> TensorDataset:
+    """Points of three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 4, generator=generator)
+    return TensorDataset(inputs, (inputs @ torch.arange(12.0).reshape(4, 3).sin()).argmax(1))
+
+
+def network(*, norm: bool = True, dropout: float = 0.0) -> nn.Sequential:
+    """The same at each call."""
+    torch.manual_seed(5)
+    layers = [nn.Linear(4, 6), nn.BatchNorm1d(6) if norm else nn.Identity(), nn.Dropout(dropout), nn.Linear(6, 3)]
+    return nn.Sequential(*layers)
+
+
+def accuracy_and_loss(model: nn.Module, tensors: Sequence[Tensor]) -> tuple[float, float]:
+    """Over all data at once, in eval mode."""
+    inputs, targets = tensors
+    with torch.no_grad():
+        logits = model.eval()(inputs)
+    return (logits.argmax(1) == targets).float().mean().item(), cross_entropy(logits, targets).item()
+
+
+def copies(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+# A training that a BestTracker observes -------------------------------------------------------------------------------
+
+BANK = EMABank(nn.Linear(2, 1), [0.5, 0.9])  # for what needs names only
+NAMES = ("live", "ema-0.5", "ema-0.9")
+BOTH: dict[str, Literal["max", "min"]] = {"accuracy": "max", "loss": "min"}
+
+
+def numbers(accuracy: float, loss: float = 1.0) -> dict[str, float]:
+    return {"accuracy": accuracy, "loss": loss}
+
+
+class Run:
+    """A training run of a few steps an epoch; every epoch has its own weights, live and averaged."""
+
+    def __init__(self, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        self.bank = EMABank(self.model, [0.5, 0.9], every=1)
+        self.tracker = BestTracker(self.bank, BOTH, **options)
+        self.weights: dict[tuple[str, int], dict[str, Tensor]] = {}
+
+    def epoch(self, epoch: int, metrics: dict[Any, dict[str, float]], **options: Any) -> None:
+        generator = torch.Generator().manual_seed(epoch)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator) / 10)
+        self.bank.update()
+        self.weights |= {(name, epoch): self.bank.weights(name) for name in NAMES}
+        self.tracker.observe(epoch, metrics, **options)

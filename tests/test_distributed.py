@@ -1,21 +1,69 @@
-"""Sharded models (FSDP2) on two and more gloo processes, against a bank of the same model in one process."""
+"""DDP and FSDP2, in real gloo processes."""
 
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from on_ranks import sharded
-from together import FSDP, together
 
 from emabank import EMABank
 from emabank._distributed import as_dtensor_like, full_tensor, is_sharded, local_shard, to_local
+from tests.on_ranks import data_parallel, sharded
+from tests.support.oracle import assert_equal
+from tests.support.ranks import FSDP, together
+
+
+def test_every_rank_has_the_averages_of_one_process(tmp_path: Path) -> None:
+    first, *others = together(data_parallel.like_one_process, folder=tmp_path)
+    for other in others:
+        for name in first:
+            assert_equal(first[name], other[name])
+
+
+def test_trap46_statistics_are_averaged_over_ranks(tmp_path: Path) -> None:
+    (first, seen), (second, also_seen) = together(data_parallel.statistics, folder=tmp_path)
+    keys = ("1.running_mean", "1.running_var")
+    assert any(not torch.equal(seen[-1][f"module.{key}"], also_seen[-1][f"module.{key}"]) for key in keys), (
+        "the ranks had the same statistics, so that nothing is tested"
+    )
+    for name in first:
+        for key in keys:
+            assert torch.equal(first[name][key], second[name][key])
+    for key in keys:  # the uniform average, by hand
+        means = [(a[f"module.{key}"] + b[f"module.{key}"]) / 2 for a, b in zip(seen, also_seen, strict=True)]
+        torch.testing.assert_close(first["uniform"][key], torch.stack(means).mean(0))
+
+
+def test_equal_statistics_stay_as_they_are_over_three_ranks(tmp_path: Path) -> None:
+    for before, after in together(data_parallel.equal_statistics, folder=tmp_path, world=3):
+        assert torch.equal(before, after)
+
+
+def test_nothing_is_sent_in_float64_which_an_accelerator_may_not_have(tmp_path: Path) -> None:
+    for dtypes in together(data_parallel.sent, folder=tmp_path):
+        assert torch.float32 in dtypes
+        assert torch.float64 not in dtypes
+
+
+def test_recalibration_pools_what_all_ranks_see(tmp_path: Path) -> None:
+    first, second = together(data_parallel.recalibrating, folder=tmp_path)
+    assert_equal(first, second)
+
+
+def test_a_rank_without_data_has_the_statistics_of_the_others(tmp_path: Path) -> None:
+    (batches, first), (also, second) = together(data_parallel.recalibrating_with_nothing_here, folder=tmp_path)
+    assert batches == also == 3
+    assert_equal(first, second)
+    bank = EMABank(data_parallel.build(norm=True), data_parallel.AVERAGES)
+    assert not torch.equal(first["1.running_mean"], bank.weights("slow")["1.running_mean"])
+
+
+# Sharded models -------------------------------------------------------------------------------------------------------
 
 
 @FSDP
-@pytest.mark.parametrize("world", [2, 3])
-def test_trap47_averages_of_shards_equal_the_unsharded_ones(tmp_path: Path, world: int) -> None:
-    together(sharded.averages_of_shards, folder=tmp_path, world=world)
+def test_trap47_averages_of_shards_equal_the_unsharded_ones(tmp_path: Path) -> None:
+    together(sharded.averages_of_shards, folder=tmp_path, world=3)  # uneven shards, and empty ones
 
 
 @FSDP
@@ -60,17 +108,19 @@ def test_copy_to_plain_and_sharded_models(tmp_path: Path) -> None:
 
 
 @FSDP
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_saved_on_two_ranks_and_loaded_on_others(tmp_path: Path, world: int) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir(), second.mkdir()
-    saved = together(sharded.saving, tmp_path / "checkpoint", folder=first)[0]
-    for updates, loaded in together(sharded.loading, tmp_path / "checkpoint", 6, folder=second, world=world):
-        assert updates == 3
-        for name, weights in saved.items():
-            for key, value in weights.items():
-                if "num_batches" not in key:  # a live buffer, which is no part of the bank's state
-                    assert torch.equal(loaded[name][key], value), (name, key)
+def test_saved_on_two_ranks_and_loaded_on_others(tmp_path: Path) -> None:
+    stores = [tmp_path / f"store-{number}" for number in range(4)]
+    for store in stores:
+        store.mkdir()
+    saved = together(sharded.saving, tmp_path / "checkpoint", folder=stores[0])[0]
+    for world in (1, 2, 3):
+        answers = together(sharded.loading, tmp_path / "checkpoint", 6, folder=stores[world], world=world)
+        for updates, loaded in answers:
+            assert updates == 3
+            for name, weights in saved.items():
+                for key, value in weights.items():
+                    if "num_batches" not in key:  # a live buffer, which is no part of the bank's state
+                        assert torch.equal(loaded[name][key], value), (world, name, key)
 
 
 @FSDP

@@ -4,7 +4,9 @@ An oracle keeps every sample it was ever given and computes the average from the
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -126,9 +128,30 @@ def constant(decay: float, *, warmup: str | None = None, every: int = 16) -> Dec
     return decay_over
 
 
-def states_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """Bit for bit the same tensors under the same keys."""
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+def states_equal(a: Any, b: Any) -> bool:
+    """Nested states of the same types and values, tensors bit for bit; NaN equals NaN."""
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and (a.dtype, a.shape) == (b.dtype, b.shape) and bits(a).equal(bits(b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(states_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(states_equal, a, b))
+    return type(a) is type(b) and repr(a) == repr(b)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
+assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
+
+
+def ema(first: Tensor, samples: Iterable[Tensor], decay: float) -> Tensor:
+    """An exponential moving average in float64, without a warm-up."""
+    average = first.double()
+    for sample in samples:
+        average = decay * average + (1 - decay) * sample.double()
+    return average
 
 
 def assert_close(got: dict[str, Tensor], want: dict[str, Tensor], *, rtol: float = 3e-6) -> None:

@@ -44,11 +44,6 @@ def assert_average(actual: Mapping[str, Any], expected: Mapping[str, Tensor]) ->
         torch.testing.assert_close(actual[name], tensor, rtol=error, atol=error / 100)
 
 
-def assert_equal(actual: Any, expected: Any) -> None:
-    """The same tensors, bit for bit."""
-    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
-
-
 def write(path: Path, tensors: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".safetensors":

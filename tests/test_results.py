@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from keep import keep
 
 from emabank.study import load_results
+from results.keep import keep
 
 SETTINGS = ["epochs=4", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 

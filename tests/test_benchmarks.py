@@ -1,18 +1,18 @@
-"""The interleaved run: statistics, order, dropped windows, contestants that do not average, result files."""
+"""The benchmarks: interleaved rounds, contestants that really average, a step that is not due, the gate."""
 
-import gc
-import sys
-from itertools import chain, pairwise, repeat
+import json
+from itertools import pairwise, repeat
 from types import SimpleNamespace
 
-import harness
 import pytest
 import torch
-from harness import Row, check_averages, make_case, read_case, read_json, run_interleaved, write_result
 
+from benchmarks import harness, update
+from benchmarks.gate import compare_files, main
+from benchmarks.harness import check_averages, make_case, run_interleaved
+from benchmarks.peers import BANKS, PEERS, NotAvailable, Packages, make_bank
+from emabank import EMA, EMABank
 from emabank.study.bench import (
-    WARMUP_ROUNDS,
-    BackgroundLoad,
     Contestant,
     Rounds,
     Spread,
@@ -58,19 +58,6 @@ def test_every_contestant_plays_once_per_round_in_an_order_that_changes():
         Rounds([idle("a"), idle("a")])
 
 
-def test_an_interrupt_leaves_the_garbage_collector_on():
-    turns = chain(repeat(None, 1 + WARMUP_ROUNDS), [KeyboardInterrupt()])
-
-    def update():
-        if (error := next(turns)) is not None:
-            raise error
-
-    rounds = Rounds([Contestant("a", update, before=lambda: None)])
-    with pytest.raises(KeyboardInterrupt):
-        rounds.play(1.0)
-    assert gc.isenabled()
-
-
 def test_live_weights_change_before_every_turn_and_never_drift():
     live = torch.randn(5, dtype=torch.bfloat16)
     start, seen = live.clone(), []
@@ -93,17 +80,6 @@ def test_a_machine_that_is_never_quiet_is_reported():
     assert case.rounds >= 15
     assert case.dropped == 0
     assert case.disturbed
-
-
-def test_background_load_is_what_others_use(tmp_path):
-    def write(busy, free):
-        (tmp_path / "stat").write_text(f"cpu {busy} 0 0 {free} 0 0 0 0 0 0\ncpu0 0\n")
-
-    write(10**6, 10**6)
-    load = BackgroundLoad(tmp_path)
-    write(10**6 + 10**5, 10**6 + 3 * 10**5)
-    assert load.share() == pytest.approx(0.25, abs=0.01)  # of which this process used next to nothing
-    assert BackgroundLoad(tmp_path / "nowhere").share() is None
 
 
 def test_what_does_not_average_is_an_error():
@@ -142,17 +118,77 @@ def test_a_contestant_is_compared_within_its_own_runs():
     assert (case.rounds, case.dropped, case.background) == (3, 3, 0.03)
 
 
-def test_a_result_file_gives_back_its_cases_and_can_be_added_to(tmp_path, monkeypatch):
-    path = tmp_path / "update.json"
-    monkeypatch.setattr(sys, "argv", ["update.py", "--wheels", "/home/me", "--json", str(path)])
-    run = harness.Run({"a": [1.0, 2.0]}, 0, 0.0)
-    one, two, again = (make_case(name, [run], over=("a",), better={}, about={}) for name in ("one", "two", "two"))
-    write_result(path, {"cpu": "x"}, [one, two])
-    write_result(path, {"cpu": "x"}, [again], add=True)
-    result = read_json(path)
-    assert [read_case(entry) for entry in result["cases"]] == [one, again]
-    assert all(isinstance(row, Row) for row in read_case(result["cases"][0]).rows)
-    assert result["benchmark"] == "update"
-    assert result["command"] == "; ".join(["python benchmarks/update.py --wheels DIR"] * 2)
-    with pytest.raises(ValueError, match="same conditions; got other cpu"):
-        write_result(path, {"cpu": "y"}, [again], add=True)
+# Contestants ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """What is installed; nothing is downloaded."""
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: (_ for _ in ()).throw(OSError("no network in tests")))
+    return Packages(tmp_path)
+
+
+def small_model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_a_peer_really_averages(peer, packages):
+    try:
+        contestant = peer.build(packages, small_model(), 2)
+    except NotAvailable as error:
+        pytest.skip(str(error))
+    check_averages(contestant, Rounds([contestant]).prepare)
+    assert len(contestant.read()) == 3
+
+
+@pytest.mark.parametrize("name", BANKS)
+def test_a_bank_really_averages(name):
+    contestant = make_bank(name, small_model(), 2)
+    check_averages(contestant, Rounds([contestant]).prepare)
+
+
+def test_a_step_that_is_not_due_allocates_nothing():
+    bank = EMABank(small_model(), [EMA(per_update=0.9), EMA(per_update=0.99)], every=10**9)
+    cost = update.measure_not_due(bank.update, calls=100, repeats=3)
+    assert cost.operators == 0
+    assert cost.kept_bytes <= 64 and cost.transient_bytes <= 64  # the next value of the step counter
+    due = update.measure_not_due(EMABank(small_model(), [0.9], every=1).update, calls=1, repeats=1)
+    assert due.operators > 0
+
+
+# The gate -------------------------------------------------------------------------------------------------------------
+
+
+def write(folder, ratio, *, width=0.02, background=0.0, name="resnet20, 5 averages", better="lower"):
+    folder.mkdir(exist_ok=True)
+    ms = {"median": 1.0, "low": 1.0, "high": 1.0, "mean": 1.0}
+    over = {"median": ratio, "low": ratio - width, "high": ratio + width, "mean": ratio}
+    row = {"name": "emabank", "ms": ms, "over": {"memory limit": over}, "better": better}
+    limit = {"name": "memory limit", "ms": ms, "over": {"memory limit": ms}, "better": None}
+    case = {"name": name, "rounds": 30, "dropped": 0, "background": background, "rows": [limit, row]}
+    result = {"format": 2, "benchmark": "update", "conditions": {"cpu": "x"}, "cases": [case]}
+    path = folder / "update.json"
+    path.write_text(json.dumps(result))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "code", "verdict"),
+    [
+        ({"ratio": 1.0}, {"ratio": 1.0}, 0, "same"),
+        ({"ratio": 1.0}, {"ratio": 1.09}, 0, "same"),
+        ({"ratio": 1.0}, {"ratio": 1.2}, 1, "slower"),
+        ({"ratio": 1.2}, {"ratio": 1.0}, 0, "faster"),
+        ({"ratio": 1.2, "better": "higher"}, {"ratio": 1.0, "better": "higher"}, 1, "slower"),
+        ({"ratio": 1.0, "width": 0.9}, {"ratio": 1.2, "width": 0.9}, 0, "same"),
+        ({"ratio": 1.0}, {"ratio": 1.2, "background": 0.3}, 2, "disturbed"),
+        ({"ratio": 1.0}, {"ratio": 1.2, "name": "resnet18, 5 averages"}, 2, "new"),
+    ],
+)
+def test_a_ratio_is_compared_with_the_kept_one(before, now, code, verdict, tmp_path, capsys):
+    write(tmp_path / "kept", **before)
+    path = write(tmp_path / "now", **now)
+    assert [finding.verdict for finding in compare_files(path, tmp_path / "kept")] == [verdict]
+    assert main([str(path), "--kept", str(tmp_path / "kept")]) == code
+    assert verdict in capsys.readouterr().out

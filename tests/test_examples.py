@@ -1,0 +1,115 @@
+"""The examples run as they stand, and what they save or say is true."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from emabank.study import load_results
+from emabank.study.data.digits import digits_dataset
+from tests.support.processes import SOURCE
+
+FOLDER = Path(__file__).parents[1] / "examples"
+
+
+def example(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(FOLDER / f"{name}.py"))
+
+
+def accuracy(model: nn.Module, file: Path, images: Tensor, labels: Tensor) -> float:
+    """Of the weights that an example has saved."""
+    model.load_state_dict(torch.load(file, weights_only=True))
+    with torch.no_grad():
+        return float((model.eval()(images).argmax(1) == labels).float().mean())
+
+
+def test_plain_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("plain_loop")
+    module["main"](str(tmp_path / "best.pt"), epochs=4)
+    output = capsys.readouterr().out
+    assert output.startswith("Ship ")
+    value = accuracy(module["make_model"](), tmp_path / "best.pt", *module["data"]()[1])
+    assert f"{100 * value:.2f} %" in output and value > 0.5
+
+
+def test_char_transformer(capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("char_transformer")
+    module["main"](steps=40, every=8)
+    *lines, advice = capsys.readouterr().out.splitlines()
+    losses = [[float(word) for word in line.split()[2::2]] for line in lines]
+    assert [len(row) for row in losses] == [4] * 5, "the live weights and three averages"
+    assert losses[-1][0] < losses[0][0], "it learns"
+    assert losses[-1][3] > losses[-1][0], "after so few steps the slowest average lags behind"
+    assert advice.startswith("Ship ")
+    model = module["CharTransformer"](20)
+    assert model.head.weight is model.embed.weight
+
+
+def test_mean_teacher() -> None:
+    main = example("mean_teacher")["main"]
+    helped, alone = main(), main(strength=0.0)
+    assert set(helped) == {"student", "teacher"}
+    assert helped["teacher"] > alone["student"]
+
+
+def test_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example("own_model")["main"](str(tmp_path))
+    *_, last = capsys.readouterr().out.splitlines()
+    average, epoch = last.removeprefix("seed 0 ships ").partition(":")[0].split(" of epoch ")
+    rows = load_results(tmp_path)
+    chosen = rows[(rows.trained_on == "100%") & (rows.seed == 0) & (rows.selected_by == "accuracy")]
+    [value] = chosen[
+        (chosen.weights == average) & (chosen.batchnorm == "averaged") & (chosen.split == "test")
+        & (chosen.metric == "accuracy") & (chosen.epoch == int(epoch))
+    ].value  # fmt: skip
+    assert last == f"seed 0 ships {average} of epoch {epoch}: {value:.1%} on the test images"
+    assert value > 0.6
+
+
+def test_data_parallel(tmp_path: Path) -> None:
+    """Under a real torchrun, as its first lines say."""
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(FOLDER / "data_parallel.py")]
+    done = subprocess.run(
+        [sys.executable, *words, str(tmp_path / "averaged.pt")],
+        env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    test = digits_dataset().test
+    model = example("data_parallel")["make_model"]()
+    value = accuracy(model, tmp_path / "averaged.pt", test.images.float() / 16.0, test.labels)
+    assert done.stdout.splitlines() == [f"ema-0.96: {value:.1%} on test images"]
+    assert value > 0.5
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*`isinstance.treespec, LeafSpec.`")  # inside Lightning
+def test_lightning_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed: pip install emabank[lightning]")
+    module = example("lightning_module")
+    module["main"](str(tmp_path / "best.pt"), epochs=4)
+    output = capsys.readouterr().out
+    assert re.search(r"Ship (ema-|live)", output) and " of step " in output
+    test = module["digits_dataset"]().test
+    value = accuracy(module["Digits"](), tmp_path / "best.pt", test.images.float() / 16.0, test.labels)
+    assert f"{100 * value:.2f} %" in output
+
+
+def test_transformers_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install emabank[transformers]")
+    averages = example("transformers_trainer")["main"](str(tmp_path / "run"), steps=12)
+    output = capsys.readouterr().out
+    assert re.search(r"Ship \S+ of step \d", output)
+    assert "epoch" not in output[output.index("Ship ") :]
+    losses = [row.value for row in averages.tracker.history if row.average == "live" and row.metric == "eval_loss"]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    assert (tmp_path / "run" / "checkpoint-12" / "emabank.pt").exists()
