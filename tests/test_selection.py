@@ -14,9 +14,28 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import emabank.selection
-from emabank import Best, BestTracker, EMABank, recalibrate_batchnorm
+from emabank import EMA, Best, BestTracker, EMABank, recalibrate_batchnorm
 from tests.support.models import BANK, BOTH, NAMES, Run, numbers
 from tests.support.oracle import assert_equal, states_equal
+
+
+def test_averages_that_are_equal_because_of_their_warm_up_are_named_once() -> None:
+    model = nn.Linear(2, 1)
+    bank = EMABank(model, {"fast": EMA(0.9), "slow": EMA(0.99), "slower": EMA(0.999)})
+    tracker = BestTracker(bank, {"loss": "min"})
+    for _ in range(20):
+        nn.init.normal_(model.weight)
+        bank.update()
+    assert states_equal(bank.weights("slow"), bank.weights("slower"))
+    losses = {name: {"loss": 0.5} for name in ("live", *bank.names)}
+    tracker.observe(1, {"live": losses["live"], "slow": losses["slow"]})  # one of them: a warning would be an error
+    with pytest.warns(UserWarning, match="^slow, slower are equal so far"):
+        tracker.observe(2, losses)
+    tracker.observe(3, losses)
+    assert "slow, slower are equal so far" in str(tracker.advice())
+    for _ in range(2000):
+        bank.update()
+    assert "equal so far" not in str(tracker.advice())
 
 
 @pytest.mark.parametrize(

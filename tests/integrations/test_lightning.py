@@ -336,6 +336,24 @@ def test_a_module_without_forward_needs_one_for_its_batch_norm():
     assert callback.tracker.best("val_loss").average in ("live", *AVERAGES)
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_without_averages_it_keeps_five_for_the_length_of_the_run(accumulate: int):
+    callback = EMABankCallback(criteria={"val_loss": "min"})
+    fit(Module(), callback, accumulate_grad_batches=accumulate)
+    steps = callback.bank.num_steps
+    halves = [0.5 ** (100 / percent / steps) for percent in (0.44, 0.88, 1.8, 3.5, 7.1)]
+    assert [callback.bank.decay(name) for name in callback.bank.names] == pytest.approx(halves)
+    assert f"{steps} of {steps} steps" in repr(callback.bank)
+
+
+def test_a_run_of_unknown_length_needs_averages_or_steps():
+    with pytest.raises(ValueError, match="steps="):
+        fit(Module(), EMABankCallback(), max_epochs=-1, max_time="00:00:00:01")
+    callback = EMABankCallback(steps=1000)
+    fit(Module(), callback)
+    assert "12 of 1,000 steps" in repr(callback.bank)
+
+
 def test_a_criterion_that_is_not_logged_is_refused():
     with pytest.raises(ValueError, match="criteria must .*'val_f1'.*'val_accuracy', 'val_loss'"):
         fit(Module(), bank_callback(criteria={"val_f1": "max"}))

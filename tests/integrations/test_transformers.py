@@ -145,6 +145,17 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(tmp_path: Path, a
     assert {row.metric for row in callback.tracker.history} == {"eval_loss", "eval_accuracy"}
 
 
+def test_without_averages_it_keeps_five_for_the_length_of_the_run(tmp_path: Path):
+    trainer = made(tmp_path)
+    callback = EMABankCallback(trainer)
+    trainer.add_callback(callback)
+    trainer.train()
+    steps = callback.bank.num_steps
+    assert steps == trainer.state.max_steps
+    halves = [0.5 ** (100 / percent / steps) for percent in (0.44, 0.88, 1.8, 3.5, 7.1)]
+    assert [callback.bank.decay(name) for name in callback.bank.names] == pytest.approx(halves)
+
+
 def test_training_and_what_is_logged_of_it_are_as_without_the_callback(tmp_path: Path):
     runs = []
     for with_averages in (False, True):
