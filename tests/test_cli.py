@@ -66,20 +66,6 @@ def test_help_of_the_demo_explains_every_option(capsys):
         assert option in printed
 
 
-@pytest.mark.parametrize("words", [["protocol", "--help"], ["data", "--help"], ["data", "check", "digits"]])
-def test_neither_help_nor_looking_at_files_loads_torch(words):
-    finished = run(f"""
-from emabank.study.commands import main
-try:
-    code = main({words})
-except SystemExit as stopped:
-    code = stopped.code
-assert code == 0 and "emabank.study.commands.parsing" in sys.modules
-assert not {{"torch", "matplotlib", "pandas"}} & set(sys.modules)
-""")
-    assert finished.returncode == 0, finished.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -107,11 +107,24 @@ SAY_SOMETHING = [
     ("decay 2", 2),
     ("average", 2),
     ("average --help", 0),
+    ("list --help", 0),
+    ("run --help", 0),
+    ("run all --help", 0),
+    ("report --help", 0),
+    ("claims --help", 0),
+    ("status --help", 0),
+    ("protocol --help", 0),
+    ("data --help", 0),
 ]
 
 
 def test_commands_that_only_say_something_load_no_torch():
     finished = run(COMMANDS.format(commands=SAY_SOMETHING, heavy=HEAVY))
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_look_at_data_loads_numpy_at_the_most():
+    finished = run(COMMANDS.format(commands=[("data check digits", 0)], heavy=HEAVY - {"numpy"}))
     assert finished.returncode == 0, finished.stderr
 
 

@@ -38,26 +38,26 @@ def together(
     ]
     for process in ranks:
         process.start()
-    found: dict[int, Any] = {}
+    results: dict[int, Any] = {}
     until = time.monotonic() + seconds
     try:
-        while len(found) < world:
+        while len(results) < world:
             try:
                 rank, failed, answer = answers.get(timeout=0.2)
             except queue.Empty:
-                dead = [rank for rank, each in enumerate(ranks) if each.exitcode and rank not in found]
+                dead = [rank for rank, process in enumerate(ranks) if process.exitcode and rank not in results]
                 assert not dead, f"rank {dead[0]} has died with exit code {ranks[dead[0]].exitcode}"
-                assert time.monotonic() < until, f"of {world} ranks only {sorted(found)} ended within {seconds} s"
+                assert time.monotonic() < until, f"of {world} ranks only {sorted(results)} ended within {seconds} s"
                 continue
             assert not failed, f"on rank {rank}:\n{answer}"
-            found[rank] = torch.load(io.BytesIO(answer), weights_only=False)
+            results[rank] = torch.load(io.BytesIO(answer), weights_only=False)
     finally:
         for process in ranks:
-            process.join(5 if len(found) == world else 0)
+            process.join(5 if len(results) == world else 0)
             if process.is_alive():
                 process.kill()
                 process.join()
-    return [found[rank] for rank in range(world)]
+    return [results[rank] for rank in range(world)]
 
 
 def _rank(rank: int, world: int, store: str, answers: Any, function: Callable[..., Any], arguments: Any) -> None:

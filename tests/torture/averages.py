@@ -3,7 +3,9 @@
 One is new; the other two take the place of older ones, which must be whole until they are replaced.
 """
 
+import atexit
 import shutil
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -13,11 +15,18 @@ from torch import Tensor
 
 from emabank.averaging import average_checkpoints, find_checkpoints
 from emabank.study.commands import main
-from tests.torture.room import room
 
 AVERAGES = {"files": "average.safetensors", "torch": "average.pt", "folders": "soup"}
 """Folders of checkpoints, and where their averages go."""
 _SEEDS = (1, 2, 3)
+
+
+@cache
+def scratch_folder() -> Path:
+    """A folder of this process for what has to be made once, removed when the process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="emabank-torture-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def state(seed: int) -> dict[str, Tensor]:
@@ -37,7 +46,7 @@ def prepare(folder: Path) -> None:
 
 @cache
 def _prepared() -> Path:
-    folder = room() / "checkpoints"
+    folder = scratch_folder() / "checkpoints"
     for name in ("files", "torch", "folders"):
         (folder / name).mkdir(parents=True)
     for seed in _SEEDS:

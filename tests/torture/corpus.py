@@ -39,15 +39,15 @@ class Evaluates(Runs):
         return eval, (f"open({str(self.mark)!r}, 'w').close()",)
 
 
-def corpus(mark: Path, room: Path) -> dict[str, bytes]:
-    """Every file by its name; `room` is for making them."""
+def corpus(mark: Path, folder: Path) -> dict[str, bytes]:
+    """Every file by its name; `folder` is for making them."""
     return {
-        **_pickles(mark, room),
-        **_archives(mark, room),
+        **_pickles(mark, folder),
+        **_archives(mark, folder),
         **_arrays(mark),
         **_texts(mark),
         **_safetensors(),
-        **_bombs(room),
+        **_bombs(folder),
     }
 
 
@@ -57,7 +57,7 @@ def _saved(content: Any, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def _pickles(mark: Path, room: Path) -> dict[str, bytes]:
+def _pickles(mark: Path, folder: Path) -> dict[str, bytes]:
     found = {f"pickle protocol {each}": pickle.dumps(Runs(mark), protocol=each) for each in (0, 1, 2, 4, 5)}
     found["pickle of an expression"] = pickle.dumps({"data": Evaluates(mark), "labels": []}, protocol=2)
     found["pickle by name"] = b"cposix\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR."
@@ -66,16 +66,16 @@ def _pickles(mark: Path, room: Path) -> dict[str, bytes]:
     found["torch file"] = _saved(state)
     found["old torch file"] = _saved(state, _use_new_zipfile_serialization=False)
     found["labels in a torch file"] = _saved({"clean_label": Runs(mark), "worse_label": Evaluates(mark)})
-    write_state(room / "good.pt", {"weights": torch.ones(3)}, kind="bank")
+    write_state(folder / "good.pt", {"weights": torch.ones(3)}, kind="bank")
     swapped = io.BytesIO()
-    with zipfile.ZipFile(room / "good.pt") as good, zipfile.ZipFile(swapped, "w") as archive:
+    with zipfile.ZipFile(folder / "good.pt") as good, zipfile.ZipFile(swapped, "w") as archive:
         for name in good.namelist():
             archive.writestr(name, pickle.dumps(Runs(mark)) if name.endswith(".pkl") else good.read(name))
     found["checkpoint with another pickle in it"] = swapped.getvalue()
     return found
 
 
-def _archives(mark: Path, room: Path) -> dict[str, bytes]:
+def _archives(mark: Path, folder: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     names = {"above": "../mark", "absolute": str(mark), "deep": "a/b/../../../mark", "backslash": "..\\mark"}
     for what, name in names.items():
@@ -173,13 +173,13 @@ def _safetensors() -> dict[str, bytes]:
     }
 
 
-def _bombs(room: Path) -> dict[str, bytes]:
+def _bombs(folder: Path) -> dict[str, bytes]:
     """A few hundred kilobytes that would become gigabytes."""
-    write_state(room / "good.pt", {"weights": torch.ones(3)}, kind="bank")
+    write_state(folder / "good.pt", {"weights": torch.ones(3)}, kind="bank")
     grown, arrays = io.BytesIO(), io.BytesIO()
     zeros = bytes(1 << 20)
     with (
-        zipfile.ZipFile(room / "good.pt") as good,
+        zipfile.ZipFile(folder / "good.pt") as good,
         zipfile.ZipFile(grown, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
     ):
         for name in good.namelist():

@@ -33,7 +33,7 @@ from emabank.study.runs.locks import is_locked
 from tests.study.small_runs import config
 from tests.support.processes import SOURCE
 from tests.torture import averages
-from tests.torture.room import room
+from tests.torture.averages import scratch_folder
 
 PRELOADED = ["torch._dynamo", "emabank.study.run_job", "emabank.study.launch", "torture.faults"]
 LONG = pytest.mark.torture
@@ -223,7 +223,7 @@ _undisturbed: dict[str, Path] = {}
 def undisturbed(name: str) -> Path:
     """The folder of a subject that nothing has happened to; made once for each test process, removed with it."""
     if name not in _undisturbed:
-        folder = room() / name
+        folder = scratch_folder() / name
         SUBJECTS[name].prepare(folder)
         child = Child(name, folder)
         assert child.end() == 0, child.said.read_text()

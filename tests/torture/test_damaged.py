@@ -20,8 +20,8 @@ from emabank.study.runs import storage
 from emabank.study.runs.reader import RunFolder, load_results
 from emabank.study.train import Interrupted
 from tests.study.small_runs import config, digits, one_thread  # noqa: F401
+from tests.torture.averages import scratch_folder
 from tests.torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
-from tests.torture.room import room
 
 JOB = Job(config(data={"subset": 60}, training={"epochs": 3, "width": 2}), forks=(1,))
 CHANGES = ("flip", "cut", "zeros", "empty")
@@ -40,7 +40,7 @@ def damage(path: Path, how: str, count: Faults) -> None:
 
 @cache
 def finished() -> Path:
-    folder = room() / "finished"
+    folder = scratch_folder() / "finished"
     run_job(JOB, Place(runs=folder), digits()[0])
     return folder
 
@@ -48,7 +48,7 @@ def finished() -> Path:
 @cache
 def unfinished() -> Path:
     """A run that was stopped in its last epoch: two checkpoints, a fork, and what it had said."""
-    folder, calls = room() / "unfinished", []
+    folder, calls = scratch_folder() / "unfinished", []
     with pytest.raises(Interrupted):
         run_job(
             JOB,

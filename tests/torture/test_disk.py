@@ -18,9 +18,9 @@ from tests.study.small_folder import run_studies
 from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 from tests.torture import averages
 from tests.torture import faults as subjects
+from tests.torture.averages import scratch_folder
 from tests.torture.disk import REASONS, disk, filled, small_disk
 from tests.torture.faults import LONG, Faults, difference, faults, left, undisturbed
-from tests.torture.room import room
 
 
 def train(folder: Path) -> None:
@@ -51,7 +51,7 @@ def nothing(folder: Path) -> None:
 @cache
 def concluded() -> Path:
     """The folder of a small study, for copies."""
-    folder = room() / "concluded"
+    folder = scratch_folder() / "concluded"
     conclude(folder)
     return folder
 
@@ -130,7 +130,7 @@ def test_many_operations_of_the_disk_fail(name: str, tmp_path: Path) -> None:
 
 
 def fill(part: Part, folder: Path, count: Faults, *, times: int) -> None:
-    """Leave less room than it takes, start it; make room, start it again, and compare."""
+    """Leave less space than it takes, start it; free the space, start it again, and compare."""
     prepare, work = part
     prepare(folder / "whole")
     there = size_of(folder / "whole")
@@ -141,17 +141,17 @@ def fill(part: Part, folder: Path, count: Faults, *, times: int) -> None:
         for number in range(times):
             place = mounted / "work"
             prepare(place)
-            room = count.random.randrange(0, needed)
+            space = count.random.randrange(0, needed)
             told = 0
-            with filled(mounted, but=room):
+            with filled(mounted, but=space):
                 try:
                     work(place)
                 except OSError as error:
                     told = 1
-                    assert error.errno == errno.ENOSPC, f"seed {count.seed}, room {room}: {error!r}"
+                    assert error.errno == errno.ENOSPC, f"seed {count.seed}, space {space}: {error!r}"
             count.count(faults=1, told=told)
             work(place)
-            assert difference(left(place), wanted) == [], f"seed {count.seed}, time {number}, room {room}"
+            assert difference(left(place), wanted) == [], f"seed {count.seed}, time {number}, space {space}"
             shutil.rmtree(place)
     count.count(lost=0)
 

@@ -36,6 +36,7 @@ from emabank.study.runs.rows import Row, from_json_line, read_rows, to_json_line
 from emabank.study.runs.writer import open_run
 from emabank.study.serialize import apply_overrides, from_dict, read_toml, to_dict, to_toml
 from tests.study.data.made_up import cifar_batch, python2_pickle
+from tests.torture.averages import scratch_folder
 from tests.torture.faults import LONG, faults
 
 PLAIN = st.recursive(
@@ -86,11 +87,6 @@ def other_values(draw: st.DrawFn, good: Any) -> Any:
 # Parsers: what a good input is, and what reads a bad one --------------------------------------------------------------
 
 
-@cache
-def room() -> Path:
-    return Path(tempfile.mkdtemp(prefix="emabank-fuzz-"))
-
-
 def good_row() -> Row:
     return Row(
         run="d8cb8c03b3709a2a", dataset="digits", network="resnet8", trained_on="80%", seed=0, weights="ema-0.998",
@@ -100,7 +96,7 @@ def good_row() -> Row:
 
 def file_reader(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any]:
     def reader(content: bytes) -> Any:
-        path = room() / name
+        path = scratch_folder() / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         return read(path)
@@ -118,7 +114,7 @@ def bank() -> EMABank:
 
 @cache
 def good_files() -> dict[str, bytes]:
-    folder = room() / "good"
+    folder = scratch_folder() / "good"
     checkpoint.save(bank(), folder / "bank.pt")
     storage.write_state(folder / "checkpoint.pt", {"epoch": 1, "optimizer": {0: (0.9, torch.ones(2))}})
     storage.write_weights(folder / "live.safetensors", {"bias": torch.ones(2)}, {"epoch": 3})

@@ -90,8 +90,8 @@ HARMLESS = {
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
-    room = tmp_path_factory.mktemp("hostile")
-    return corpus(room / "mark", room), room / "mark"
+    folder = tmp_path_factory.mktemp("hostile")
+    return corpus(folder / "mark", folder), folder / "mark"
 
 
 def test_control_the_files_do_run_something_where_they_are_trusted(tmp_path: Path) -> None:

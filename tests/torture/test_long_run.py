@@ -50,7 +50,7 @@ class Exact:
         return UNIT * (1 + 6 * weight) / weight
 
     def by_chance(self, name: str) -> float:
-        """About what roundings that go either way by chance come to, with room for the worst of many numbers."""
+        """About what roundings that go either way by chance come to, with a margin for the worst of many numbers."""
         return 8 * UNIT * (self.count**0.5) if name == "uniform" else self.bound(name)
 
 
