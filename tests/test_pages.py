@@ -58,7 +58,6 @@ def arguments_of(command: list[str]) -> list[str] | None:
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
 
 
-@pytest.mark.filterwarnings("ignore:.*are equal so far, because their decay warm-up")  # a page trains 24 steps
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*smaller than the logging interval")
 @pytest.mark.filterwarnings("ignore:.*`isinstance.treespec, LeafSpec.`")
