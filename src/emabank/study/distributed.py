@@ -3,6 +3,7 @@
 All ranks must call a collective together; a process that is alone communicates nothing. Imports torch and numpy.
 """
 
+import gc
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -101,6 +102,7 @@ def join_group(device: str) -> Generator[ProcessGroup]:
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size(), place)
     finally:
+        gc.collect()  # a DistributedDataParallel that outlives its group may abort the interpreter as it exits
         dist.destroy_process_group()
 
 
