@@ -133,6 +133,7 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
 
     with Command(runs) as second:  # Ctrl-C, when the refits have begun
         second.until("started: refit, rate 0.1, seed 1")
+        wait_until(lambda: bool(second.look()))
         second.process.send_signal(signal.SIGINT)
         assert second.end() == 130
     assert [line for line in second.said if "already done" in line] == [

@@ -5,6 +5,7 @@ All ranks must call a collective together; a process that is alone communicates 
 
 import gc
 import os
+import signal
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,11 +99,12 @@ def join_group(device: str) -> Generator[ProcessGroup]:
     if device != "cpu":
         place = torch.device(device, int(os.environ.get(LOCAL, "0")))
         torch.accelerator.set_device_index(place)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun ends the others so when a rank has died
     dist.init_process_group("cpu:gloo" if place.type == "cpu" else None)
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size(), place)
-    finally:
         gc.collect()  # a DistributedDataParallel that outlives its group may abort the interpreter as it exits
+    finally:
         dist.destroy_process_group()
 
 
