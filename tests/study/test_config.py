@@ -176,6 +176,7 @@ LEFT_OUT_OF_TRAINING = {
     "wrn-28-10": {"width": None, "weight_decay": 5e-4, "warmup_epochs": 1.5},
     "vgg16": {"width": None, "weight_decay": 5e-4, "warmup_epochs": 1.5},
     "vgg-small": {"width": 16, "weight_decay": 5e-4, "warmup_epochs": 1.5},
+    "whitened-cnn": {"width": 32, "weight_decay": 1e-4, "warmup_epochs": 1.5},
     "own": {"width": None, "weight_decay": 1e-4, "warmup_epochs": 1.5},
 }
 

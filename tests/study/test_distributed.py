@@ -23,9 +23,10 @@ SHORT = {"epochs": 2, "warmup_epochs": 0.4}
         {"training": SHORT, "measuring": training.MEASURED},
         {"training": SHORT, "data": {"subset": 163}},  # 130 images: two are left for the last batch
         {"training": {**SHORT, "network": "vgg-small"}},
+        {"training": {**SHORT, "network": "whitened-cnn"}},
         {"training": SHORT, "trained_on": "100%", "measuring": training.MEASURED},
     ],
-    ids=["resnet8", "a last batch of two", "without batch norm", "refit"],
+    ids=["resnet8", "a last batch of two", "without batch norm", "whitened", "refit"],
 )
 def test_it_is_the_training_of_one_process(given: dict[str, Any], world: int, tmp_path: Path):
     alone = trained(config(**given), make_model=in_float64(config(**given)))

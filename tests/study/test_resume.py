@@ -66,6 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], MakeModel | None]] = {
         },
         None,
     ),
+    "whitened": ({"training": {"network": "whitened-cnn", "epochs": 1}, "hardware": {"precision": "bf16"}}, None),
     "channels last": ({"hardware": {"channels_last": True}, "training": {"epochs": 2}}, None),
     "fp16": (
         {"hardware": {"precision": "fp16"}, "training": {"network": "own", "epochs": 2}},

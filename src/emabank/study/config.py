@@ -22,7 +22,9 @@ PublishedName = Literal["digits", "cifar10", "cifar100", "cifar10n", "cifar100n"
 LearntName = Literal[PublishedName, "digits-0-4", "digits-5-9"]
 DatasetName = Literal[LearntName, "own"]
 HumanLabels = Literal["aggregate", "worse", "random1", "random2", "random3", "noisy"]
-Network = Literal["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small", "own"]
+Network = Literal[
+    "resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small", "whitened-cnn", "own"
+]
 
 C = TypeVar("C", "DataConfig", "TrainingConfig", "HardwareConfig")
 R = TypeVar("R", bound="Recipe")
@@ -93,7 +95,7 @@ class TrainingConfig:
     network: Network = "resnet8"
     """Which network; those with a small number or name are for a CPU."""
     width: int | None = None
-    """Channels of the first stage of resnet8, resnet20 and vgg-small. By default 16."""
+    """Channels of the first stage: resnet8, resnet20 and vgg-small have 16 by default, whitened-cnn 32."""
     epochs: int = 60
     """How often every training image is seen."""
     batch: int = 128
@@ -101,7 +103,7 @@ class TrainingConfig:
     momentum: float = 0.9
     """Of Nesterov's method."""
     weight_decay: float | None = None
-    """On all parameters. By default that of the network's family: 1e-4 for a ResNet, 5e-4 for WideResNet and VGG."""
+    """On all parameters. By default that of the network's family: 5e-4 for WideResNet and VGG, 1e-4 for the others."""
     schedule: Literal["cosine", "step"] = "cosine"
     """The learning rate after its warm-up: a cosine to 0, or divided by the factor at each milestone."""
     warmup_epochs: float | None = None

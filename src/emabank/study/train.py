@@ -26,6 +26,7 @@ from emabank.study.data.splits import Parts, stratified_subset
 from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics, evaluation_batch
 from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
+from emabank.study.models.whitened_cnn import WhitenedCNN
 from emabank.study.posthoc import PosthocRecorder
 from emabank.study.predict import Key, Logits, computing, predict_each
 from emabank.study.runs.rows import Part
@@ -33,6 +34,8 @@ from emabank.study.schedules import Schedule
 from emabank.study.selection import LIVE, SelectedWeights, WeightSelector
 
 SWA = "swa"
+WHITENED = 5000
+"""How many training images the whitening of a network's first layer is computed from; fewer where there are fewer."""
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
 
 Set = tuple[str, BatchNorm]
@@ -73,6 +76,9 @@ class Training:
         torch.manual_seed(config.seed)
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
         self.model = self.to_device(make_model())
+        if isinstance(self.model, WhitenedCNN):
+            images = self._some(parts.train, WHITENED)
+            self.model.whiten(batches(images, size=evaluation_batch(images), normalisation=parts.normalisation))
         if not group.is_alone:
             self.model = convert_sync_batchnorm(self.model)
         shared = self.wrap_ddp(self.model)
@@ -143,7 +149,11 @@ class Training:
     def _curve_part(self, split: Part, part: Images) -> Images:
         """The images that are measured each epoch: of validation all, since they choose."""
         count = self._recipe.measuring.curve_images
-        if count is None or split == "val" or count >= len(part):
+        return part if count is None or split == "val" else self._some(part, count)
+
+    def _some(self, part: Images, count: int) -> Images:
+        """So many images of a part, or all: the same for every seed, with all classes alike."""
+        if count >= len(part):
             return part
         return part.take(stratified_subset(part.clean, count, seed=self._recipe.data.split_seed))
 

@@ -7,7 +7,7 @@ from torch import nn
 from emabank.study.models import NETWORKS, build_network
 from tests.support.processes import run
 
-NAMES = ["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small"]
+NAMES = ["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small", "whitened-cnn"]
 PARAMETERS = {
     "resnet8": 75_290,
     "resnet20": 269_722,
@@ -16,6 +16,7 @@ PARAMETERS = {
     "wrn-28-10": 36_479_194,
     "vgg16": 15_245_130,
     "vgg-small": 72_730,
+    "whitened-cnn": 497_802,
 }
 
 
@@ -43,27 +44,29 @@ def test_what_is_said_of_a_network_is_true_of_it(name):
             with pytest.raises(ValueError, match="images are"):
                 model(images[:, :, 1:])
     assert entry.has_batchnorm == any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
-    assert entry.takes_width == (name in ("resnet8", "resnet20", "vgg-small"))
+    assert entry.takes_width == (name in ("resnet8", "resnet20", "vgg-small", "whitened-cnn"))
 
 
 def test_weight_decays_by_family():
     assert {name: network.weight_decay for name, network in NETWORKS.items()} == {
-        name: 1e-4 if name.startswith("resnet") else 5e-4 for name in NAMES
+        name: 5e-4 if name.startswith(("wrn", "vgg")) else 1e-4 for name in NAMES
     }
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet20", "vgg-small"])
-def test_a_width_is_that_of_the_first_stage(name):
+@pytest.mark.parametrize(
+    ("name", "usual"), [("resnet8", 16), ("resnet20", 16), ("vgg-small", 16), ("whitened-cnn", 32)]
+)
+def test_a_width_is_that_of_the_first_stage(name, usual):
     def first_width(**given: int) -> int:
         with torch.device("meta"):
             model = build_network(name, classes=10, **given)
         return next(m for m in model.modules() if isinstance(m, nn.Conv2d)).out_channels
 
     assert first_width(width=6) == 6
-    assert first_width() == NETWORKS[name].default_width == 16
+    assert first_width() == NETWORKS[name].default_width == usual
 
 
-@pytest.mark.parametrize("name", ["resnet8", "vgg-small"])
+@pytest.mark.parametrize("name", ["resnet8", "vgg-small", "whitened-cnn"])
 def test_the_same_seed_builds_the_same_weights(name):
     states = []
     for seed in (0, 0, 1):
@@ -76,9 +79,13 @@ def test_the_same_seed_builds_the_same_weights(name):
 @pytest.mark.parametrize(
     ("name", "arguments", "said"),
     [
-        ("resnet9", {}, "network is 'resnet9'; give resnet8, resnet20, .* vgg16 or vgg-small"),
+        ("resnet9", {}, "network is 'resnet9'; give resnet8, resnet20, .* vgg-small or whitened-cnn"),
         ("ResNet8", {}, "network is 'ResNet8'; give"),
-        ("resnet18", {"width": 8}, "width is 8, and resnet18 has one size; .* resnet8, resnet20 or vgg-small"),
+        (
+            "resnet18",
+            {"width": 8},
+            "width is 8, and resnet18 has one size; .* resnet8, resnet20, vgg-small or whitened-cnn",
+        ),
         ("wrn-28-10", {"width": 10}, "width is 10, and wrn-28-10 has one size"),
         ("vgg16", {"width": 64}, "width is 64, and vgg16 has one size"),
         ("resnet8", {"width": 0}, "width is 0; give 1 or more channels, 16 is usual in resnet8"),

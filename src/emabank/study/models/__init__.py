@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from emabank.study.models.resnet import ResNet
     from emabank.study.models.vgg import VGG
+    from emabank.study.models.whitened_cnn import WhitenedCNN
     from emabank.study.models.wide_resnet import WideResNet
 
 
@@ -20,7 +21,7 @@ class NetworkInfo:
     Args:
         name: as configurations, rows and the command line have it.
         builder: the module and function that build it.
-        weight_decay: that of its family in the paper.
+        weight_decay: that of its family in the paper, or ours for a network that it does not have.
         has_batchnorm: without batch norm, an average has no statistics to recompute.
         default_width: channels of the first stage; None where the network has one size only.
         smallest_side: height and width, in pixels, of the smallest images it takes.
@@ -68,6 +69,13 @@ NETWORKS = {
             default_width=16,
             smallest_side=8,
         ),
+        NetworkInfo(
+            name="whitened-cnn",
+            builder=("whitened_cnn", "whitened_cnn"),
+            weight_decay=1e-4,
+            default_width=32,
+            smallest_side=2,
+        ),
     )
 }
 
@@ -81,7 +89,7 @@ def network_info(name: str) -> NetworkInfo:
 
 def build_network(
     name: str, *, classes: int, channels: int = 3, width: int | None = None
-) -> "ResNet | WideResNet | VGG":
+) -> "ResNet | WideResNet | VGG | WhitenedCNN":
     """A new network with weights from torch's global random numbers; its output is `head(features(x))`.
 
     Args:

@@ -35,6 +35,7 @@ _NETWORKS = {
     "wrn-28-10": "WideResNet-28-10",
     "vgg16": "VGG-16",
     "vgg-small": "small VGG",
+    "whitened-cnn": "whitened CNN",
     "own": "own network",
 }
 
@@ -63,7 +64,8 @@ def title_of(config: ProtocolConfig) -> str:
         words.append(f"{100 * data.noise:g}%{of} with wrong labels")
     elif data.subset is not None:
         words.append(f"{data.subset:,} images")
-    width = "" if training.width in (None, 8, 16) else f" of width {training.width}"
+    usual = (None, 8, 32 if training.network == "whitened-cnn" else 16)
+    width = "" if training.width in usual else f" of width {training.width}"
     return ", ".join([*words, _NETWORKS[training.network] + width])
 
 
