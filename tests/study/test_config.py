@@ -21,6 +21,7 @@ from emabank.study.config import (
     Recipe,
     RunConfig,
     TrainingConfig,
+    parse_seeds,
 )
 from emabank.study.serialize import run_id, to_dict
 
@@ -100,6 +101,11 @@ nan, inf = math.nan, math.inf
         (ProtocolConfig, {"rates": (0.1, inf)}, "rates are 0.1 inf"),
         (ProtocolConfig, {"rates": (nan,)}, "rates are nan"),
         (ProtocolConfig, {"seeds": 0}, "seeds is 0"),
+        (ProtocolConfig, {"seeds": ()}, "seeds are empty; give one or more, 0 or above, each once"),
+        (ProtocolConfig, {"seeds": (4, 4)}, "seeds are 4 4"),
+        (ProtocolConfig, {"seeds": (-1, 4)}, "seeds are -1 4"),
+        (MeasuringConfig, {"train_every": 0}, "train_every is 0"),
+        (DataConfig, {"size": 1}, "size is 1; give 2 or more"),
         (ProtocolConfig, {"transfer": ("own",)}, "transfer is 'own'"),
         (ProtocolConfig, {"transfer": "digits"}, "transfer is 'digits'; give a tuple"),
         (ProtocolConfig, {"transfer": ("digits", "digits")}, "transfer is digits, digits; give a tuple, each once"),
@@ -234,6 +240,7 @@ CHANGED: dict[str, Any] = {
     "recipe.data.noise_seed": 1,
     "recipe.data.subset": 10_000,
     "recipe.data.test_subset": 1000,
+    "recipe.data.size": 16,
     "recipe.data.split_seed": 1,
     "recipe.data.validation_labels": "noisy",
     "recipe.data.crop": 3,
@@ -257,6 +264,7 @@ CHANGED: dict[str, Any] = {
     "recipe.measuring.on_train": True,
     "recipe.measuring.test_curves": True,
     "recipe.measuring.curve_images": 100,
+    "recipe.measuring.train_every": 2,
     "recipe.hardware.device": "cpu",
     "recipe.hardware.threads": 2,
     "recipe.hardware.precision": "bf16",
@@ -341,3 +349,33 @@ def test_what_is_left_out_of_the_hardware_is_what_was_measured_to_be_fast(given,
     hardware = HardwareConfig(**given).completed()
     assert (hardware.channels_last, hardware.fused) == (channels_last, fused)
     assert hardware.completed() == hardware
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("1", (0,)),
+        ("3", (0, 1, 2)),
+        ("10-12", (10, 11, 12)),
+        ("7-7", (7,)),
+        ("10,15,12", (10, 15, 12)),
+        ("4,10-11", (4, 10, 11)),
+        ("0-2", (0, 1, 2)),
+    ],
+)
+def test_seeds_on_a_command_line(text: str, numbers: tuple[int, ...]):
+    assert ProtocolConfig(seeds=parse_seeds(text)).seed_numbers == numbers
+
+
+@pytest.mark.parametrize("text", ["", "x", "-3", "1.5", "10-", "10-9", "1,,2", "1-2-3"])
+def test_what_are_no_seeds_is_one_sentence(text: str):
+    with pytest.raises(
+        ValueError, match="^seeds is '.*'; give a count, such as 3, or seeds, such as 10-19 or 10,12,15$"
+    ):
+        parse_seeds(text)
+
+
+def test_the_same_seeds_are_the_same_protocol():
+    count, listed = ProtocolConfig(seeds=3), ProtocolConfig(seeds=(0, 1, 2))
+    assert count == listed and to_dict(listed)["seeds"] == 3
+    assert to_dict(ProtocolConfig(seeds=(10, 11)))["seeds"] == [10, 11]

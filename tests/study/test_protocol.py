@@ -125,6 +125,15 @@ def test_garbage_to_test_on_changes_no_choice(finished: tuple[Protocol, Here], t
     assert choice.run != usual.run, "other data is another run"
 
 
+def test_seeds_may_be_any(finished: tuple[Protocol, Here], tmp_path: Path):
+    here = Here(tmp_path)
+    done = here.carry_out(replace(EVERYTHING, seeds=(7, 1)))
+    assert [choice.seed for choice in done.choices] == [7, 1]
+    assert [run.config()["seed"] for run in (*done.tuned, *done.refitted, *done.swa)] == [7, 1] * 3
+    assert done.refitted[1].id == finished[0].refitted[1].id, "seed 1 is seed 1, whatever the others are"
+    assert read_setting(done.folder).seeds == (7, 1)
+
+
 def test_what_a_choice_says_is_what_the_validation_rows_say(finished: tuple[Protocol, Here]):
     """From the rows, by a search of one's own: nothing is smoothed, and averaged statistics alone count."""
     done, _ = finished

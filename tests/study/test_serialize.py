@@ -45,6 +45,7 @@ data = st.one_of(
         noise_seed=counts,
         subset=maybe(st.integers(10)),
         test_subset=maybe(st.integers(10)),
+        size=maybe(st.integers(2)),
         split_seed=counts,
         validation_labels=st.sampled_from(["clean", "noisy"]),
         crop=maybe(counts),
@@ -65,6 +66,7 @@ measuring = st.builds(
     on_train=st.booleans(),
     test_curves=st.booleans(),
     curve_images=maybe(st.integers(10)),
+    train_every=st.integers(1),
 )
 hardware = st.builds(
     HardwareConfig,
@@ -104,7 +106,7 @@ targets = st.lists(st.sampled_from(["cifar100", "digits"]), unique=True).map(tup
 protocols = recipes(
     ProtocolConfig,
     rates=st.lists(rates, min_size=1, unique=True).map(tuple),
-    seeds=st.integers(1),
+    seeds=st.integers(1) | st.lists(counts, min_size=1, unique=True).map(tuple),
     swa=st.booleans(),
     transfer=targets,
 )
@@ -279,6 +281,7 @@ def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         ("epochs=10", "training.epochs", 10),
         (" epochs = 10 ", "training.epochs", 10),
         ("seeds=5", "seeds", 5),
+        ("seeds=[10, 12]", "seeds", [10, 12]),
         ("swa=true", "swa", True),
         ("noise=1", "data.noise", 1.0),
         ("rates=[0.1, 2]", "rates", [0.1, 2.0]),

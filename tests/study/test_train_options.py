@@ -309,6 +309,15 @@ def test_validation_is_always_measured_on_all_its_images_and_a_run_without_a_par
     assert to_dict(few.config)["recipe"]["measuring"]["curve_images"] == 10
 
 
+def test_training_images_are_measured_every_so_many_epochs_and_after_the_last():
+    measuring = {"on_train": True, "test_curves": True}
+    given = {"trained_on": "100%", "training": {"epochs": 5}}
+    every, third = (trained(config(measuring={**measuring, **more}, **given)) for more in ({}, {"train_every": 3}))
+    assert third.measured == [metric for metric in every.measured if metric.epoch in (3, 5)]
+    assert third.test_curves == every.test_curves
+    assert "train_every" not in to_dict(every.config)["recipe"]["measuring"]
+
+
 class Reads(TorchDispatchMode):
     """Counts how often a value is read from a tensor, which makes the host wait for an accelerator."""
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.folders import load_image_folder
-from emabank.study.data.images import Dataset, Images, make_images
+from emabank.study.data.images import Dataset, Images, averaged_to, make_images
 from emabank.study.data.labelled import LabelledImages
 from emabank.study.executors import Outcome
 from emabank.study.executors.progress import counting, progress, say
@@ -71,7 +71,7 @@ def run_protocol(
             training=replace(config.training, network="own", width=None),
         )
     )
-    dataset = _dataset(data, size, console)
+    dataset = averaged_to(_dataset(data, size, console), config.data.size)
     place = Place(runs=Path(runs))
 
     def one_by_one(jobs: Sequence[Job]) -> dict[str, Outcome]:

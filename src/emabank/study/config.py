@@ -26,6 +26,9 @@ Network = Literal[
     "resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small", "whitened-cnn", "own"
 ]
 
+Seeds = int | tuple[int, ...]
+"""How many seeds, from 0 on, or the seeds themselves."""
+
 C = TypeVar("C", "DataConfig", "TrainingConfig", "HardwareConfig")
 R = TypeVar("R", bound="Recipe")
 
@@ -51,6 +54,8 @@ class DataConfig:
     """So many training images only, with all classes alike; validation images come out of them. By default all."""
     test_subset: int | None = None
     """So many test images only. By default all."""
+    size: int | None = field(default=None, metadata=IF_USED)
+    """Images averaged to so many pixels square, a divisor of their own size: 16 or 8 of 32. By default as they are."""
     split_seed: int = 0
     """Which fifth of the training images is held out for validation."""
     validation_labels: Literal["clean", "noisy"] = "clean"
@@ -74,6 +79,7 @@ class DataConfig:
         check_at_least("crop", self.crop, 0)
         check_at_least("subset", self.subset, 10)
         check_at_least("test_subset", self.test_subset, 10)
+        check_at_least("size", self.size, 2)
         if self.noise and allowed:
             raise ValueError(f"noise is {self.noise}; {self.dataset} has wrong labels of its own: use noise 0")
 
@@ -196,7 +202,9 @@ class MeasuringConfig:
     recompute: Literal["chosen", "each-epoch"] = "chosen"
     """When batch-norm statistics are recomputed: for the weights that were chosen, or for every average each epoch."""
     on_train: bool = False
-    """Whether all are measured on the training images each epoch: how much wrong labels are memorised."""
+    """Whether all are measured on the training images as well: how much wrong labels are memorised."""
+    train_every: int = field(default=1, metadata=IF_USED)
+    """Epochs from one such measurement to the next; after the last epoch there always is one."""
     test_curves: bool = False
     """Whether all are measured on the test images each epoch."""
     curve_images: int | None = field(default=None, metadata=IF_USED)
@@ -206,6 +214,7 @@ class MeasuringConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_at_least("curve_images", self.curve_images, 10)
+        check_at_least("train_every", self.train_every, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,8 +358,8 @@ class ProtocolConfig(Recipe):
 
     rates: tuple[float, ...] = (0.4, 0.8)
     """Learning rates to try; one is chosen for each seed by the validation accuracy of the live weights."""
-    seeds: int = 3
-    """How many seeds, from 0 on."""
+    seeds: Seeds = 3
+    """How many seeds, from 0 on; or which, as 10-19 or 10,12,15."""
     swa: bool = True
     """Whether a run with SWA is forked from each refit at three quarters of it."""
     transfer: tuple[LearntName, ...] = ()
@@ -362,7 +371,7 @@ class ProtocolConfig(Recipe):
         fit = all(0 < rate < math.inf for rate in self.rates) and len(set(self.rates)) == len(self.rates)
         if not (self.rates and fit):
             raise ValueError(f"rates are {listed(self.rates)}; give one or more learning rates above 0, each once")
-        check_at_least("seeds", self.seeds, 1)
+        object.__setattr__(self, "seeds", _checked_seeds(self.seeds))
         _check_targets(self.transfer)
         if self.swa and not self.training.warmup <= self.swa_epoch < self.training.epochs:
             raise ValueError(
@@ -374,6 +383,11 @@ class ProtocolConfig(Recipe):
                 f"bootstrap is {self.training.bootstrap} and swa is on, which are two studies; leave bootstrap out, or "
                 "give --no-swa (in a file: swa = false)"
             )
+
+    @property
+    def seed_numbers(self) -> tuple[int, ...]:
+        """Every seed, in the order given."""
+        return tuple(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
 
     @property
     def swa_epoch(self) -> int:
@@ -415,6 +429,34 @@ class DemoConfig:
         check_share("noise", self.noise)
         check_at_least("seed", self.seed, 0)
         check_at_least("threads", self.threads, 1)
+
+
+def parse_seeds(text: str) -> Seeds:
+    """Seeds as they stand on a command line.
+
+    >>> parse_seeds("3"), parse_seeds("10-12"), parse_seeds("10,12,15")
+    (3, (10, 11, 12), (10, 12, 15))
+    """
+    if text.isdecimal():
+        return _checked_seeds(int(text))
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        bounds = (first, last if dash else first)
+        if not all(bound.isdecimal() for bound in bounds) or int(bounds[0]) > int(bounds[1]):
+            raise ValueError(f"seeds is {text!r}; give a count, such as 3, or seeds, such as 10-19 or 10,12,15")
+        seeds += range(int(bounds[0]), int(bounds[1]) + 1)
+    return _checked_seeds(tuple(seeds))
+
+
+def _checked_seeds(seeds: Seeds) -> Seeds:
+    """The one form that the same seeds always have: those from 0 on are their count."""
+    if isinstance(seeds, int):
+        check_at_least("seeds", seeds, 1)
+        return seeds
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise ValueError(f"seeds are {listed(seeds)}; give one or more, 0 or above, each once")
+    return len(seeds) if seeds == tuple(range(len(seeds))) else seeds
 
 
 def _check_targets(names: tuple[str, ...]) -> None:

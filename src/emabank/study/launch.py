@@ -208,8 +208,9 @@ def show_plan(config: ProtocolConfig, place: Place, *, console: Console | None =
     for job in tuning_jobs(config, data=fingerprint(dataset)):
         folder = folder_of(job.config, place)
         say(console, f"# {title(job.config)}: {folder.path}, {folder.state()}")
-    swa = f" and {config.seeds} runs with SWA" if config.swa else ""
-    say(console, f"# then {config.seeds} refits{swa}, with what these choose")
+    seeds = len(config.seed_numbers)
+    swa = f" and {seeds} runs with SWA" if config.swa else ""
+    say(console, f"# then {seeds} refits{swa}, with what these choose")
 
 
 def show_studies_plan(
@@ -310,10 +311,10 @@ class _Speeds:
     """What runs cost on this machine; each network is measured once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int | None, str], Speed] = {}
+        self._known: dict[tuple[str, int | None, str, int | None], Speed] = {}
 
     def cost(self, config: ProtocolConfig, kind: str) -> Cost:
-        key = config.training.network, config.training.width, config.data.dataset
+        key = config.training.network, config.training.width, config.data.dataset, config.data.size
         if key not in self._known:
             self._known[key] = measure_speed(example_config("tune", config))
         return cost_of(example_config(kind, config), self._known[key])

@@ -90,7 +90,7 @@ def tuning_jobs(config: ProtocolConfig, *, data: str, model: str = "") -> list[J
                 model_fingerprint=model,
             )
         )
-        for seed in range(config.seeds)
+        for seed in config.seed_numbers
         for rate in config.rates
     ]
 
@@ -196,7 +196,7 @@ def plan_protocol(
         load_parts(config.data, dataset, share)  # a subset that does not exist is found before any run starts
     prints: dict[str, Any] = {"data": fingerprint(dataset), "model": model_fingerprint}
     jobs = tuning_jobs(config, **prints)
-    targets = transfer_targets(config.transfer, place, split_seed=config.data.split_seed)
+    targets = transfer_targets(config.transfer, place, config.data)
     check_model(make_model or network_of(jobs[0].config, dataset), dataset, targets=targets)
     noisy = config.data.noise > 0 or bool(dataset.train.wrong.any())
     return Planned(jobs, {**prints, "transfer": tuple(fingerprint(target) for target in targets)}, noisy)
@@ -208,8 +208,8 @@ def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen
     tuned: list[RunFolder] = []
     refits: list[Job] = []
     count = len(config.rates)
-    for seed in range(config.seeds):
-        jobs = planned.tuning[seed * count : (seed + 1) * count]
+    for place_of_seed, seed in enumerate(config.seed_numbers):
+        jobs = planned.tuning[place_of_seed * count : (place_of_seed + 1) * count]
         runs = [folder_of(job.config, place) for job in jobs]
         choice = choose(seed, config.rates, runs)
         at = next(i for i, run in enumerate(runs) if run.id == choice.run)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from emabank.study.config import Place, RunConfig
+from emabank.study.config import DataConfig, Place, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
@@ -234,15 +234,18 @@ def _load(training: Training, state: dict[str, Any], what: str) -> None:
 
 
 def _targets(config: RunConfig, place: Place) -> list[Dataset]:
-    targets = transfer_targets(config.transfer, place, split_seed=config.recipe.data.split_seed)
+    targets = transfer_targets(config.transfer, place, config.recipe.data)
     for target, planned in zip(targets, config.transfer_fingerprints, strict=True):
         _check_data(target, planned)
     return targets
 
 
-def transfer_targets(names: Sequence[str], place: Place, *, split_seed: int) -> list[Dataset]:
-    """The data sets that features are evaluated on."""
-    return [load_transfer_target(name, place.data, split_seed=split_seed, cache=place.cache) for name in names]
+def transfer_targets(names: Sequence[str], place: Place, data: DataConfig) -> list[Dataset]:
+    """The data sets that features are evaluated on, for a network that learned from `data`."""
+    return [
+        load_transfer_target(name, place.data, split_seed=data.split_seed, size=data.size, cache=place.cache)
+        for name in names
+    ]
 
 
 def _check_data(dataset: Dataset, planned: str) -> None:

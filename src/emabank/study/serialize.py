@@ -170,7 +170,9 @@ def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
-        (kind,) = (argument for argument in arguments if argument is not NoneType)  # all our unions are `X | None`
+        kinds = [argument for argument in arguments if argument is not NoneType]
+        # Our unions are `X | None` and `int | tuple[int, ...]`.
+        kind = next((kind for kind in kinds if get_origin(kind) is tuple and isinstance(value, list | tuple)), kinds[0])
         return _converted(kind, value, where, key)
     if origin is Literal:
         if isinstance(value, str) and value in arguments:

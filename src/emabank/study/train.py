@@ -289,7 +289,7 @@ class Training:
         sets = self._sets()
         if "val" in self._plain:
             self.measured += self._evaluate_split("val", sets)
-        if asked.on_train:
+        if asked.on_train and (self.epoch % asked.train_every == 0 or self.epoch == self._recipe.training.epochs):
             # Memorisation is a matter of the weights: once for each of them, not again with recomputed statistics.
             self.measured += self._evaluate_split(
                 "train", {key: weights for key, weights in sets.items() if key[1] != "recomputed"}

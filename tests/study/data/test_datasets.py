@@ -14,6 +14,7 @@ from emabank.study.data import cifar
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import fingerprint
+from emabank.study.serialize import to_dict
 from tests.study.data.made_up import cifar_batch, python2_pickle, write_files
 
 PUBLISHED = pytest.mark.skipif(
@@ -164,6 +165,17 @@ def test_the_target_of_a_transfer_is_the_data_set_where_it_is_whole(files, tmp_p
         assert (
             fingerprint(found) == fingerprint(load_dataset(DataConfig(dataset=name), tmp_path)) and found.name == name
         )
+
+
+def test_images_of_another_size_are_so_wherever_they_are_used(files, tmp_path: Path):
+    config = DataConfig(dataset="cifar10", size=16)
+    dataset = load_dataset(config, tmp_path)
+    assert {tuple(part.images.shape[1:]) for part in (dataset.train, dataset.test)} == {(3, 16, 16)}
+    assert load_transfer_target("cifar100", tmp_path, split_seed=0, size=8).test.images.shape[1:] == (3, 8, 8)
+    (tmp_path / "cifar-100-python/train").unlink()
+    assert load_transfer_target("cifar100", tmp_path, split_seed=0, size=8).train.images.shape[1:] == (3, 8, 8)
+    assert "size" not in to_dict(DataConfig()), "runs that do not use it keep their identity"
+    assert to_dict(config)["size"] == 16
 
 
 def test_human_labels_may_be_the_target_of_a_transfer(files, tmp_path: Path):

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from emabank.study.data.images import Dataset, Images, Normalisation, fingerprint, make_images, normalisation_of
+from emabank.study.data.images import (
+    Dataset,
+    Images,
+    Normalisation,
+    averaged_to,
+    fingerprint,
+    make_images,
+    normalisation_of,
+)
 
 
 def some_images(count: int = 6, *, channels: int = 3, height: int = 4, width: int = 5, seed: int = 0) -> Images:
@@ -168,3 +176,22 @@ def test_a_channel_without_spread_is_only_centred():
 def test_the_mean_of_nothing_is_refused():
     with pytest.raises(ValueError, match="the mean of no images is not defined; give at least one"):
         normalisation_of(some_images(0))
+
+
+@pytest.mark.parametrize(("side", "size"), [(32, 16), (32, 8), (9, 3)])
+def test_smaller_images_are_means_rounded_half_up(side: int, size: int):
+    pixels = np.random.default_rng(0).integers(0, 256, (1500, 2, side, side), dtype=np.uint8)
+    part = make_images(torch.from_numpy(pixels), torch.zeros(1500, dtype=torch.int64))
+    small = averaged_to(Dataset("small", 1, part, part.take(torch.arange(3))), size)
+    k = side // size
+    means = np.stack([pixels[:, :, i::k, j::k] for i in range(k) for j in range(k)]).astype(np.float64).mean(axis=0)
+    np.testing.assert_array_equal(small.train.images.numpy(), np.floor(means + 0.5))
+    np.testing.assert_array_equal(small.test.images.numpy(), np.floor(means[:3] + 0.5))
+    assert small.train.labels is small.train.clean, "labels stay as they are"
+
+
+@pytest.mark.parametrize(("side", "size"), [(32, 12), (32, 64), (8, 5)])
+def test_another_size_must_be_a_divisor(side: int, size: int):
+    part = make_images(torch.zeros(2, 1, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=f"^size must be a divisor .* got {size}, .* of few are {side} x {side}$"):
+        averaged_to(Dataset("few", 2, part, part), size)

@@ -12,6 +12,7 @@ from emabank.study.config import HardwareConfig, Recipe, RunConfig, TrainingConf
 from emabank.study.data.digits import digits_dataset
 from emabank.study.run_job import network_of
 from emabank.study.studies import estimate
+from emabank.study.studies.cost import SIZES
 from emabank.study.studies.estimate import ENOUGH, ROUNDS, measure_speed
 from tests.study.small_runs import one_thread as one_thread
 
@@ -75,9 +76,7 @@ def test_images_and_weights_lie_in_memory_as_in_the_run(monkeypatch: pytest.Monk
         return model
 
     monkeypatch.setattr(estimate, "build_network", build)
-    monkeypatch.setitem(
-        estimate.SIZES, "digits", estimate.SIZES["digits"]._replace(image=(3, 8, 8))
-    )  # one has no order
+    monkeypatch.setitem(SIZES, "digits", SIZES["digits"]._replace(image=(3, 8, 8)))  # one channel has no order
     config = run_config()
     hardware = replace(config.recipe.hardware, channels_last=channels_last)
     measure_speed(replace(config, recipe=replace(config.recipe, hardware=hardware)))

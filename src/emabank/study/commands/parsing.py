@@ -1,7 +1,7 @@
 """From words to a command, with tyro."""
 
 from dataclasses import make_dataclass
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Union, get_args
 
 import tyro
 
@@ -20,6 +20,7 @@ from emabank.study.commands.studies import (
     StatusArguments,
     protocol_defaults,
 )
+from emabank.study.config import Seeds, parse_seeds
 
 COMMANDS: dict[str, type[Any]] = {
     "demo": DemoArguments,
@@ -38,6 +39,23 @@ COMMANDS: dict[str, type[Any]] = {
 _MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 
 
+_REGISTRY = tyro.constructors.ConstructorRegistry()
+
+
+@_REGISTRY.primitive_rule
+def _seeds(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """How seeds are written on a command line."""
+    if not set(get_args(Seeds)) <= set(get_args(info.type)):
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="SEEDS",
+        instance_from_str=lambda words: parse_seeds(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, int | tuple),
+        str_from_instance=lambda seeds: [",".join(map(str, seeds)) if isinstance(seeds, tuple) else str(seeds)],
+    )
+
+
 def parse(words: list[str], *, description: str) -> Any:
     """The command that the words after `emabank` mean, with its arguments.
 
@@ -48,7 +66,7 @@ def parse(words: list[str], *, description: str) -> Any:
         return tyro.cli(_every_command(), prog="emabank", description=description, args=words, config=_MARKERS)
     name, words = words[0], words[1:]
     defaults: dict[str, Any] = {"default": protocol_defaults(words)} if name == "protocol" else {}
-    return tyro.cli(COMMANDS[name], prog=f"emabank {name}", args=words, config=_MARKERS, **defaults)
+    return tyro.cli(COMMANDS[name], prog=f"emabank {name}", args=words, config=_MARKERS, registry=_REGISTRY, **defaults)
 
 
 def _every_command() -> Any:

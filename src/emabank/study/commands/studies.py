@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from emabank.study.config import DemoConfig, Place, ProtocolConfig, check_at_least
+from emabank.study.config import DemoConfig, Place, ProtocolConfig, Seeds
 from emabank.study.report.pairs import Scale
 from emabank.study.serialize import apply_overrides, read_toml
 from emabank.study.studies.catalogue import studies_named
@@ -80,8 +80,8 @@ class RunArguments:
     """Its name, or all."""
     scale: Scale = "demo"
     """demo: embedded digits, minutes. small: parts of CIFAR-10 and CIFAR-10N, hours on a CPU. paper: for a GPU."""
-    seeds: int | None = None
-    """How many seeds, from 0 on. By default 3."""
+    seeds: Seeds | None = None
+    """How many seeds, from 0 on; or which, as 10-19 or 10,12,15. By default 3."""
     set: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
     """Other settings for all that is trained, such as training.epochs=10 rates=[0.1,0.2]. By default none."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -91,7 +91,6 @@ class RunArguments:
     """Say which runs there are, which are done, and what the others would cost on this machine; train nothing."""
 
     def __post_init__(self) -> None:
-        check_at_least("seeds", self.seeds, 1)
         pairs = {pair for study in studies_named(self.study) for pair in study.pairs_at(self.scale)}
         self.place.check_trackers()
         for config in (protocol_of(pair, self.scale) for pair in sorted(pairs)):
@@ -100,8 +99,8 @@ class RunArguments:
 
     def change(self, config: ProtocolConfig) -> ProtocolConfig:
         """A protocol with the settings that were asked for."""
-        seeds = {} if self.seeds is None else {"seeds": self.seeds}
-        config = replace(config, hardware=replace(config.hardware, device=self.device), **seeds)
+        seeds = config.seeds if self.seeds is None else self.seeds
+        config = replace(config, hardware=replace(config.hardware, device=self.device), seeds=seeds)
         return apply_overrides(config, [setting for group in self.set for setting in group])
 
     def run(self, words: list[str]) -> int:

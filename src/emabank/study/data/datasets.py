@@ -12,7 +12,7 @@ from emabank.study.config import DataConfig
 from emabank.study.data.cifar import check_alignment, load_cifar, load_cifar_n
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.folders import load_tiny_imagenet
-from emabank.study.data.images import Dataset, make_images
+from emabank.study.data.images import Dataset, averaged_to, make_images
 from emabank.study.data.labelled import LabelledImages, Tell
 from emabank.study.data.splits import Parts, make_parts, stratified_split
 
@@ -20,10 +20,15 @@ from emabank.study.data.splits import Parts, make_parts, stratified_split
 def load_dataset(config: DataConfig, folder: Path, *, cache: Path | None = None, tell: Tell | None = None) -> Dataset:
     """Read a data set from its folder; only `digits` needs none. Decoded images are kept in `cache`.
 
+    Its images have the size that the configuration asks for.
+
     >>> load_dataset(DataConfig(dataset="digits"), Path("nowhere")).classes
     10
     """
-    config = config.completed()
+    return averaged_to(_load(config.completed(), folder, cache, tell), config.size)
+
+
+def _load(config: DataConfig, folder: Path, cache: Path | None, tell: Tell | None) -> Dataset:
     match config.dataset:
         case "digits" | "digits-0-4" | "digits-5-9":
             return digits_dataset(config.dataset)
@@ -58,9 +63,15 @@ def load_parts(config: DataConfig, dataset: Dataset, trained_on: str) -> Parts:
 
 
 def load_transfer_target(
-    name: str, folder: Path, *, split_seed: int, cache: Path | None = None, tell: Tell | None = None
+    name: str,
+    folder: Path,
+    *,
+    split_seed: int,
+    size: int | None = None,
+    cache: Path | None = None,
+    tell: Tell | None = None,
 ) -> Dataset:
-    """The data set that frozen features are evaluated on.
+    """The data set that frozen features are evaluated on, its images averaged to `size` like those of the training.
 
     Where the training images of CIFAR-10 or CIFAR-100 are missing, the test images are halved, all classes alike, into
     images to train the head on and images to test it on; the data set's name says so.
@@ -68,7 +79,7 @@ def load_transfer_target(
     >>> load_transfer_target("digits", Path("nowhere"), split_seed=0).name
     'digits'
     """
-    config = DataConfig(dataset=name)  # type: ignore[arg-type]
+    config = DataConfig(dataset=name, size=size)  # type: ignore[arg-type]
     try:
         return load_dataset(config, folder, cache=cache, tell=tell)
     except FileNotFoundError:
@@ -77,7 +88,7 @@ def load_transfer_target(
     images, labels = _tensors(load_cifar(name, folder, split="test"))
     first, second = stratified_split(labels, 0.5, seed=split_seed)
     halves = [make_images(images[index], labels[index]) for index in (first, second)]
-    return Dataset(f"{name}-test-halves", _classes(name), *halves)
+    return averaged_to(Dataset(f"{name}-test-halves", _classes(name), *halves), size)
 
 
 def _cifar(name: str, folder: Path) -> Dataset:

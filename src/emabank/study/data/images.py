@@ -126,6 +126,37 @@ def fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
+def averaged_to(dataset: Dataset, size: int | None) -> Dataset:
+    """The images at `size` x `size` pixels, each the mean of a square of pixels, rounded to the nearest, a half up.
+
+    With None they stay as they are.
+
+    >>> pixels = torch.tensor([[[[0, 1], [1, 0]]], [[[0, 0], [0, 7]]]], dtype=torch.uint8)
+    >>> part = make_images(pixels, torch.tensor([0, 1]))
+    >>> averaged_to(Dataset("small", 2, part, part), 1).train.images.flatten().tolist()
+    [1, 2]
+    """
+    height, width = dataset.train.images.shape[2:]
+    if size is None or height == width == size:
+        return dataset
+    if height != width or height % size:
+        raise ValueError(
+            f"size must be a divisor of the height and width of square images; got {size}, and the images of "
+            f"{dataset.name} are {height} x {width}"
+        )
+
+    def averaged(part: Images) -> Images:
+        pieces = [_block_means(some, height // size) for some in part.images.split(_COUNTED_AT_ONCE)]
+        return Images(torch.cat(pieces), part.labels, part.clean)
+
+    return Dataset(dataset.name, dataset.classes, averaged(dataset.train), averaged(dataset.test))
+
+
+def _block_means(images: Tensor, side: int) -> Tensor:
+    blocks = images.to(torch.int64).unflatten(3, (-1, side)).unflatten(2, (-1, side))
+    return ((blocks.sum(dim=(3, 5)) + side * side // 2) // (side * side)).to(torch.uint8)
+
+
 def normalisation_of(images: Images) -> Normalisation:
     """The mean and the standard deviation of each channel over all pixels, from exact integer sums.
 

@@ -477,7 +477,7 @@ def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
         return _is_count(value) and value in range(1, config.training.epochs + 1)
 
     choices, runs = summary["choices"], summary["runs"]
-    if [choice["seed"] for choice in choices] != list(range(config.seeds)) or not all(
+    if [choice["seed"] for choice in choices] != list(config.seed_numbers) or not all(
         choice["rate"] in config.rates
         and _is_text(choice["run"])
         and is_epoch(choice["live_epoch"])
@@ -486,7 +486,8 @@ def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
         for choice in choices
     ):
         raise ValueError("see choices there")
-    counts = {"tuning": {config.seeds * len(config.rates)}, "refit": {0, config.seeds}, "swa": {0, config.seeds}}
+    seeds = len(config.seed_numbers)
+    counts = {"tuning": {seeds * len(config.rates)}, "refit": {0, seeds}, "swa": {0, seeds}}
     for stage, allowed in counts.items():  # those of a later stage may be missing
         if not isinstance(runs[stage], list) or len(runs[stage]) not in allowed or not all(map(_is_text, runs[stage])):
             raise ValueError("see runs there")

@@ -7,7 +7,7 @@ nothing but numbers that are known: that is for `emabank list`.
 from typing import NamedTuple
 
 from emabank.study.averages import stops, windows
-from emabank.study.config import Recipe, RunConfig
+from emabank.study.config import DataConfig, Recipe, RunConfig
 from emabank.study.models.operations import Counted, counted
 
 _CHOSEN = 5  # sets of weights that validation chooses, to be kept and measured at the end
@@ -35,6 +35,16 @@ SIZES = {
     "cifar100n": _CIFAR._replace(classes=100),
     "tiny-imagenet": Size(100_000, 10_000, (3, 64, 64), 200),
 }
+
+
+def size_of(data: DataConfig) -> Size:
+    """What is known of the data of a configuration: its images may be smaller than those of the data set.
+
+    >>> size_of(DataConfig(dataset="cifar10", size=16)).image
+    (3, 16, 16)
+    """
+    size = SIZES[data.dataset]
+    return size if data.size is None else size._replace(image=(size.image[0], data.size, data.size))
 
 
 class Speed(NamedTuple):
@@ -106,7 +116,7 @@ def counted_for(recipe: Recipe) -> Counted:
     >>> counted_for(Recipe(training=TrainingConfig(width=8))).parameters
     19074
     """
-    training, size = recipe.training, SIZES[recipe.data.dataset]
+    training, size = recipe.training, size_of(recipe.data)
     return counted(training.network, training.width, size.image, size.classes)
 
 
@@ -119,7 +129,7 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
     12970
     """
     recipe = config.recipe
-    size = SIZES[recipe.data.dataset]
+    size = size_of(recipe.data)
     images = min(recipe.data.subset or size.train, size.train)
     held_out = images // 5 if config.trained_on == "80%" else 0
     learnt = images - held_out

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from emabank.study.config import RunConfig
 from emabank.study.models import build_network
-from emabank.study.studies.cost import SIZES, Speed
+from emabank.study.studies.cost import Speed, size_of
 
 IMAGES = 4
 ROUNDS = 3
@@ -30,7 +30,7 @@ def measure_speed(config: RunConfig) -> Speed:
     (True, True)
     """
     training, hardware = config.recipe.training, config.recipe.hardware
-    size = SIZES[config.recipe.data.dataset]
+    size = size_of(config.recipe.data)
     device = torch.device(hardware.device)
     form = torch.channels_last if hardware.channels_last else torch.contiguous_format
     threads = torch.get_num_threads()

@@ -41,8 +41,9 @@ def list_studies(scale: Scale, console: Console | None = None) -> None:
     for pair in everything:
         console.print(f"  {letters[pair.name]}  {title_of(pair.config)}, for {pair.name}", highlight=False)
     sizes = sorted(counted_for(_completed(pair.config)).parameters for pair in everything)
+    seeds = len(everything[0].config.seed_numbers)
     console.print(
-        f"Scale {scale}, {everything[0].config.seeds} seeds, networks of {sizes[0]:,} to {sizes[-1]:,} parameters. "
+        f"Scale {scale}, {seeds} seeds, networks of {sizes[0]:,} to {sizes[-1]:,} parameters. "
         f"Time: about, for everything from nothing, on {CORES} cores like ours ({MACHINE}). "
         "`emabank run STUDY --dry-run` measures this machine, and says which runs are done.",
         highlight=False,

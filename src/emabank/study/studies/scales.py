@@ -65,6 +65,8 @@ def title_of(config: ProtocolConfig) -> str:
     elif data.subset is not None:
         words.append(f"{data.subset:,} images")
     usual = (None, 8, 32 if training.network == "whitened-cnn" else 16)
+    if data.size is not None:
+        words.append(f"at {data.size} × {data.size}")
     width = "" if training.width in usual else f" of width {training.width}"
     return ", ".join([*words, _NETWORKS[training.network] + width])
 

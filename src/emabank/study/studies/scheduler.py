@@ -268,7 +268,7 @@ def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
     """What follows if every seed chooses the first rate, and the slowest average at the end."""
     slowest, end = config.averages.names[-1], config.training.epochs
     choices = [
-        Choice(seed, config.rates[0], "", end, dict.fromkeys(CRITERIA, (slowest, end))) for seed in range(config.seeds)
+        Choice(seed, config.rates[0], "", end, dict.fromkeys(CRITERIA, (slowest, end))) for seed in config.seed_numbers
     ]
     tuned = tuning_jobs(config, data="")[:: len(config.rates)]
     refits = [

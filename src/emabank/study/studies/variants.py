@@ -34,7 +34,7 @@ def runs_needed(config: ProtocolConfig, stages: Collection[str], arms: Iterable[
     >>> runs_needed(ProtocolConfig(rates=(0.1, 0.2), seeds=3), {"tune"}, ["constant"])
     Counter({'tune': 6, 'refit': 3, 'constant': 3})
     """
-    arms, seeds = tuple(arms), config.seeds
+    arms, seeds = tuple(arms), len(config.seed_numbers)
     needed = Counter({"tune": len(config.rates) * seeds})
     if "refit" in stages or "swa" in stages or any(needs_refits(arm) for arm in arms):
         needed["refit"] = seeds
