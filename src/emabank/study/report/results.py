@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
-from emabank.study.report.pairs import Scale
 from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
 from emabank.study.runs.reader import (
     CONFIG,
@@ -32,6 +31,7 @@ from emabank.study.runs.reader import (
 from emabank.study.runs.rows import Row, read_rows
 from emabank.study.runs.storage import file_checksum, read_checked
 from emabank.study.serialize import from_dict
+from emabank.study.studies.scales import SCALES, Scale
 
 LIVE, SWA = "live", "swa"
 TUNE_AT, EVERY = "tune at ", "every "
@@ -239,8 +239,7 @@ class Results:
     @property
     def scales(self) -> list[Scale]:
         """The scales there are, the largest first."""
-        scales: Sequence[Scale] = get_args(Scale)
-        return [scale for scale in reversed(scales) if self.of(scale=scale)]
+        return [scale for scale in reversed(SCALES) if self.of(scale=scale)]
 
 
 # The folder -----------------------------------------------------------------------------------------------------------
@@ -307,7 +306,7 @@ class _Reader:
             self._used.add(path.name)
             try:
                 manifest = read_manifest(path)
-                if manifest.scale not in get_args(Scale):
+                if manifest.scale not in SCALES:
                     raise ValueError(f"its scale is {manifest.scale!r}, which this emabank does not know")
                 manifests.append(manifest)
             except (ValueError, OSError) as error:

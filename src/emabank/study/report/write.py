@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from emabank import __version__
 from emabank.atomic import remove_temporary, write_atomically
@@ -17,13 +17,14 @@ from emabank.study.report.claims import Claim
 from emabank.study.report.draw import FORMATS, draw
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure
-from emabank.study.report.page import STUDIES, Provenance, page
-from emabank.study.report.pairs import Scale
+from emabank.study.report.page import Provenance, page
 from emabank.study.report.render import claims_csv, claims_markdown, latex, markdown, table_csv
 from emabank.study.report.results import REPORT_FILES, Results
 from emabank.study.report.table_specs import make_tables
 from emabank.study.report.tables import Table
 from emabank.study.runs.storage import read_any, write_json
+from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.scales import SCALES
 
 PAGE = "index.html"
 FORMS: dict[str, Callable[[Table], str]] = {".md": markdown, ".csv": table_csv, ".tex": latex}
@@ -71,11 +72,10 @@ def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
     unfinished = [study.command for study in results.studies if study.state != "done"]
     if unfinished:
         return unfinished[0]
-    scales: Sequence[Scale] = get_args(Scale)
-    done = {scale: {study.name for study in results.studies if study.scale == scale} for scale in scales}
-    begun = [scale for scale in scales if done[scale] and not done[scale] >= set(STUDIES)]
-    larger = scales[1 + max((place for place, scale in enumerate(scales) if done[scale]), default=-1) :]
-    scale = next(iter((*begun, *larger)), scales[0])
+    done = {scale: {study.name for study in results.studies if study.scale == scale} for scale in SCALES}
+    begun = [scale for scale in SCALES if done[scale] and not done[scale] >= set(STUDIES)]
+    larger = SCALES[1 + max((place for place, scale in enumerate(SCALES) if done[scale]), default=-1) :]
+    scale = next(iter((*begun, *larger)), SCALES[0])
     place = [] if runs == Path("runs") else ["--runs", str(runs)]
     return shlex.join(["emabank", "run", "all", "--scale", scale, *place])
 
