@@ -25,13 +25,13 @@ from torch import Tensor, nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 from emabank import checkpoint as files
+from emabank.atomic import write_atomically
 from emabank.checkpoint import (
     SAFETENSORS_DTYPES,
     export,
     load,
     read_state,
     save,
-    write_atomically,
     write_safetensors,
     write_state,
     write_torch,

@@ -1,15 +1,12 @@
 """Files: a whole bank, one exported average, nested states. Written atomically, and read without executing anything."""
 
 import ctypes
-import errno
 import json
 import os
-import secrets
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -18,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from torch import Tensor
 
+from emabank.atomic import write_atomically
+
 if TYPE_CHECKING:
     from emabank.bank import EMABank
 
-__all__ = ["export", "load", "read_state", "save", "write_atomically", "write_safetensors", "write_state"]
+__all__ = ["export", "load", "read_state", "save", "write_safetensors", "write_state"]
 
 FORMAT = "emabank"
 VERSION = 1
@@ -343,53 +342,3 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
         file.write(header)
         for tensor in plain.values():
             file.write(tensor_bytes(tensor))
-
-
-# Atomic writing -------------------------------------------------------------------------------------------------------
-
-
-def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Write a file so that a crash, a full disk or Ctrl-C leaves the old file or the new one, never a part.
-
-    `write` gets a temporary path in the same folder and fills it. Missing folders are created. A symbolic link stays
-    one: the file that it points to is replaced.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(f"{folder}/new/notes.txt", lambda temporary: temporary.write_text("whole"))
-    ...     Path(folder, "new", "notes.txt").read_text()
-    'whole'
-    """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        # Replacing would work, for root even on /dev/null.
-        raise OSError(errno.EINVAL, "Only a regular file can be replaced", str(target))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"The folder for {target.name} cannot be made: {error.strerror}"
-        raise OSError(error.errno, reason, str(target.parent)) from error
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.touch(exist_ok=False)
-        write(temporary)
-        sync(temporary, os.O_RDWR)
-        os.replace(temporary, target)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            reason = f"Could not be written ({error.strerror or error}); what was there before is unchanged"
-            raise OSError(error.errno or errno.EIO, reason, str(target)) from error
-        raise
-    if os.name == "posix":
-        with suppress(OSError):  # the file is in place; some network file systems refuse to sync a folder
-            sync(target.parent, os.O_RDONLY)
-
-
-def sync(path: Path, flags: int) -> None:
-    """Wait until a file or folder is on the disk; it is opened with these flags, which differ between the two."""
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,10 +12,10 @@ import pytest
 from emabank.study.config import AveragesConfig, Place, ProtocolConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
-from emabank.study.report.pairs import MAIN
 from emabank.study.run_job import Job, run_job, task_of
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES, Study
+from emabank.study.studies.scales import MAIN
 from emabank.study.studies.scheduler import run_studies as run_all
 from emabank.study.studies.scheduler import settings_of
 

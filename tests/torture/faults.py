@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from emabank import EMABank, Uniform, checkpoint
+from emabank.atomic import write_atomically
 from emabank.selection import BestTracker
 from emabank.study import run_job
 from emabank.study.commands import main
@@ -254,7 +255,7 @@ class Faults:
         path = Path(os.environ["TORTURE_RESULTS"], "torture.json")
         known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         known[self.name] = {**self.counts, "seconds": round(time.monotonic() - self.started, 1), "seed": self.seed}
-        checkpoint.write_atomically(path, lambda beside: beside.write_text(json.dumps(known, indent=1) + "\n"))
+        write_atomically(path, lambda beside: beside.write_text(json.dumps(known, indent=1) + "\n"))
 
 
 @contextmanager

@@ -29,13 +29,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from emabank.atomic import sync, write_atomically
 from emabank.checkpoint import (
     FORMAT,
     SAFETENSORS_DTYPES,
     safetensors_header,
-    sync,
     tensor_bytes,
-    write_atomically,
     write_torch,
 )
 

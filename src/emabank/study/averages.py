@@ -4,7 +4,9 @@ May import config and the library.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from emabank import EMA
 from emabank.study.config import AveragesConfig, Keep
@@ -66,3 +68,53 @@ def columns(
     statistics: BatchNorm = "recomputed" if has_batchnorm else "averaged"
     slowest = Keep(weights=averages.names[-1], epoch=epoch, batchnorm=statistics, selected_by=criterion)  # type: ignore[arg-type]
     return chosen, slowest
+
+
+CRITERIA = {"accuracy": "acc.", "loss": "loss"}
+"""What epochs and averages are chosen by, and how a column's title has it."""
+
+
+class TableStage(NamedTuple):
+    """The columns of one of the protocol's tables: which runs, measured on which split, and which of their weights."""
+
+    variant: str
+    """"tune", "refit" or "swa"."""
+    trained_on: str
+    split: str
+    columns: Mapping[str, tuple[str, ...]]
+    """By title, the name under which each seed's run keeps the weights."""
+
+
+def table_stages(
+    averages: AveragesConfig,
+    choices: Sequence[Mapping[str, tuple[str, int]]],
+    *,
+    has_batchnorm: bool,
+    has_wrong_labels: bool,
+) -> list[TableStage]:
+    """The columns of all tables of a protocol.
+
+    `choices` are what validation chose per seed: by criterion, an average and an epoch. The live weights are those of
+    the best epoch in tuning and of the last in a refit. A refit shows the other as well, tuning only under label noise,
+    where the two differ most.
+
+    >>> choices = [{"accuracy": ("ema-1.8%", 9), "loss": ("ema-1.8%", 7)}]
+    >>> table_stages(AveragesConfig(), choices, has_batchnorm=True, has_wrong_labels=False)[2].columns["slowest (acc.)"]
+    ('ema-7.1%-recomputed-accuracy',)
+    """
+    seeds = len(choices)
+    best, last = ("live-accuracy",) * seeds, ("live-last",) * seeds
+    chosen: dict[str, tuple[str, ...]] = {}
+    slowest: dict[str, tuple[str, ...]] = {}
+    for criterion, short in CRITERIA.items():
+        kept = [columns(averages, *choice[criterion], criterion, has_batchnorm) for choice in choices]
+        chosen[f"EMA ({short})"] = tuple(keep.name for keep, _ in kept)
+        slowest[f"slowest ({short})"] = tuple(keep.name for _, keep in kept)
+    swa = Keep(weights="swa", epoch=0, batchnorm="recomputed" if has_batchnorm else "averaged", selected_by="last")
+    tuning = {"SGD": best, **({"SGD (last)": last} if has_wrong_labels else {}), **chosen, **slowest}
+    return [
+        TableStage("tune", "80%", "val", tuning),
+        TableStage("tune", "80%", "test", tuning),
+        TableStage("refit", "100%", "test", {"SGD": last, "SGD (best)": best, **chosen, **slowest}),
+        TableStage("swa", "100%", "test", {"SWA": (swa.name,) * seeds}),
+    ]

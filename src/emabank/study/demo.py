@@ -14,7 +14,7 @@ from rich.console import Console
 
 import emabank
 from emabank import EMA
-from emabank.checkpoint import write_atomically
+from emabank.atomic import write_atomically
 from emabank.study.averages import rules
 from emabank.study.config import (
     AveragesConfig,

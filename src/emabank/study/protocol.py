@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from emabank.study.averages import columns
+from emabank.study.averages import CRITERIA, columns, table_stages
 from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
 from emabank.study.config import Keep, MeasuringConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_parts
@@ -24,10 +24,7 @@ from emabank.study.runs.reader import ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
 from emabank.study.runs.storage import file_checksum, with_checksum, write_json
 from emabank.study.runs.writer import write_rows
 from emabank.study.serialize import run_id, to_dict
-from emabank.study.train import LIVE, SWA
-
-CRITERIA = {"accuracy": "acc.", "loss": "loss"}
-"""What epochs and averages are chosen by, and how a column's title has it."""
+from emabank.study.train import LIVE
 
 
 class Choice(NamedTuple):
@@ -320,30 +317,16 @@ def _stages(
     *,
     noisy: bool,
 ) -> list[Stage]:
-    """What is measured of which runs: the five columns of tuning and refit, and SWA beside them.
-
-    The live weights are those of the best epoch in tuning and of the last in a refit. A refit shows the other as well,
-    tuning only under label noise, where the two differ most.
-    """
-    has_batchnorm = bool(tuned[0].summary()["has_batchnorm"])
-    averages = _average_columns(config, choices, has_batchnorm=has_batchnorm)
-    best, last = ((f"{LIVE}-{selected_by}",) * len(choices) for selected_by in ("accuracy", "last"))
-    in_tuning = [Column("SGD", best), *([Column("SGD (last)", last)] if noisy else []), *averages]
-    in_refit = [Column("SGD", last), Column("SGD (best)", best), *averages]
-    stages = [Stage("80%", "val", tuned, in_tuning), Stage("80%", "test", tuned, in_tuning)]
-    if refitted:
-        stages.append(Stage("100%", "test", refitted, in_refit))
-    if swa:
-        name = f"{SWA}-recomputed-last" if has_batchnorm else f"{SWA}-last"
-        stages.append(Stage("100%", "test", swa, [Column("SWA", (name,) * len(swa))]))
-    return stages
-
-
-def _average_columns(config: ProtocolConfig, choices: Sequence[Choice], *, has_batchnorm: bool) -> list[Column]:
-    chosen: list[Column] = []
-    slowest: list[Column] = []
-    for criterion, short in CRITERIA.items():
-        kept = [columns(config.averages, *choice.averages[criterion], criterion, has_batchnorm) for choice in choices]
-        chosen.append(Column(f"EMA ({short})", tuple(one.name for one, _ in kept)))
-        slowest.append(Column(f"slowest ({short})", tuple(other.name for _, other in kept)))
-    return [*chosen, *slowest]
+    """What is measured of which runs."""
+    runs = {"tune": tuned, "refit": refitted, "swa": swa}
+    stages = table_stages(
+        config.averages,
+        [choice.averages for choice in choices],
+        has_batchnorm=bool(tuned[0].summary()["has_batchnorm"]),
+        has_wrong_labels=noisy,
+    )
+    return [
+        Stage(trained_on, split, runs[variant], [Column(title, names) for title, names in titles.items()])
+        for variant, trained_on, split, titles in stages
+        if runs[variant]
+    ]

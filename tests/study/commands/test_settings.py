@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from emabank.study.config import ProtocolConfig
-from emabank.study.report.pairs import MAIN
-from emabank.study.studies.scales import protocol_of
+from emabank.study.studies.scales import MAIN, protocol_of
 from tests.study.commands.parsing import parsed, refused
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from emabank.study.report.pairs import Scale
 from emabank.study.report.results import LIVE, OF_PAIRS, Column, Curve, Overhead, Results, Run, Setting, Study
+from emabank.study.studies.scales import Scale
 
 AVERAGES = ("ema-0.44%", "ema-0.88%", "ema-1.8%", "ema-3.5%", "ema-7.1%")
 SEEDS = 3

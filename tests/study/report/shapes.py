@@ -9,8 +9,8 @@ import numpy as np
 from emabank.study.report.claim_specs import CLAIMS
 from emabank.study.report.claims import Claim, Finding
 from emabank.study.report.claims import findings_of as statistic_findings
-from emabank.study.report.pairs import Scale
 from emabank.study.report.results import LIVE, Curve, Results, Run, Setting
+from emabank.study.studies.scales import Scale
 from tests.study.report.made_results import AVERAGES, EPOCHS, PAIRS, SEEDS, made_columns, made_results
 
 RATES = (0.2, 0.4, 0.8)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from emabank.study.report.claim_specs import CLAIMS, OVERHEAD
-from emabank.study.report.pairs import PAIRS
 from emabank.study.report.paper import Printed, claim_value, difference, lookup, lookup_full, printed, ratio, rows_of
+from emabank.study.studies.scales import PAIRS
 from tests.support.processes import run
 
 ASSETS = files("emabank.study.report") / "assets"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from emabank.study import load_results
-from emabank.study.report.pairs import MAIN
 from emabank.study.report.results import (
     LIVE,
     OF_PAIRS,
@@ -24,6 +23,7 @@ from emabank.study.report.results import (
 )
 from emabank.study.report.series import posthoc
 from emabank.study.runs.manifest import Manifest, Ran, write_manifest
+from emabank.study.studies.scales import MAIN
 from tests.study.report.spoiling import content, put
 from tests.study.small_folder import ALL, COMMAND, EPOCHS, NAMES, RATES, SEEDS, run_studies, small
 from tests.study.small_folder import finished as finished

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emabank.study.report.pairs import CLEAN
 from emabank.study.report.series import REFIT, TUNED
 from emabank.study.report.tables import (
     REFERENCE,
@@ -26,6 +25,7 @@ from emabank.study.report.tables import (
     value_cell,
     with_best,
 )
+from emabank.study.studies.scales import CLEAN
 from tests.study.report.looking import complete, is_mean_of
 from tests.study.report.made_results import distinct_setting, made_results, the_papers, with_values
 

@@ -144,10 +144,8 @@ def test_the_file_that_could_not_be_written_is_named(tmp_path: Path):
     with pytest.raises(OSError, match="Could not be written") as caught:
         write_files(tmp_path, {"tables/a.md": fails(OSError(28, "No space left on device"))})
     assert (caught.value.filename, caught.value.errno) == (str(tmp_path / "tables" / "a.md"), 28)
-    assert caught.value.strerror == "Could not be written (No space left on device)"
-    with pytest.raises(OSError, match="Could not be written") as caught:
+    with pytest.raises(OSError, match=r"Could not be written \(encoder error -2\)"):
         write_files(tmp_path, {"a.md": fails(OSError("encoder error -2"))})  # as Pillow has it
-    assert caught.value.strerror == "Could not be written (encoder error -2)"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
@@ -162,18 +160,17 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
 
 def test_a_folder_where_a_file_should_be_is_named(tmp_path: Path):
     (tmp_path / "index.html").mkdir()
-    with pytest.raises(OSError, match="Could not be written") as caught:
+    with pytest.raises(OSError, match="Only a regular file can be replaced") as caught:
         write_files(tmp_path, files(index_html="1"))
     assert caught.value.filename == str(tmp_path / "index.html") and there(tmp_path) == {}
 
 
 def test_what_a_killed_process_was_about_to_write_goes(tmp_path: Path):
     write_files(tmp_path, files(a_md="1", b_md="1"))
-    for name in (".a.md.123", ".b.md.4567"):
-        (tmp_path / name).write_text("half")
-    (tmp_path / ".mine.md.1").write_text("mine")
+    (tmp_path / f".{'0f' * 8}.tmp").write_text("half")
+    (tmp_path / ".mine.tmp").write_text("mine")
     write_files(tmp_path, files(a_md="2"))
-    assert there(tmp_path) == {"a.md": "2", ".mine.md.1": "mine"}
+    assert there(tmp_path) == {"a.md": "2", ".mine.tmp": "mine"}
 
 
 def test_files_have_the_rights_that_files_have_here(tmp_path: Path):
@@ -187,7 +184,5 @@ def test_files_have_the_rights_that_files_have_here(tmp_path: Path):
 
 def test_names_may_have_any_characters(tmp_path: Path):
     names: dict[str, Any] = {"tables/full-ä [1]*.md": lambda path: path.write_text("1")}
-    write_files(tmp_path, names)
-    (tmp_path / "tables" / ".full-ä [1]*.md.77").write_text("half")
     write_files(tmp_path, names)
     assert there(tmp_path) == {"tables/full-ä [1]*.md": "1"}

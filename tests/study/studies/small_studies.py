@@ -17,12 +17,12 @@ from emabank.study.config import (
 )
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
-from emabank.study.report.pairs import CONSTANT, MAIN
 from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.runs.manifest import PREFIX, Manifest, read_manifest
 from emabank.study.runs.reader import RunFolder
 from emabank.study.studies import catalogue, scheduler
 from emabank.study.studies.catalogue import STUDIES, Study
+from emabank.study.studies.scales import CONSTANT, MAIN
 from emabank.study.studies.scheduler import run_studies, settings_of
 
 DIGITS = digits_dataset()

@@ -100,7 +100,7 @@ def test_the_papers_four_transfers():
 def test_a_pair_without_a_stand_in_is_left_out(monkeypatch: pytest.MonkeyPatch):
     really = catalogue.protocol_of
     monkeypatch.setattr(catalogue, "protocol_of", lambda pair, scale: None if pair == "b" else really(CIFAR_100, scale))
-    assert Study(name="x", makes="y", pairs=("a", "b", "c")).pairs_at("demo") == ("a", "c")
+    assert Study(name="x", title="X", question="?", makes="y", pairs=("a", "b", "c")).pairs_at("demo") == ("a", "c")
 
 
 @pytest.mark.parametrize("name", ["", "All", "generalisation", "dynamics,batchnorm"])

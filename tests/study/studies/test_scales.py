@@ -11,9 +11,8 @@ from emabank.study.averages import rules
 from emabank.study.config import AveragesConfig, DataConfig, DatasetName, Network, ProtocolConfig, TrainingConfig
 from emabank.study.models import build_network
 from emabank.study.protocol import resolve
-from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY
 from emabank.study.studies.cost import SIZES
-from emabank.study.studies.scales import PERIODS, SCALES, protocol_of, title_of
+from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PERIODS, SCALES, protocol_of, title_of
 from tests.support.processes import run
 
 PAIRS = (*CLEAN, *NOISY, CONSTANT)

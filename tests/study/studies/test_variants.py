@@ -10,8 +10,7 @@ import pytest
 from emabank.study.averages import rules
 from emabank.study.config import AveragesConfig, Place, ProtocolConfig
 from emabank.study.protocol import resolve, tuning_jobs
-from emabank.study.report.pairs import CLEAN, CONSTANT, NOISY
-from emabank.study.studies.scales import PERIODS, SCALES, protocol_of
+from emabank.study.studies.scales import CLEAN, CONSTANT, NOISY, PERIODS, SCALES, protocol_of
 from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
 from emabank.study.studies.variants import equals_refit, example_config, needs_refits, runs_needed, with_period
 from tests.support.processes import run

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 import tyro
 
 from emabank.study.config import DemoConfig, Place, ProtocolConfig, Seeds
-from emabank.study.report.pairs import Scale
 from emabank.study.serialize import apply_overrides, read_toml
 from emabank.study.studies.catalogue import studies_named
-from emabank.study.studies.scales import protocol_of
+from emabank.study.studies.scales import Scale, protocol_of
 
 
 @dataclass(frozen=True, kw_only=True)

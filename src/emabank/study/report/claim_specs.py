@@ -20,7 +20,6 @@ from emabank.study.report.claims import (
     no_gain,
     within,
 )
-from emabank.study.report.pairs import CLEAN, CONSTANT, NOISY
 from emabank.study.report.results import LIVE, OF_PAIRS, TRANSFER, Overhead, Results, Run, Setting
 from emabank.study.report.series import (
     REFIT,
@@ -37,6 +36,7 @@ from emabank.study.report.series import (
     peak,
     points,
 )
+from emabank.study.studies.scales import CLEAN, CONSTANT, NOISY
 
 SGD, SGD_BEST, ACC, LOSS, SWA = "SGD", "SGD (best)", "slowest (acc.)", "slowest (loss)", "SWA"
 ALL = (*CLEAN, *NOISY)

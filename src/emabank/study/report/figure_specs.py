@@ -37,9 +37,9 @@ from emabank.study.report.figures import (
     seeds_note,
     statistics_note,
 )
-from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY, PAIRS, Scale
 from emabank.study.report.results import LIVE, Results, Setting, kept_name
 from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, OnTrain, average, best, live
+from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PAIRS, Scale
 
 ITEMS = {
     "cifar100-resnet18": "Figure 1a",

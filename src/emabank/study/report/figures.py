@@ -12,10 +12,10 @@ import numpy as np
 
 from emabank.study.metrics.classification import Floats
 from emabank.study.report import series
-from emabank.study.report.pairs import PAIRS, Scale
 from emabank.study.report.results import Run, Setting
 from emabank.study.report.series import MakeCurve
 from emabank.study.report.tables import Cell, selection_note
+from emabank.study.studies.scales import PAIRS, Scale
 
 Mark = tuple[float, float, str]
 """A point with a label."""

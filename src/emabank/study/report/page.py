@@ -20,30 +20,16 @@ from markupsafe import Markup
 from emabank.study.report import render
 from emabank.study.report.claims import Claim, Finding, Rule, Verdict
 from emabank.study.report.figures import Figure, Line, Panel
-from emabank.study.report.pairs import Scale
 from emabank.study.report.results import Results, Run, Setting, Study
 from emabank.study.report.series import REFIT
 from emabank.study.report.tables import Cell, Table, difference_cell, selection_note, value_cell
+from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.scales import SCALES
 
 _TITLE = "Averages of weights: the paper’s studies, run again"
-_SCALES: Sequence[str] = get_args(Scale)[::-1]
-STUDIES = {
-    "generalization": ("Generalization", "Are averages better than live weights on unseen images, and by how much?"),
-    "dynamics": ("Training dynamics", "How do the live weights and the best average fare, epoch by epoch?"),
-    "batchnorm": ("Batch-norm statistics", "Averaged with the weights, or recomputed: what does it change, and when?"),
-    "label-noise": ("Label noise", "How far do averages get with wrong labels, and how many do they memorise?"),
-    "constant-lr": ("Constant learning rate", "Held where averages are best: does training go on without overfitting?"),
-    "consistency": ("Consistency", "Do runs that differ in their seed alone agree in what they predict?"),
-    "calibration": ("Calibration", "Is a confidence of 90% right nine times in ten?"),
-    "transfer": ("Transfer", "How well does a linear head learn another task from the frozen features?"),
-    "step-decay": ("Step decay", "What is left of the gain when the learning rate falls in steps?"),
-    "bootstrap": ("Bootstrap", "Does it help to copy the average back into training once an epoch?"),
-    "lr-search": ("Learning-rate search", "Is the rate that is best for the live weights best for the averages?"),
-    "sampling-period": ("Sampling period", "How often must an average be updated, and what does it cost?"),
-    "posthoc": ("Chosen afterwards", "Which window, stopped when, had been best: found after one run, from snapshots."),
-}  # fmt: skip
-"""Titles and questions by name, in the order of the page."""
-_SECTIONS = {**STUDIES, "setup": ("Setup", "What was trained, and how.")}
+_SCALES: Sequence[str] = SCALES[::-1]
+_SECTIONS = {study.name: (study.title, study.question) for study in STUDIES.values()}
+_SECTIONS["setup"] = ("Setup", "What was trained, and how.")
 
 
 @dataclass(frozen=True, kw_only=True)

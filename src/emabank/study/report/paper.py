@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from emabank.study.report.pairs import PAIRS
+from emabank.study.studies.scales import PAIRS
 
 OF_MEANS = (
     "Where ours is a difference or a ratio, the paper's is that of two means it prints: not paired, without spread."

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from emabank.study.averages import CRITERIA, table_stages
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
-from emabank.study.report.pairs import Scale
 from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
 from emabank.study.runs.reader import (
     CONFIG,
@@ -32,6 +32,7 @@ from emabank.study.runs.reader import (
 from emabank.study.runs.rows import Row, read_rows
 from emabank.study.runs.storage import file_checksum, read_checked
 from emabank.study.serialize import from_dict
+from emabank.study.studies.scales import SCALES, Scale
 
 LIVE, SWA = "live", "swa"
 TUNE_AT, EVERY = "tune at ", "every "
@@ -239,8 +240,7 @@ class Results:
     @property
     def scales(self) -> list[Scale]:
         """The scales there are, the largest first."""
-        scales: Sequence[Scale] = get_args(Scale)
-        return [scale for scale in reversed(scales) if self.of(scale=scale)]
+        return [scale for scale in reversed(SCALES) if self.of(scale=scale)]
 
 
 # The folder -----------------------------------------------------------------------------------------------------------
@@ -249,7 +249,6 @@ DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, Recursion
 """What files that hold something else than they should can raise."""
 _REPORT = "report"
 _PROTOCOL = "protocol-"
-_CRITERIA = {"accuracy": "acc.", "loss": "loss"}
 
 
 def read_results(runs: str | os.PathLike[str]) -> Results:
@@ -307,7 +306,7 @@ class _Reader:
             self._used.add(path.name)
             try:
                 manifest = read_manifest(path)
-                if manifest.scale not in get_args(Scale):
+                if manifest.scale not in SCALES:
                     raise ValueError(f"its scale is {manifest.scale!r}, which this emabank does not know")
                 manifests.append(manifest)
             except (ValueError, OSError) as error:
@@ -481,7 +480,7 @@ def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
         choice["rate"] in config.rates
         and _is_text(choice["run"])
         and is_epoch(choice["live_epoch"])
-        and set(choice["averages"]) == set(_CRITERIA)
+        and set(choice["averages"]) == set(CRITERIA)
         and all(name in config.averages.names and is_epoch(epoch) for name, epoch in choice["averages"].values())
         for choice in choices
     ):
@@ -517,27 +516,12 @@ def _columns(
     *,
     has_batchnorm: bool,
 ) -> list[Column]:
-    """The columns of tuning on both splits, of the refits, and SWA, as far as their runs are there.
-
-    The live weights are those of the best epoch in tuning and of the last in a refit. A refit shows the other as well,
-    tuning only under label noise, where the two differ most.
-    """
-    statistics = "recomputed" if has_batchnorm else "averaged"
-    best, last = [f"{LIVE}-accuracy"] * len(choices), [f"{LIVE}-last"] * len(choices)
-    averages: dict[str, list[str]] = {}
-    for column, weights, batchnorm in (("EMA", "", "averaged"), ("slowest", config.averages.names[-1], statistics)):
-        for criterion, short in _CRITERIA.items():
-            chosen = [choice["averages"][criterion] for choice in choices]
-            averages[f"{column} ({short})"] = [
-                kept_name(weights or average, epoch, batchnorm, criterion) for average, epoch in chosen
-            ]
-    has_wrong_labels = any(row.metric == "memorised" for run in variants["tune"] for row in run.selected)
-    tuning = {"SGD": best, **({"SGD (last)": last} if has_wrong_labels else {}), **averages}
-    stages = (
-        ("tune", "80%", "val", tuning),
-        ("tune", "80%", "test", tuning),
-        ("refit", "100%", "test", {"SGD": last, "SGD (best)": best, **averages}),
-        ("swa", "100%", "test", {"SWA": [kept_name(SWA, 0, statistics, "last")] * len(choices)}),
+    """The columns of tuning on both splits, of the refits, and SWA, as far as their runs are there."""
+    stages = table_stages(
+        config.averages,
+        [choice["averages"] for choice in choices],
+        has_batchnorm=has_batchnorm,
+        has_wrong_labels=any(row.metric == "memorised" for run in variants["tune"] for row in run.selected),
     )
     columns: list[Column | None] = []
     for variant, trained_on, split, titles in stages:

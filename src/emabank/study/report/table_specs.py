@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from emabank.study.report import paper, series
-from emabank.study.report.pairs import CLEAN, MAIN, NOISY, PAIRS, Scale
 from emabank.study.report.results import LIVE, TRANSFER, Overhead, Results, Setting
 from emabank.study.report.series import (
     REFIT,
@@ -48,6 +47,7 @@ from emabank.study.report.tables import (
     with_best,
     with_best_by_column,
 )
+from emabank.study.studies.scales import CLEAN, MAIN, NOISY, PAIRS, Scale
 
 OVER_SEEDS = "Mean ± standard deviation over seeds."
 OVER_PAIRS = "Mean ± standard deviation over seeds, over pairs of seeds for churn and JS."

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from emabank.study.report import paper, series
-from emabank.study.report.pairs import PAIRS, Scale
 from emabank.study.report.results import Results, Setting
 from emabank.study.report.series import BySeed, Stage
+from emabank.study.studies.scales import PAIRS, Scale
 
 
 @dataclass(frozen=True, kw_only=True)

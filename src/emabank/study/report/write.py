@@ -3,29 +3,28 @@
 A file is complete or not there, and none is left that only an earlier report had.
 """
 
-import errno
-import glob
-import json
-import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from emabank import __version__
+from emabank.atomic import remove_temporary, write_atomically
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.claims import Claim
 from emabank.study.report.draw import FORMATS, draw
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure
-from emabank.study.report.page import STUDIES, Provenance, page
-from emabank.study.report.pairs import Scale
+from emabank.study.report.page import Provenance, page
 from emabank.study.report.render import claims_csv, claims_markdown, latex, markdown, table_csv
 from emabank.study.report.results import REPORT_FILES, Results
 from emabank.study.report.table_specs import make_tables
 from emabank.study.report.tables import Table
+from emabank.study.runs.storage import read_any, write_json
+from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.scales import SCALES
 
 PAGE = "index.html"
 FORMS: dict[str, Callable[[Table], str]] = {".md": markdown, ".csv": table_csv, ".tex": latex}
@@ -73,11 +72,10 @@ def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
     unfinished = [study.command for study in results.studies if study.state != "done"]
     if unfinished:
         return unfinished[0]
-    scales: Sequence[Scale] = get_args(Scale)
-    done = {scale: {study.name for study in results.studies if study.scale == scale} for scale in scales}
-    begun = [scale for scale in scales if done[scale] and not done[scale] >= set(STUDIES)]
-    larger = scales[1 + max((place for place, scale in enumerate(scales) if done[scale]), default=-1) :]
-    scale = next(iter((*begun, *larger)), scales[0])
+    done = {scale: {study.name for study in results.studies if study.scale == scale} for scale in SCALES}
+    begun = [scale for scale in SCALES if done[scale] and not done[scale] >= set(STUDIES)]
+    larger = SCALES[1 + max((place for place, scale in enumerate(SCALES) if done[scale]), default=-1) :]
+    scale = next(iter((*begun, *larger)), SCALES[0])
     place = [] if runs == Path("runs") else ["--runs", str(runs)]
     return shlex.join(["emabank", "run", "all", "--scale", scale, *place])
 
@@ -94,8 +92,10 @@ def write_files(
     """
     earlier = _listed(folder)
     _write_list(folder, {*earlier, *files})  # whatever happens on the way, they are known as ours
+    for parent in {(folder / name).parent for name in files}:
+        remove_temporary(parent)
     for done, (name, write) in enumerate(files.items(), start=1):
-        _write(folder / name, write)
+        write_atomically(folder / name, write)
         progress(done, len(files))
     for name in sorted(earlier - set(files)):
         _remove(folder, name)
@@ -104,40 +104,14 @@ def write_files(
 
 def _listed(folder: Path) -> set[str]:
     try:
-        names = json.loads((folder / REPORT_FILES).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        names = read_any(folder / REPORT_FILES)
+    except (OSError, ValueError):
         return set()
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def _write_list(folder: Path, names: Iterable[str]) -> None:
-    _write(folder / REPORT_FILES, _text(json.dumps(sorted(names), indent=1) + "\n"))
-
-
-# Not the library's own way to write a file completely: that would import torch.
-def _write(path: Path, write: Write) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = f"The folder for {path.name} cannot be made: {error.strerror}"
-        raise OSError(error.errno, reason, str(path.parent)) from error
-    _forget_parts(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(beside)
-        os.replace(beside, path)
-    except OSError as error:
-        reason = f"Could not be written ({error.strerror or error})"
-        raise OSError(error.errno or errno.EIO, reason, str(path)) from error
-    finally:
-        beside.unlink(missing_ok=True)
-
-
-def _forget_parts(path: Path) -> None:
-    """Remove what a killed process was about to write."""
-    for part in path.parent.glob(f".{glob.escape(path.name)}.[0-9]*"):
-        with suppress(OSError):
-            part.unlink()
+    write_json(folder / REPORT_FILES, sorted(names))
 
 
 def _remove(folder: Path, name: str) -> None:
@@ -147,7 +121,6 @@ def _remove(folder: Path, name: str) -> None:
     if not inside or not (path.is_file() or path.is_symlink()):
         return
     path.unlink()
-    _forget_parts(path)
     with suppress(OSError):  # not empty
         for parent in path.relative_to(folder).parents[:-1]:
             (folder / parent).rmdir()

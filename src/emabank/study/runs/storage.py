@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from zipfile import ZipFile
 
+from emabank.atomic import write_atomically
+
 if TYPE_CHECKING:
     from numpy import float32, int64
     from numpy.typing import ArrayLike, NDArray
@@ -93,8 +95,6 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    from emabank.checkpoint import write_atomically
-
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
@@ -136,7 +136,7 @@ def write_weights(path: Path, tensors: "Mapping[str, Tensor]", notes: Mapping[st
     ...     read_weights(Path(folder, "live.safetensors"))
     ({'bias': tensor([1., 1.])}, {'epoch': 3})
     """
-    from emabank.checkpoint import write_atomically, write_safetensors
+    from emabank.checkpoint import write_safetensors
 
     plain = {key: tensor.detach().cpu() for key, tensor in tensors.items()}
     metadata = {"format": "pt", _NOTES: json.dumps(dict(notes), allow_nan=False)}
@@ -167,8 +167,6 @@ def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLik
     array([1])
     """
     import numpy as np
-
-    from emabank.checkpoint import write_atomically
 
     arrays: dict[str, Any] = {}
     for part, predictions in parts.items():

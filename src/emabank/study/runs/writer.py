@@ -5,7 +5,6 @@ torch comes with the functions that write, through emabank.checkpoint.
 
 import math
 import os
-import re
 import time
 import warnings
 from collections.abc import Generator, Iterable, Mapping
@@ -13,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from emabank.atomic import remove_temporary
 from emabank.study.runs import storage
 from emabank.study.runs.environment import environment, now
 from emabank.study.runs.locks import LockedError, locked
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _BETWEEN_PROGRESS = 1.0  # seconds
-# Of write_atomically, and of safetensors inside it.
-_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp|\.tmp[A-Za-z0-9]{6}")
 
 
 @contextmanager
@@ -234,10 +232,7 @@ def _check_config(run: RunWriter, config: Mapping[str, Any]) -> None:
 def _tidy(path: Path) -> None:
     """Remove what a killed process was about to write, and finish what it was about to rename."""
     for folder in (path, path / SNAPSHOTS, path / PREDICTIONS, path / FORKS, path / POSTHOC):
-        if folder.is_dir():
-            for entry in list(folder.iterdir()):
-                if _TEMPORARY.fullmatch(entry.name):
-                    entry.unlink(missing_ok=True)
+        remove_temporary(folder)
     storage.finish_checkpoint(path)
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from emabank.study.config import ProtocolConfig
-from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY, Scale
-from emabank.study.studies.scales import PERIODS, protocol_of
+from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PERIODS, Scale, protocol_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +13,9 @@ class Study:
     """One study: all but the last are the paper's."""
 
     name: str
+    title: str
+    question: str
+    """The heading of its results, and what they answer."""
     makes: str
     """What comes of it, for people."""
     pairs: tuple[str, ...]
@@ -52,43 +54,64 @@ def _periods(scale: Scale) -> tuple[str, ...]:
 _ALL = (
     Study(
         name="generalization",
+        title="Generalization",
+        question="Are averages better than live weights on unseen images, and by how much?",
         makes="the headline table, the summary of tuning, the full tables of all pairs",
         pairs=(*CLEAN, *NOISY),
     ),
     Study(
         name="dynamics",
+        title="Training dynamics",
+        question="How do the live weights and the best average fare, epoch by epoch?",
         makes="accuracy through training with the learning rate, all pairs; early training enlarged",
         pairs=(*CLEAN, *NOISY),
         stages=("tune", "refit"),
     ),
     Study(
         name="batchnorm",
+        title="Batch-norm statistics",
+        question="Averaged with the weights, or recomputed: what does it change, and when?",
         makes="each decay with averaged and with recomputed statistics; the sensitivity table; a heat map",
         pairs=(MAIN,),
         stages=("tune", "refit"),
     ),
     Study(
         name="label-noise",
+        title="Label noise",
+        question="How far do averages get with wrong labels, and how many do they memorise?",
         makes="the curve under label noise, the leaderboard, memorisation of wrong labels",
         pairs=NOISY,
         stages=("tune", "refit"),
     ),
     Study(
         name="constant-lr",
+        title="Constant learning rate",
+        question="Held where averages are best: does training go on without overfitting?",
         makes="the learning rate held at the chosen epoch, against the cosine",
         pairs=(CONSTANT,),
         arms=("constant",),
         stages=("tune", "refit"),
     ),
-    Study(name="consistency", makes="churn and JS divergence between seeds", pairs=CLEAN, stages=("tune", "refit")),
+    Study(
+        name="consistency",
+        title="Consistency",
+        question="Do runs that differ in their seed alone agree in what they predict?",
+        makes="churn and JS divergence between seeds",
+        pairs=CLEAN,
+        stages=("tune", "refit"),
+    ),
     Study(
         name="calibration",
+        title="Calibration",
+        question="Is a confidence of 90% right nine times in ten?",
         makes="ECE with and without temperature scaling; reliability diagrams",
         pairs=CLEAN,
         stages=("tune",),
     ),
     Study(
         name="transfer",
+        title="Transfer",
+        question="How well does a linear head learn another task from the frozen features?",
         makes="linear evaluation of frozen features on another data set",
         pairs=("tiny-imagenet-resnet18", MAIN, "cifar10-resnet18"),
         stages=("tune", "refit"),
@@ -96,6 +119,8 @@ _ALL = (
     ),
     Study(
         name="step-decay",
+        title="Step decay",
+        question="What is left of the gain when the learning rate falls in steps?",
         makes="accuracy through training when the rate falls in steps",
         pairs=(MAIN,),
         arms=("step",),
@@ -103,6 +128,8 @@ _ALL = (
     ),
     Study(
         name="bootstrap",
+        title="Bootstrap",
+        question="Does it help to copy the average back into training once an epoch?",
         makes="training whose weights are replaced by an average once an epoch",
         pairs=(MAIN,),
         arms=("bootstrap",),
@@ -110,12 +137,16 @@ _ALL = (
     ),
     Study(
         name="lr-search",
+        title="Learning-rate search",
+        question="Is the rate that is best for the live weights best for the averages?",
         makes="validation accuracy by initial learning rate, table and curves",
         pairs=(MAIN, "cifar100-wrn-28-10"),
         stages=("tune",),
     ),
     Study(
         name="sampling-period",
+        title="Sampling period",
+        question="How often must an average be updated, and what does it cost?",
         makes="sampling periods at equal horizon; the decay table; time and memory of averages",
         pairs=(MAIN,),
         arms=("every",),
@@ -124,6 +155,8 @@ _ALL = (
     ),
     Study(
         name="posthoc",
+        title="Chosen afterwards",
+        question="Which window, stopped when, had been best: found after one run, from snapshots.",
         makes="window and stopping epoch chosen after one run: a heat map, beside averages that were kept",
         pairs=(MAIN,),
         arms=("posthoc",),

@@ -5,12 +5,33 @@ for a CPU; `demo` with the embedded digits, in seconds. Not every pair has a sta
 """
 
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, ProtocolConfig, TrainingConfig
-from emabank.study.report.pairs import CONSTANT, MAIN, Scale
 
+Scale = Literal["demo", "small", "paper"]
+"""At which size a study stands for the paper's: embedded digits, parts of real data sets, the paper's own settings."""
 SCALES: tuple[Scale, ...] = get_args(Scale)
+
+MAIN = "cifar100-resnet18"
+"""The pair of the paper's ablations."""
+CONSTANT = "cifar100n-resnet18"
+"""The pair on which the paper holds the learning rate constant; in no other table or figure."""
+PAIRS = {
+    MAIN: "CIFAR-100, ResNet-18",
+    "cifar100-vgg16": "CIFAR-100, VGG-16",
+    "cifar100-wrn-28-10": "CIFAR-100, WRN-28-10",
+    "cifar10-resnet18": "CIFAR-10, ResNet-18",
+    "tiny-imagenet-resnet18": "Tiny-ImageNet, ResNet-18",
+    "cifar100n-resnet34": "CIFAR-100N, ResNet-34",
+    "cifar10n-resnet34": "CIFAR-10N, ResNet-34",
+    CONSTANT: "CIFAR-100N, ResNet-18",
+}
+"""The paper's pairs of data set and network: titles by key, in the order of its tables."""
+CLEAN = tuple(PAIRS)[:5]
+"""Those of its main tables, without label noise."""
+NOISY = tuple(PAIRS)[5:7]
+"""Those of its label-noise tables."""
 
 PERIODS: dict[Scale, tuple[int, ...]] = {"paper": (1, 4, 16, 64), "small": (1, 2, 4, 8), "demo": (1, 2, 4, 8)}
 """Sampling periods that are compared; runs of a few hundred steps have shorter ones, the third of which is the paper's
