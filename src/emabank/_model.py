@@ -5,8 +5,7 @@ that happens to be called `module` keeps its name. Knows nothing of rules and co
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
@@ -97,27 +96,6 @@ def tensor_refs(model: nn.Module) -> list[TensorRef]:
 
 
 # Modes ----------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Generator[None]:
-    """The model in eval mode; afterwards each module in its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    # The second `finally` is for an interrupt during the first.
-    try:
-        try:
-            model.eval()
-            yield
-        finally:
-            _set_modes(modes)
-    finally:
-        _set_modes(modes)
-
-
-def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, mode in modes:
-        module.training = mode
-
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

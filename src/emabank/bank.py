@@ -21,7 +21,6 @@ from emabank._model import (
     Choice,
     check_materialized,
     check_shapes,
-    evaluating,
     nonfinite,
     outside_inference_mode,
     rank_means,
@@ -41,7 +40,7 @@ from emabank._swap import (
     swap_in,
     swapped,
 )
-from emabank.rng import preserved_rng
+from emabank.preserved import preserved_modes, preserved_rng
 from emabank.rules import Rule
 
 Statistics = Literal["averaged", "recomputed"]
@@ -308,8 +307,10 @@ class EMABank:
         results: dict[str, Result] = {}
         for name in map(self.resolve, (LIVE, *self.names) if averages is None else averages):
             statistics = "averaged" if name == LIVE else batchnorm
-            with self.applied(name, batchnorm=statistics), evaluating(self._model), preserved_rng(), torch.no_grad():
-                results[name] = fn(self._model)
+            with self.applied(name, batchnorm=statistics) as model, preserved_modes(model), preserved_rng():
+                model.eval()
+                with torch.no_grad():
+                    results[name] = fn(model)
         return results
 
     def statistics(self, name: str | float) -> Statistics:
@@ -388,10 +389,12 @@ class EMABank:
         batchnorm = batchnorm or self.statistics(name)
         root = unwrap(self._model)
         if fsdp_modules(self._model):
-            with self.applied(name, batchnorm=batchnorm), evaluating(root):
+            with self.applied(name, batchnorm=batchnorm), preserved_modes(root):
+                root.eval()
                 return self._model(*inputs, **keywords)
         values = self._values(name, batchnorm, reuse=True)
-        with evaluating(root):
+        with preserved_modes(root):
+            root.eval()
             if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
                 return root(*inputs, **keywords)
             with holding(root, places(root), functional_params(root, values), Swap(self, name, batchnorm)):

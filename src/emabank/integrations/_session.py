@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, TypeVar
 
@@ -175,7 +174,7 @@ class CallbackSession:
         self._pending_state = state
 
 
-# Loaders, modes and names --------------------------------------------------------------------------------------------
+# Loaders and names ---------------------------------------------------------------------------------------------------
 
 
 def second_pass(loader: Any) -> Iterator[Any]:
@@ -208,17 +207,6 @@ def check_reiterable(loader: object) -> None:
             "The training loader must allow a second pass, to recompute batch-norm statistics; got "
             f"{type(loader).__name__}: {reason}. Pass recalibrate_on=another loader, or recalibrate=False."
         )
-
-
-@contextmanager
-def preserved_modes(model: nn.Module) -> Generator[None]:
-    """Put every module back into its mode (training or eval) at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def metric_names(metrics: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:

@@ -19,8 +19,8 @@ from emabank.integrations._session import (
     Metrics,
     check_reiterable,
     metric_names,
-    preserved_modes,
 )
+from emabank.preserved import preserved_modes
 
 try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]

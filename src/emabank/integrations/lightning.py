@@ -23,9 +23,8 @@ from emabank.integrations._session import (
     Criteria,
     check_reiterable,
     metric_names,
-    preserved_modes,
 )
-from emabank.rng import preserved_rng
+from emabank.preserved import preserved_modes, preserved_rng
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

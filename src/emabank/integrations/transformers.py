@@ -21,9 +21,8 @@ from emabank.integrations._session import (
     Metrics,
     check_reiterable,
     metric_names,
-    preserved_modes,
 )
-from emabank.rng import preserved_rng
+from emabank.preserved import preserved_modes, preserved_rng
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
