@@ -28,7 +28,7 @@ from emabank._model import (
     tensor_shapes,
     unwrap,
 )
-from emabank._schedule import FORMAT, LIVE, AverageSchedule, Progress
+from emabank._schedule import FORMAT, AverageSchedule, Progress
 from emabank._swap import (
     SWAPPED,
     Swap,
@@ -41,7 +41,7 @@ from emabank._swap import (
     swapped,
 )
 from emabank.preserved import preserved_modes, preserved_rng
-from emabank.rules import Rule
+from emabank.rules import LIVE, Rule, check_choice
 
 Statistics = Literal["averaged", "recomputed"]
 Result = TypeVar("Result")
@@ -691,9 +691,3 @@ class EMABank:
                 f"{what} inside applied({swap.name!r}){other}: the model holds that average now, not its live weights; "
                 "do it after the with block."
             )
-
-
-def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Raise a ValueError unless an argument has one of the allowed values."""
-    if value not in allowed:
-        raise ValueError(f"{argument} must be {' or '.join(map(repr, allowed))}; got {value!r}.")

@@ -23,6 +23,7 @@ from emabank._model import unwrap, walk
 from emabank._swap import Swap, functional_params, holding, places, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
+from emabank.rules import check_int
 
 # A value that is alone in its batch has no variance; it is normalised by the values pooled before it, if there are this
 # many. In 15 random networks the worst variance two layers later was then 1.7 times too large (after 8 values 4.5
@@ -85,8 +86,8 @@ def recalibrate_batchnorm(
     >>> with bank.applied(0.9, batchnorm="recomputed"):
     ...     _ = model(torch.randn(4, 2))
     """
-    if max_batches is not None and max_batches < 1:
-        raise ValueError(f"max_batches must be at least 1, or None for all batches; got {max_batches!r}.")
+    if max_batches is not None:
+        max_batches = check_int("max_batches", max_batches, minimum=1)
     if isinstance(target, EMABank):
         model = target.model
         names = [target.resolve(name) for name in (target.names if averages is None else averages)]

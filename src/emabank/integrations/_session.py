@@ -11,14 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils.data import DataLoader, IterableDataset
 
 from emabank import BestTracker, EMABank, recalibrate_batchnorm
-from emabank.rules import Rule
+from emabank.rules import LIVE, Rule
 
 Averages = Sequence[float | Rule] | Mapping[str, float | Rule]
 Criteria = Mapping[str, Literal["max", "min"]]
 Metrics = dict[str, dict[str, float]]  # average (or "live") to metric to value
 Value = TypeVar("Value")
-
-LIVE = "live"
 
 
 class CallbackSession:

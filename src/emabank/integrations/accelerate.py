@@ -12,7 +12,6 @@ from torch import nn
 
 from emabank import BestTracker, EMABank
 from emabank.integrations._session import (
-    LIVE,
     Averages,
     CallbackSession,
     Criteria,
@@ -21,6 +20,7 @@ from emabank.integrations._session import (
     metric_names,
 )
 from emabank.preserved import preserved_modes
+from emabank.rules import LIVE
 
 try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]

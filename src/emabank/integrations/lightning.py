@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 
 from emabank import BestTracker, EMABank
 from emabank.integrations._session import (
-    LIVE,
     Averages,
     CallbackSession,
     Criteria,
@@ -25,6 +24,7 @@ from emabank.integrations._session import (
     metric_names,
 )
 from emabank.preserved import preserved_modes, preserved_rng
+from emabank.rules import LIVE
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

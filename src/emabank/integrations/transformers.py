@@ -14,7 +14,6 @@ from torch import nn
 from emabank import BestTracker, EMABank
 from emabank.checkpoint import read_state, write_state
 from emabank.integrations._session import (
-    LIVE,
     Averages,
     CallbackSession,
     Criteria,
@@ -23,6 +22,7 @@ from emabank.integrations._session import (
     metric_names,
 )
 from emabank.preserved import preserved_modes, preserved_rng
+from emabank.rules import LIVE
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
