@@ -202,11 +202,10 @@ class EMABank:
         self._check_not_applied("reset()")
         self._finish_check()
         names = self.names if name is None else (self._schedule.average(name),)
-        self._refresh()
-        self._tensors.sync_statistics()
-        for each in names:
-            self._tensors.write(self.names.index(each))
-            self._schedule.reset(each, self._steps)
+        self._tensors.refresh(sync_statistics=True)
+        for reset in names:
+            self._tensors.write(self.names.index(reset))
+            self._schedule.reset(reset, self._steps)
         self._invalidate_cache()
 
     def _count_step(self) -> bool:
@@ -220,14 +219,18 @@ class EMABank:
     def _sample(self) -> bool:
         if self._pending_check is not None:
             self._finish_check()
-        self._tensors.refresh()
-        self._tensors.sync_statistics()
-        finite = None
-        if self._on_nonfinite == "raise" and self._tensors.storage.is_on_accelerator:
+        self._tensors.refresh(sync_statistics=True)
+        storage, finite = self._tensors.storage, None
+        if self._on_nonfinite == "raise" and storage.is_on_accelerator:
             finite = self._start_check()
-        elif not self._check_finite():
-            return False
-        self._tensors.storage.lerp_(self._schedule.sample_weights(self._steps), finite)
+        elif self._on_nonfinite != "ignore":
+            bad = storage.nonfinite()
+            if self._on_nonfinite == "skip" and self._tensors.any_rank(bool(bad)):
+                self._skipped += 1
+                return False
+            if bad:
+                raise self._nonfinite_error(bad, self._steps)
+        storage.lerp_(self._schedule.sample_weights(self._steps), finite)
         self._updates += 1
         self._invalidate_cache()
         return True
@@ -555,19 +558,6 @@ class EMABank:
         return {**self.__dict__, "_handle": None, "_cached_averages": {}}
 
     # Guards -----------------------------------------------------------------------------------------------------------
-
-    def _check_finite(self) -> bool:
-        """Whether to take this sample; raises if that is what the user asked for."""
-        if self._on_nonfinite == "ignore":
-            return True
-        bad = self._tensors.storage.nonfinite()
-        if self._on_nonfinite == "skip":
-            skipped = self._tensors.any_rank(bool(bad))
-            self._skipped += skipped
-            return not skipped
-        if bad:
-            raise self._nonfinite_error(bad, self._steps)
-        return True
 
     def _start_check(self) -> Tensor:
         """Check this sample on its accelerator, without waiting for the result; `lerp_` moves nothing if it is bad.
