@@ -9,12 +9,12 @@ from emabank._model import (
     ModuleWatch,
     check_materialized,
     check_shapes,
-    evaluating,
     nonfinite,
     tensor_refs,
     unwrap,
 )
 from emabank._swap import copy_module, functional_params, plain_keys, state_dict_with, swapped
+from emabank.preserved import preserved_modes
 
 
 def names(model: nn.Module) -> list[str]:
@@ -91,10 +91,11 @@ def test_the_watch_sees_every_change_of_structure() -> None:
         assert not watch.unchanged(), change.__name__
 
 
-def test_evaluating_restores_each_modules_mode() -> None:
+def test_each_modules_mode_is_restored() -> None:
     model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2))
     model[1].eval()
-    with pytest.raises(KeyError), evaluating(model):
+    with pytest.raises(KeyError), preserved_modes(model):
+        model.eval()
         assert not any(m.training for m in model.modules())
         raise KeyError
     assert [m.training for m in model.modules()] == [True, True, False]

@@ -534,7 +534,7 @@ def test_values_may_be_tensors_and_further_metrics_are_kept() -> None:
         (4, {"live": numbers(1.0), 0.5: numbers(1.0)}, ValueError, r"'ema-0\.5' was already observed at epoch 4"),
         (3, {"live": numbers(1.0)}, ValueError, "epoch must be at least 4"),
         (5, {}, ValueError, "at least one average"),
-        (5.5, {"live": numbers(1.0)}, ValueError, r"epoch must be an integer; got 5\.5"),
+        (5.5, {"live": numbers(1.0)}, ValueError, r"epoch must be a whole number; got 5\.5"),
     ],
 )
 def test_a_wrong_observation_is_refused_and_changes_nothing(

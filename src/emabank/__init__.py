@@ -33,18 +33,7 @@ _HOME = {
     "Advice": "advice",
 }
 
-__all__ = [
-    "EMA",
-    "Advice",
-    "Best",
-    "BestTracker",
-    "EMABank",
-    "PowerEMA",
-    "Ramp",
-    "Recalibration",
-    "Uniform",
-    "recalibrate_batchnorm",
-]
+__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:

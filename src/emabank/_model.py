@@ -5,8 +5,7 @@ that happens to be called `module` keeps its name. Knows nothing of rules and co
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from itertools import chain
@@ -97,27 +96,6 @@ def tensor_refs(model: nn.Module) -> list[TensorRef]:
 
 
 # Modes ----------------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Generator[None]:
-    """The model in eval mode; afterwards each module in its own mode again."""
-    modes = [(module, module.training) for module in model.modules()]
-    # The second `finally` is for an interrupt during the first.
-    try:
-        try:
-            model.eval()
-            yield
-        finally:
-            _set_modes(modes)
-    finally:
-        _set_modes(modes)
-
-
-def _set_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    for module, mode in modes:
-        module.training = mode
-
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -225,15 +203,19 @@ class AveragedTensors:
         tied = ("_refs", "_watch", "_fsdp", "_groups", "_synced")
         return {key: value for key, value in self.__dict__.items() if key not in tied}
 
-    def refresh(self) -> bool:
-        """Follow the live tensors if the model has changed; True if it had not."""
-        if self._watch is not None:
-            if self._fsdp:
-                reshard(self._fsdp)
-            if self._watch.unchanged():
-                return True
-        self._find_tensors()
-        return False
+    def refresh(self, *, sync_statistics: bool = False) -> bool:
+        """Follow the live tensors if the model has changed; True if it had not.
+
+        With `sync_statistics`, average the batch-norm statistics of a DistributedDataParallel model over its ranks.
+        """
+        if self._watch is not None and self._fsdp:
+            reshard(self._fsdp)
+        is_same = self._watch is not None and self._watch.unchanged()
+        if not is_same:
+            self._find_tensors()
+        if sync_statistics and self._synced is not None:
+            self._synced.sync()
+        return is_same
 
     @outside_inference_mode
     def _find_tensors(self) -> None:
@@ -266,11 +248,6 @@ class AveragedTensors:
     def _sources(self) -> list[Tensor]:
         """What an update reads: the local shards of the live tensors, with synchronised statistics."""
         return list(map(to_local, self._lives() if self._synced is None else self._synced.tensors))
-
-    def sync_statistics(self) -> None:
-        """Under DistributedDataParallel, average the batch-norm statistics over the ranks; a collective."""
-        if self._synced is not None:
-            self._synced.sync()
 
     def any_rank(self, flag: bool) -> bool:
         """Whether the flag is set on any rank of a sharded model; a collective there."""

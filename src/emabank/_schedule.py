@@ -11,9 +11,8 @@ from numbers import Real
 from reprlib import repr as short
 from typing import Any, cast
 
-from emabank.rules import EMA, Rule, as_rule, check_rule, rule_to_dict
+from emabank.rules import EMA, LIVE, Rule, as_rule, check_int, check_rule, rule_to_dict
 
-LIVE = "live"  # the name that means the live weights
 FORMAT = 2  # of the state dict
 HALF_LIVES = (0.44, 0.88, 1.8, 3.5, 7.1)
 """The half-lives of the paper's five averages, in percent of its runs."""
@@ -49,9 +48,8 @@ class AverageSchedule:
     """
 
     def __init__(self, averages: object, every: int | None = None, steps: int | None = None) -> None:
-        for argument, value in (("every", every), ("steps", steps)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ValueError(f"{argument} must be a positive number of optimizer steps; got {value!r}.")
+        every = None if every is None else check_int("every", every, minimum=1)
+        steps = None if steps is None else check_int("steps", steps, minimum=1)
         if averages is None:
             if steps is None:
                 raise ValueError(

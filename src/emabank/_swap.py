@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from emabank._distributed import fsdp_modules, reset_fsdp, reshard, to_local
 from emabank._model import TensorRef, tensor_refs, unwrap, walk
+from emabank.preserved import undone_by
 
 # In its own tensors ---------------------------------------------------------------------------------------------------
 
@@ -83,27 +84,22 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
         _restore(saved)
         release(swap)
 
-    # The second `finally` is for an interrupt during the first; undoing twice changes nothing.
-    try:
+    with undone_by(undo):
+        claim(swap, [module for _, _, module in walk(model)])
+        claim(swap, [ref.tensor for ref in refs])
+        # Through .data: autograd's version counters stay as they are, because a graph that is alive across the swap
+        # finds the same values again. Nothing is rebound: optimizers and captured graphs keep their pointers.
+        for ref in refs:
+            is_written = ref.name in values or "running_mean" in ref.holder
+            before = to_local(ref.tensor).clone() if is_written else None
+            saved.append((ref, ref.tensor, before))
+            if ref.name in values:
+                to_local(ref.tensor).copy_(to_local(values.pop(ref.name)))
         try:
-            claim(swap, [module for _, _, module in walk(model)])
-            claim(swap, [ref.tensor for ref in refs])
-            # Through .data: autograd's version counters stay as they are, because a graph that is alive across the swap
-            # finds the same values again. Nothing is rebound: optimizers and captured graphs keep their pointers.
-            for ref in refs:
-                is_written = ref.name in values or "running_mean" in ref.holder
-                before = to_local(ref.tensor).clone() if is_written else None
-                saved.append((ref, ref.tensor, before))
-                if ref.name in values:
-                    to_local(ref.tensor).copy_(to_local(values.pop(ref.name)))
             yield
         except BaseException:
             reset_fsdp(fsdp)
             raise
-        finally:
-            undo()
-    finally:
-        undo()
 
 
 def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
@@ -156,19 +152,14 @@ def holding(model: nn.Module, where: Places, tensors: dict[str, Tensor], swap: S
             holder[key] = tensor
         release(swap)
 
-    try:
-        try:
-            claim(swap, model.modules())
-            live = [cast(Tensor, holder[key]) for holder, key, _ in where]
-            for holder, key, path in where:
-                holder[key] = tensors[path]
-            yield
-            for holder, key, path in where:
-                tensors[path] = cast(Tensor, holder[key])
-        finally:
-            undo()
-    finally:
-        undo()
+    with undone_by(undo):
+        claim(swap, model.modules())
+        live = [cast(Tensor, holder[key]) for holder, key, _ in where]
+        for holder, key, path in where:
+            holder[key] = tensors[path]
+        yield
+        for holder, key, path in where:
+            tensors[path] = cast(Tensor, holder[key])
 
 
 def functional_params(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

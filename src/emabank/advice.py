@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from emabank._schedule import LIVE
+from emabank.rules import LIVE
 
 Curve = Mapping[int, float]  # epoch to value
 Direction = Literal["max", "min"]

@@ -21,7 +21,6 @@ from emabank._model import (
     Choice,
     check_materialized,
     check_shapes,
-    evaluating,
     nonfinite,
     outside_inference_mode,
     rank_means,
@@ -29,7 +28,7 @@ from emabank._model import (
     tensor_shapes,
     unwrap,
 )
-from emabank._schedule import FORMAT, LIVE, AverageSchedule, Progress
+from emabank._schedule import FORMAT, AverageSchedule, Progress
 from emabank._swap import (
     SWAPPED,
     Swap,
@@ -41,8 +40,8 @@ from emabank._swap import (
     swap_in,
     swapped,
 )
-from emabank.rng import preserved_rng
-from emabank.rules import Rule
+from emabank.preserved import preserved_modes, preserved_rng
+from emabank.rules import LIVE, Rule, check_choice
 
 Statistics = Literal["averaged", "recomputed"]
 Result = TypeVar("Result")
@@ -203,11 +202,10 @@ class EMABank:
         self._check_not_applied("reset()")
         self._finish_check()
         names = self.names if name is None else (self._schedule.average(name),)
-        self._refresh()
-        self._tensors.sync_statistics()
-        for each in names:
-            self._tensors.write(self.names.index(each))
-            self._schedule.reset(each, self._steps)
+        self._tensors.refresh(sync_statistics=True)
+        for reset in names:
+            self._tensors.write(self.names.index(reset))
+            self._schedule.reset(reset, self._steps)
         self._invalidate_cache()
 
     def _count_step(self) -> bool:
@@ -221,14 +219,18 @@ class EMABank:
     def _sample(self) -> bool:
         if self._pending_check is not None:
             self._finish_check()
-        self._tensors.refresh()
-        self._tensors.sync_statistics()
-        finite = None
-        if self._on_nonfinite == "raise" and self._tensors.storage.is_on_accelerator:
+        self._tensors.refresh(sync_statistics=True)
+        storage, finite = self._tensors.storage, None
+        if self._on_nonfinite == "raise" and storage.is_on_accelerator:
             finite = self._start_check()
-        elif not self._check_finite():
-            return False
-        self._tensors.storage.lerp_(self._schedule.sample_weights(self._steps), finite)
+        elif self._on_nonfinite != "ignore":
+            bad = storage.nonfinite()
+            if self._on_nonfinite == "skip" and self._tensors.any_rank(bool(bad)):
+                self._skipped += 1
+                return False
+            if bad:
+                raise self._nonfinite_error(bad, self._steps)
+        storage.lerp_(self._schedule.sample_weights(self._steps), finite)
         self._updates += 1
         self._invalidate_cache()
         return True
@@ -308,8 +310,10 @@ class EMABank:
         results: dict[str, Result] = {}
         for name in map(self.resolve, (LIVE, *self.names) if averages is None else averages):
             statistics = "averaged" if name == LIVE else batchnorm
-            with self.applied(name, batchnorm=statistics), evaluating(self._model), preserved_rng(), torch.no_grad():
-                results[name] = fn(self._model)
+            with self.applied(name, batchnorm=statistics) as model, preserved_modes(model), preserved_rng():
+                model.eval()
+                with torch.no_grad():
+                    results[name] = fn(model)
         return results
 
     def statistics(self, name: str | float) -> Statistics:
@@ -388,10 +392,12 @@ class EMABank:
         batchnorm = batchnorm or self.statistics(name)
         root = unwrap(self._model)
         if fsdp_modules(self._model):
-            with self.applied(name, batchnorm=batchnorm), evaluating(root):
+            with self.applied(name, batchnorm=batchnorm), preserved_modes(root):
+                root.eval()
                 return self._model(*inputs, **keywords)
         values = self._values(name, batchnorm, reuse=True)
-        with evaluating(root):
+        with preserved_modes(root):
+            root.eval()
             if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
                 return root(*inputs, **keywords)
             with holding(root, places(root), functional_params(root, values), Swap(self, name, batchnorm)):
@@ -553,19 +559,6 @@ class EMABank:
 
     # Guards -----------------------------------------------------------------------------------------------------------
 
-    def _check_finite(self) -> bool:
-        """Whether to take this sample; raises if that is what the user asked for."""
-        if self._on_nonfinite == "ignore":
-            return True
-        bad = self._tensors.storage.nonfinite()
-        if self._on_nonfinite == "skip":
-            skipped = self._tensors.any_rank(bool(bad))
-            self._skipped += skipped
-            return not skipped
-        if bad:
-            raise self._nonfinite_error(bad, self._steps)
-        return True
-
     def _start_check(self) -> Tensor:
         """Check this sample on its accelerator, without waiting for the result; `lerp_` moves nothing if it is bad.
 
@@ -688,9 +681,3 @@ class EMABank:
                 f"{what} inside applied({swap.name!r}){other}: the model holds that average now, not its live weights; "
                 "do it after the with block."
             )
-
-
-def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Raise a ValueError unless an argument has one of the allowed values."""
-    if value not in allowed:
-        raise ValueError(f"{argument} must be {' or '.join(map(repr, allowed))}; got {value!r}.")

@@ -19,10 +19,11 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
-from emabank._model import evaluating, unwrap, walk
+from emabank._model import unwrap, walk
 from emabank._swap import Swap, functional_params, holding, places, swapped
 from emabank.bank import EMABank
-from emabank.rng import preserved_rng
+from emabank.preserved import preserved_modes, preserved_rng, undone_by
+from emabank.rules import check_int
 
 # A value that is alone in its batch has no variance; it is normalised by the values pooled before it, if there are this
 # many. In 15 random networks the worst variance two layers later was then 1.7 times too large (after 8 values 4.5
@@ -85,8 +86,8 @@ def recalibrate_batchnorm(
     >>> with bank.applied(0.9, batchnorm="recomputed"):
     ...     _ = model(torch.randn(4, 2))
     """
-    if max_batches is not None and max_batches < 1:
-        raise ValueError(f"max_batches must be at least 1, or None for all batches; got {max_batches!r}.")
+    if max_batches is not None:
+        max_batches = check_int("max_batches", max_batches, minimum=1)
     if isinstance(target, EMABank):
         model = target.model
         names = [target.resolve(name) for name in (target.names if averages is None else averages)]
@@ -278,7 +279,8 @@ def _measure(
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
     count = 0
-    with holding(root, [], {}, swap), evaluating(root), preserved_rng(loader), _without_new_buffers(root):
+    with holding(root, [], {}, swap), preserved_modes(root), preserved_rng(loader), _without_new_buffers(root):
+        root.eval()
         for batch in islice(loader, max_batches):
             count += 1
             batch = _to_device(batch, device)
@@ -304,14 +306,8 @@ def _without_new_buffers(root: nn.Module) -> Generator[None]:
                 elif saved[key] is None:
                     by_key[key] = None
 
-    # The second `finally` is for an interrupt during the first.
-    try:
-        try:
-            yield
-        finally:
-            restore()
-    finally:
-        restore()
+    with undone_by(restore):
+        yield
 
 
 def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractContextManager[Any]]:

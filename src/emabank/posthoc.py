@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from emabank._distributed import ProcessGroups
-from emabank.bank import EMABank, check_choice
+from emabank.bank import EMABank
 from emabank.checkpoint import read_state, write_state
-from emabank.rules import PowerEMA, Rule, as_rule, rule_from_dict
+from emabank.rules import PowerEMA, Rule, as_rule, check_choice, check_int, rule_from_dict
 
 __all__ = ["Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
 
@@ -197,10 +197,7 @@ class Snapshots:
         dtype: torch.dtype | None = None,
         run: str | None = None,
     ) -> None:
-        if not isinstance(every_steps, int) or isinstance(every_steps, bool) or every_steps < 1:
-            raise ValueError(
-                f"every_steps must be a positive integer (optimizer steps between snapshots); got {every_steps!r}."
-            )
+        every_steps = check_int("every_steps", every_steps, minimum=1)
         check_choice("dtype", dtype, (None, torch.float32, torch.float16, torch.bfloat16))
         self._names = [name for name in bank.names if isinstance(bank.rule(name), PowerEMA)]
         if len({bank.rule(name) for name in self._names}) < 2:

@@ -5,6 +5,7 @@ in Python floats (so 1 - decay is never rounded to a tensor's dtype); imports no
 """
 
 import math
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from decimal import Decimal
@@ -138,6 +139,8 @@ def power_sigma_rel(gamma: float) -> float:
 
 # Rules ---------------------------------------------------------------------------------------------------------------
 
+LIVE = "live"  # in place of the name of an average: the live weights
+
 Warmup = Literal["steps", "updates", "power"]
 DecayFunction = Callable[[int], float]
 
@@ -245,15 +248,14 @@ class EMA(_Rule):
                     f"got {half_life!r}."
                 )
             values["half_life"] = float(half_life)
-        if warmup not in ("steps", "updates", "power", None):
-            raise ValueError(f"warmup must be 'steps', 'updates', 'power' or None; got {warmup!r}.")
+        check_choice("warmup", warmup, ("steps", "updates", "power", None))
         if callable(decay):
             if warmup not in ("steps", None):
                 raise ValueError(
                     f"warmup must be left out where decay is a function, which is its own schedule; got {warmup!r}."
                 )
             warmup = None
-        for key, value in {**values, "warmup": warmup, "start": _checked_start(start)}.items():
+        for key, value in {**values, "warmup": warmup, "start": check_int("start", start, minimum=0)}.items():
             object.__setattr__(self, key, value)
 
     @property
@@ -358,7 +360,7 @@ class Uniform(_Rule):
     """The optimizer step after which samples count."""
 
     def __post_init__(self) -> None:
-        _checked_start(self.start)
+        object.__setattr__(self, "start", check_int("start", self.start, minimum=0))
 
     @property
     def name(self) -> str:
@@ -469,10 +471,8 @@ class Ramp(_Rule):
         for key, value in (("begin", begin), ("end", end)):
             if not (_is_number(value) and 0.0 <= value <= 1.0):
                 raise ValueError(f"{key} must be a number from 0 to 1, a decay per step; got {value!r}.")
-        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
-            raise ValueError(f"steps must be a positive number of optimizer steps; got {steps!r}.")
-        if shape not in ("cosine", "linear"):
-            raise ValueError(f"shape must be 'cosine' or 'linear'; got {shape!r}.")
+        steps = None if steps is None else check_int("steps", steps, minimum=1)
+        check_choice("shape", shape, ("cosine", "linear"))
         for key, value in (("begin", float(begin)), ("end", float(end)), ("steps", steps), ("shape", shape)):
             object.__setattr__(self, key, value)
 
@@ -621,10 +621,22 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _checked_start(start: object) -> int:
-    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise ValueError(f"start must be an optimizer step, a whole number from 0 on; got {start!r}.")
-    return start
+def check_int(argument: str, value: object, *, minimum: int | None = None) -> int:
+    """Return an argument as an int; raise a ValueError unless it is a whole number, and large enough."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or (minimum is not None and number < minimum):
+        least = "" if minimum is None else f", {minimum} or more"
+        raise ValueError(f"{argument} must be a whole number{least}; got {value!r}.")
+    return number
+
+
+def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
+    """Raise a ValueError unless an argument has one of the allowed values."""
+    if value not in allowed:
+        raise ValueError(f"{argument} must be {' or '.join(map(repr, allowed))}; got {value!r}.")
 
 
 # Printing ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ It sees only the numbers that it is given, and asks the bank for weights, never 
 """
 
 import math
-import operator
 import os
 import warnings
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -29,10 +28,10 @@ from emabank._paired import (
     saved_per_sample,
     split_per_sample,
 )
-from emabank._schedule import LIVE
 from emabank.advice import LEVEL, Advice, Best, Curve, Direction, advise, best_points, finite_points
-from emabank.bank import EMABank, Statistics, check_choice
+from emabank.bank import EMABank, Statistics
 from emabank.checkpoint import read_state, write_state
+from emabank.rules import LIVE, check_choice, check_int
 
 __all__ = ["Advice", "Best", "BestTracker", "Observation"]
 
@@ -156,7 +155,7 @@ class BestTracker:
         [(1, 'live', 'loss', 0.5, True), (1, 'live', 'accuracy', 0.75, True)]
         """
         check_choice("batchnorm", batchnorm, (None, "averaged", "recomputed"))
-        epoch = _check_int("epoch", epoch)
+        epoch = check_int("epoch", epoch)
         rows = self._check_metrics(epoch, metrics, bool(complete))
         new = read_per_sample(per_sample or {}, list(self._criteria), epoch, self._bank.resolve) if complete else {}
         per_sample_values = check_per_sample(new, self._per_sample, rows)
@@ -303,7 +302,7 @@ class BestTracker:
         >>> tracker.should_stop(patience=2), tracker.should_stop(patience=3)
         (True, False)
         """
-        _check_int("patience", patience, minimum=1)
+        check_int("patience", patience, minimum=1)
         epochs = [row.epoch for row in self._history if row.complete]
         for name in self._criteria if criterion is None else [criterion]:
             best = _best(self._history, name, self._direction(name))
@@ -337,7 +336,7 @@ class BestTracker:
         criterion = next(iter(self._criteria)) if criterion is None else criterion
         better = self._direction(criterion)
         if samples is not None:
-            _check_int("samples", samples, minimum=1)
+            check_int("samples", samples, minimum=1)
         curves: dict[str, dict[int, float]] = {}
         for row in self._history:
             if row.complete and row.metric == criterion:
@@ -444,10 +443,10 @@ class BestTracker:
         try:
             rows = _rows_from_state(state["history"])
             snapshots = {
-                (item["average"], _check_int("epoch", item["epoch"])): _copy_weights(dict(item["weights"]))
+                (item["average"], check_int("epoch", item["epoch"])): _copy_weights(dict(item["weights"]))
                 for item in state["weights"]
             }
-            recomputed = [_check_int("epoch", epoch) for epoch in state["recomputed"]]
+            recomputed = [check_int("epoch", epoch) for epoch in state["recomputed"]]
             per_sample = saved_per_sample(state["per_sample"], rows)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error
@@ -502,16 +501,6 @@ def _rows_from_state(history: list[list[Any]]) -> list[Observation]:
     if any(row.epoch > following.epoch for row, following in pairwise(rows)):
         raise ValueError("the epochs of its history are not in order")
     return rows
-
-
-def _check_int(argument: str, value: int, *, minimum: int | None = None) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError as error:
-        raise ValueError(f"{argument} must be an integer; got {value!r}.") from error
-    if minimum is not None and number < minimum:
-        raise ValueError(f"{argument} must be an integer of at least {minimum}; got {value!r}.")
-    return number
 
 
 def _number(value: SupportsFloat, average: str, metric: str) -> float:

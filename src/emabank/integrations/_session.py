@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, TypeVar
 
@@ -12,14 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils.data import DataLoader, IterableDataset
 
 from emabank import BestTracker, EMABank, recalibrate_batchnorm
-from emabank.rules import Rule
+from emabank.rules import LIVE, Rule
 
 Averages = Sequence[float | Rule] | Mapping[str, float | Rule]
 Criteria = Mapping[str, Literal["max", "min"]]
 Metrics = dict[str, dict[str, float]]  # average (or "live") to metric to value
 Value = TypeVar("Value")
-
-LIVE = "live"
 
 
 class CallbackSession:
@@ -175,7 +172,7 @@ class CallbackSession:
         self._pending_state = state
 
 
-# Loaders, modes and names --------------------------------------------------------------------------------------------
+# Loaders and names ---------------------------------------------------------------------------------------------------
 
 
 def second_pass(loader: Any) -> Iterator[Any]:
@@ -208,17 +205,6 @@ def check_reiterable(loader: object) -> None:
             "The training loader must allow a second pass, to recompute batch-norm statistics; got "
             f"{type(loader).__name__}: {reason}. Pass recalibrate_on=another loader, or recalibrate=False."
         )
-
-
-@contextmanager
-def preserved_modes(model: nn.Module) -> Generator[None]:
-    """Put every module back into its mode (training or eval) at the end."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def metric_names(metrics: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:

@@ -12,15 +12,15 @@ from torch import nn
 
 from emabank import BestTracker, EMABank
 from emabank.integrations._session import (
-    LIVE,
     Averages,
     CallbackSession,
     Criteria,
     Metrics,
     check_reiterable,
     metric_names,
-    preserved_modes,
 )
+from emabank.preserved import preserved_modes
+from emabank.rules import LIVE
 
 try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]

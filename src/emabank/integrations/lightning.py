@@ -17,15 +17,14 @@ from torch.utils.data import DataLoader
 
 from emabank import BestTracker, EMABank
 from emabank.integrations._session import (
-    LIVE,
     Averages,
     CallbackSession,
     Criteria,
     check_reiterable,
     metric_names,
-    preserved_modes,
 )
-from emabank.rng import preserved_rng
+from emabank.preserved import preserved_modes, preserved_rng
+from emabank.rules import LIVE
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

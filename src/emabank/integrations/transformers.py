@@ -14,16 +14,15 @@ from torch import nn
 from emabank import BestTracker, EMABank
 from emabank.checkpoint import read_state, write_state
 from emabank.integrations._session import (
-    LIVE,
     Averages,
     CallbackSession,
     Criteria,
     Metrics,
     check_reiterable,
     metric_names,
-    preserved_modes,
 )
-from emabank.rng import preserved_rng
+from emabank.preserved import preserved_modes, preserved_rng
+from emabank.rules import LIVE
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from emabank.rng import preserved_rng
+from emabank.preserved import preserved_rng
 
 
 def drawn(generator: torch.Generator) -> list[float]:

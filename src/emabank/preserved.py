@@ -1,12 +1,41 @@
-"""Random streams that continue as if nothing had happened."""
+"""What is as before once a block ends, however it ends: random streams, and the modes of modules."""
 
 import random
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+
+
+@contextmanager
+def undone_by(undo: Callable[[], None]) -> Generator[None]:
+    """Call `undo` at the end of a block, and once more, for an interrupt during the first call.
+
+    Unlike the callbacks of an `ExitStack`, which an interrupt before the first of them would leave out.
+    """
+    try:
+        try:
+            yield
+        finally:
+            undo()
+    finally:
+        undo()
+
+
+@contextmanager
+def preserved_modes(model: nn.Module) -> Generator[None]:
+    """Put every module back into its own mode (training or eval) afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+
+    def restore() -> None:
+        for module, mode in modes:
+            module.training = mode
+
+    with undone_by(restore):
+        yield
 
 
 @contextmanager
@@ -39,14 +68,8 @@ def preserved_rng(*loaders: object) -> Generator[None]:
         for index, state in enumerate(device_states):
             devices.set_rng_state(state, index)
 
-    # The second `finally` is for an interrupt during the first.
-    try:
-        try:
-            yield
-        finally:
-            restore()
-    finally:
-        restore()
+    with undone_by(restore):
+        yield
 
 
 def _generators(loader: object) -> list[torch.Generator]:
