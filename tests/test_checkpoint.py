@@ -10,8 +10,6 @@ import stat
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
-from emabank import checkpoint as files
+from emabank import EMA, EMABank, recalibrate_batchnorm
 from emabank.atomic import write_atomically
 from emabank.checkpoint import (
     SAFETENSORS_DTYPES,
@@ -36,190 +33,89 @@ from emabank.checkpoint import (
     write_state,
     write_torch,
 )
-from tests.support.oracle import states_equal
+from tests.support.files import everything_in, read
+from tests.support.models import Tied, build, small_bank, train
+from tests.support.oracle import AVERAGES, states_equal
 
 SUFFIXES = (".pt", ".safetensors")
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
-
-
-def bank_of(model: nn.Module, **options: Any) -> EMABank:
-    averages = [0.96, EMA(half_life=17, warmup="updates"), Uniform(), PowerEMA(0.1)]
-    return EMABank(model, averages, **{"every": 3, **options})
-
-
-def train(model: nn.Module, bank: EMABank, steps: range) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in steps:
-        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-        model(inputs).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        bank.update()
-
-
-def everything(bank: EMABank) -> dict[str, dict[str, Tensor]]:
-    return {name: bank.weights(name) for name in bank.names}
-
-
-assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
 # A whole bank --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("split", [0, 1, 3, 7, 12])
-def test_trap40_a_run_split_anywhere_equals_the_whole_run(tmp_path: Path, split: int) -> None:
-    whole = network()
-    bank = bank_of(whole)
-    train(whole, bank, range(14))
-
-    first = network()
-    first_bank = bank_of(first)
-    train(first, first_bank, range(split))
-    save(first_bank, tmp_path / "bank.pt")
-    second = network()
-    second.load_state_dict(first.state_dict())
-    second_bank = bank_of(second)
-    load(second_bank, tmp_path / "bank.pt")
-    train(second, second_bank, range(split, 14))
-
-    assert_same(everything(second_bank), everything(bank))
-    assert (second_bank.num_steps, second_bank.num_updates) == (bank.num_steps, bank.num_updates)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        lambda: EMABank(network(), [0.96], every=3),
-        lambda: bank_of(network(), every=4),
-        lambda: bank_of(nn.Sequential(nn.Linear(4, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 2))),
-        lambda: bank_of(nn.Sequential(nn.Linear(4, 6))),
-    ],
-    ids=["averages", "period", "shapes", "keys"],
-)
-def test_trap41_a_bank_that_does_not_fit_is_refused_unchanged(tmp_path: Path, other: Callable[[], EMABank]) -> None:
-    model = network()
-    bank = bank_of(model)
-    train(model, bank, range(5))
-    save(bank, tmp_path / "bank.pt")
-    target = other()
-    before = everything(target)
-    with pytest.raises(ValueError, match=r"\w"):
-        load(target, tmp_path / "bank.pt")
-    assert_same(everything(target), before)
-    assert target.num_steps == 0
-
-
-def test_trap41_a_damaged_file_leaves_the_bank_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "bank.pt"
-    model = network()
-    bank = bank_of(model)
-    train(model, bank, range(5))
+def test_trap34_trap40_trap44_a_bank_that_was_saved_resumes_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "bank.pt"
+    model, bank = small_bank(AVERAGES, every=3)
+    train(model, 7, bank.update)
+    with bank.applied("plain"), pytest.raises(RuntimeError, match="applied"):
+        save(bank, path)
+    assert everything_in(tmp_path) == []
     save(bank, path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    before = everything(bank)
-    with pytest.raises(ValueError, match=path.name):
-        load(bank, path)
-    assert_same(everything(bank), before)
+    _, loaded = small_bank(AVERAGES, every=3)
+    load(loaded, path)
+    assert states_equal(loaded.state_dict(), bank.state_dict())
+    assert states_equal(torch.load(path, weights_only=True)["state"], bank.state_dict())  # without emabank
+    assert everything_in(tmp_path / "new") == ["bank.pt"]
 
 
-def test_trap42_loading_keeps_dtype_and_device(tmp_path: Path) -> None:
-    narrow = bank_of(network())
-    wide = bank_of(network(), dtype=torch.float64)
-    train(network(), narrow, range(3))
-    save(narrow, tmp_path / "bank.pt")
-    load(wide, tmp_path / "bank.pt")
-    assert wide.weights(0.96)["0.weight"].dtype == torch.float64
-    assert wide.weights(0.96)["0.weight"].device == torch.device("cpu")
-
-
-def test_trap43_a_loaded_bank_is_not_tied_to_the_file(tmp_path: Path) -> None:
-    model = network()
-    bank = bank_of(model)
-    train(model, bank, range(4))
-    save(bank, tmp_path / "bank.pt")
-    content = (tmp_path / "bank.pt").read_bytes()
-    other = bank_of(network())
-    load(other, tmp_path / "bank.pt")
-    train(network(), other, range(4, 9))
-    assert (tmp_path / "bank.pt").read_bytes() == content
-
-
-def test_trap34_saving_while_an_average_is_applied_is_refused(tmp_path: Path) -> None:
-    bank = bank_of(network())
-    with bank.applied(0.96), pytest.raises(RuntimeError, match="applied"):
-        save(bank, tmp_path / "bank.pt")
-    assert not list(tmp_path.iterdir())
-
-
-def test_trap44_plain_torch_load_reads_it_safely(tmp_path: Path) -> None:
-    bank = bank_of(network())
-    save(bank, tmp_path / "bank.pt")
-    content = torch.load(tmp_path / "bank.pt", weights_only=True)
-    other = bank_of(network())
-    other.load_state_dict(content["state"])
-    assert_same(everything(other), everything(bank))
-
-
-def test_trap44_a_state_dict_saved_by_hand_is_explained(tmp_path: Path) -> None:
-    bank = bank_of(network())
+def test_trap41_files_that_hold_no_bank_are_told_apart(tmp_path: Path) -> None:
+    _, bank = small_bank()
     torch.save(bank.state_dict(), tmp_path / "own.pt")
     with pytest.raises(ValueError, match=r"own\.pt was not written by emabank\.checkpoint.*bank\.load_state_dict"):
         load(bank, tmp_path / "own.pt")
     write_state(tmp_path / "snapshot.pt", {}, kind="snapshot")
     with pytest.raises(ValueError, match="holds an emabank snapshot, not a bank"):
         load(bank, tmp_path / "snapshot.pt")
+    with pytest.raises(FileNotFoundError, match="none"):
+        load(bank, tmp_path / "none.pt")
+    with pytest.raises(ValueError, match=r"^path must .* got .*f\.safetensors"):
+        save(bank, tmp_path / "f.safetensors")
 
 
 # One average ---------------------------------------------------------------------------------------------------------
 
 
-def read_plain(path: Path) -> dict[str, Any]:
-    """As a user without emabank would."""
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
-    return torch.load(path, weights_only=True)
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("name", [0.96, "uniform", "live"])
-def test_trap45_one_average_loads_into_the_users_model(tmp_path: Path, suffix: str, name: str | float) -> None:
-    model = network()
-    bank = bank_of(model)
-    train(model, bank, range(10))
-    path = tmp_path / "new" / f"average{suffix}"
-    export(bank, name, path)
-    fresh = network()
-    fresh.load_state_dict(read_plain(path))
-    expected = bank.weights(name)
-    for key, tensor in fresh.state_dict().items():
-        assert torch.equal(tensor, expected[key].to(tensor.dtype)), key
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_trap45_dtype_is_for_floating_tensors_only(tmp_path: Path, suffix: str) -> None:
-    bank = bank_of(network())
-    export(bank, 0.96, tmp_path / f"half{suffix}", dtype=torch.bfloat16)
-    loaded = read_plain(tmp_path / f"half{suffix}")
-    assert {key for key, tensor in loaded.items() if tensor.dtype != torch.bfloat16} == {"1.num_batches_tracked"}
-    assert loaded["1.num_batches_tracked"].dtype == torch.int64
-    assert torch.equal(loaded["0.weight"], bank.weights(0.96)["0.weight"].bfloat16())
-    with pytest.raises(ValueError, match="^dtype must .* got torch.int8"):
-        export(bank, 0.96, tmp_path / f"int{suffix}", dtype=torch.int8)
-
-
-def test_trap45_without_dtype_the_precision_is_the_stored_one(tmp_path: Path) -> None:
-    bank = bank_of(network().bfloat16(), every=1)
+@pytest.mark.parametrize("name", [0.9, "live"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_trap45_one_average_loads_into_the_users_model(
+    tmp_path: Path, suffix: str, name: str | float, dtype: torch.dtype | None
+) -> None:
+    model = build("mlp").bfloat16() if dtype is None else build("mlp")
+    bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
+    with torch.no_grad():
+        model[0].weight += 1
     bank.update()
-    export(bank, 0.96, tmp_path / "average.pt")
-    assert read_plain(tmp_path / "average.pt")["0.weight"].dtype == torch.float32
+    export(bank, name, tmp_path / f"average{suffix}", dtype=dtype)
+    content, expected = read(tmp_path / f"average{suffix}"), bank.weights(name)
+    assert {key: value.dtype for key, value in content.items()} == {
+        key: dtype if dtype and value.is_floating_point() else value.dtype for key, value in expected.items()
+    }
+    fresh = build("mlp", seed=1)
+    fresh.load_state_dict(content)
+    for key, tensor in fresh.state_dict().items():
+        assert torch.equal(tensor, expected[key].to(content[key].dtype).to(tensor.dtype)), key
+
+
+def test_wrong_exports_write_nothing(tmp_path: Path) -> None:
+    _, bank = small_bank()
+    with pytest.raises(KeyError, match=r"ema-0\.9"):
+        export(bank, 0.5, tmp_path / "none.pt")
+    with pytest.raises(ValueError, match="^dtype must .* got torch.int8"):
+        export(bank, 0.9, tmp_path / "int.pt", dtype=torch.int8)
+    with pytest.raises(ValueError, match="is torch.complex128, which"):
+        export(EMABank(nn.Linear(2, 1, dtype=torch.complex128), [0.9]), 0.9, tmp_path / "complex.safetensors")
+    assert everything_in(tmp_path) == []
+
+
+def test_recomputed_statistics_are_exported_unless_averaged_ones_are_asked_for(tmp_path: Path) -> None:
+    _, bank = small_bank()
+    recalibrate_batchnorm(bank, [torch.randn(9, 6)])
+    export(bank, 0.9, tmp_path / "averaged.pt", batchnorm="averaged")
+    export(bank, 0.9, tmp_path / "recomputed.pt")
+    for kind in ("averaged", "recomputed"):
+        assert states_equal(dict(read(tmp_path / f"{kind}.pt")), bank.weights(0.9, batchnorm=kind))
+    assert not states_equal(read(tmp_path / "averaged.pt"), read(tmp_path / "recomputed.pt"))
 
 
 def test_trap49_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
@@ -229,17 +125,9 @@ def test_trap49_a_cast_that_overflows_is_refused(tmp_path: Path) -> None:
     bank = EMABank(model, [0.96])
     with pytest.raises(ValueError, match=r"'weight' holds values that torch\.float16 cannot represent"):
         export(bank, 0.96, tmp_path / "half.pt", dtype=torch.float16)
-    assert not list(tmp_path.iterdir())
+    assert everything_in(tmp_path) == []
     export(bank, 0.96, tmp_path / "wide.pt", dtype=torch.float64)
-    assert read_plain(tmp_path / "wide.pt")["mask"].tolist() == [0.0, -torch.inf]
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(100, 50)
-        self.head = nn.Linear(50, 100, bias=False)
-        self.head.weight = self.embedding.weight
+    assert read(tmp_path / "wide.pt")["mask"].tolist() == [0.0, -torch.inf]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -247,12 +135,11 @@ class Tied(nn.Module):
 def test_trap11_tied_tensors_have_both_keys(tmp_path: Path, suffix: str, dtype: torch.dtype | None) -> None:
     bank = EMABank(Tied(), [0.96])
     export(bank, 0.96, tmp_path / f"tied{suffix}", dtype=dtype)
-    loaded = read_plain(tmp_path / f"tied{suffix}")
-    assert sorted(loaded) == ["embedding.weight", "head.weight"]
-    Tied().load_state_dict(loaded)
+    content = read(tmp_path / f"tied{suffix}")
+    assert sorted(content) == ["embed.weight", "out.weight"]
+    Tied().load_state_dict(content)
     if suffix == ".pt":  # stored once
-        assert loaded["embedding.weight"].data_ptr() == loaded["head.weight"].data_ptr()
-        assert (tmp_path / "tied.pt").stat().st_size < 1.5 * loaded["head.weight"].nbytes
+        assert content["embed.weight"].data_ptr() == content["out.weight"].data_ptr()
 
 
 class WithExtraState(nn.Linear):
@@ -277,24 +164,7 @@ def test_extra_state_is_kept_where_it_loads_safely(tmp_path: Path) -> None:
         export(bank, 0.96, tmp_path / "extra.safetensors")
     with pytest.raises(ValueError, match=r"'_extra_state' of the model's state is a .*Path.*get_extra_state"):
         export(EMABank(WithExtraState(Path("x")), [0.96]), 0.96, tmp_path / "unsafe.pt")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["extra.pt"]
-
-
-def test_recomputed_statistics_are_exported_unless_averaged_ones_are_asked_for(tmp_path: Path) -> None:
-    bank = bank_of(network())
-    recalibrate_batchnorm(bank, [torch.randn(9, 4)])
-    export(bank, 0.96, tmp_path / "averaged.pt", batchnorm="averaged")
-    export(bank, 0.96, tmp_path / "recomputed.pt")
-    assert read_plain(tmp_path / "averaged.pt")["1.running_mean"].tolist() == [0.0] * 6
-    recomputed = bank.weights(0.96, batchnorm="recomputed")["1.running_mean"]
-    assert recomputed.tolist() != [0.0] * 6
-    assert torch.equal(read_plain(tmp_path / "recomputed.pt")["1.running_mean"], recomputed)
-
-
-def test_an_average_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match=r"ema-0\.9"):
-        export(bank_of(network()), 0.5, tmp_path / "none.pt")
-    assert not list(tmp_path.iterdir())
+    assert everything_in(tmp_path) == ["extra.pt"]
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -361,13 +231,6 @@ def test_trap07_odd_tensors_come_back(tmp_path: Path) -> None:
         assert not loaded[key].requires_grad
 
 
-def test_subclasses_of_plain_types_load_safely(tmp_path: Path) -> None:
-    import numpy as np
-
-    write_state(tmp_path / "f.pt", {"value": np.float64(0.5), "pair": (1, 2)}, kind="test")
-    assert states_equal(read_state(tmp_path / "f.pt", kind="test"), {"value": 0.5, "pair": [1, 2]})
-
-
 # Damaged, foreign, hostile -------------------------------------------------------------------------------------------
 
 
@@ -400,16 +263,6 @@ def test_trap41_a_flipped_bit_is_refused_or_harmless(tmp_path: Path) -> None:
         else:
             assert states_equal(loaded, example()), position  # a zip file's padding and dates carry nothing
     assert refused > 50
-
-
-def test_trap41_a_flipped_bit_in_a_tensor_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "f.pt"
-    write_state(path, {"weight": torch.full((64,), 1.2345)}, kind="test")
-    intact = bytearray(path.read_bytes())
-    intact[intact.index(bytes(torch.full((1,), 1.2345).view(torch.uint8).tolist())) + 80] ^= 1
-    path.write_bytes(intact)
-    with pytest.raises(ValueError, match="checksum"):
-        read_state(path, kind="test")
 
 
 @pytest.mark.parametrize("view", [torch.zeros(1).expand(3), torch.zeros(9)[:3]], ids=["expanded", "window"])
@@ -450,20 +303,15 @@ def test_trap44_a_malicious_pickle_is_refused_and_not_executed(tmp_path: Path) -
         assert not marker.exists(), name
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04", b"\x80\x04.", bytes(range(256)) * 20])
-def test_trap41_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "f.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"f\.pt is damaged"):
-        read_state(tmp_path / "f.pt", kind="test")
+FOREIGN = [b"", b"hello", b"PK\x03\x04", b"\x80\x04.", bytes(range(256)) * 20]
 
 
-def test_trap41_other_peoples_checkpoints_are_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
+def test_trap41_foreign_files_are_refused(tmp_path: Path) -> None:
+    for number, content in enumerate(FOREIGN):
+        (tmp_path / f"bytes-{number}.pt").write_bytes(content)
     torch.save({"weight": torch.ones(2)}, tmp_path / "theirs.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     save_file({"weight": torch.ones(2)}, tmp_path / "theirs.safetensors")
-    shutil.copy(tmp_path / "theirs.safetensors", tmp_path / "renamed.pt")
     with zipfile.ZipFile(tmp_path / "archive.pt", "w") as archive:
         archive.writestr("notes.txt", "no tensors here")
     for path in sorted(tmp_path.iterdir()):
@@ -476,23 +324,11 @@ def test_trap41_newer_versions_and_other_kinds_are_told_apart(tmp_path: Path, mo
     write_state(path, example(), kind="bank")
     with pytest.raises(ValueError, match=r"holds an emabank bank, not a snapshot"):
         read_state(path, kind="snapshot")
-    monkeypatch.setattr(files, "VERSION", 2)
+    monkeypatch.setattr("emabank.checkpoint.VERSION", 2)
     write_state(path, example(), kind="bank")
     monkeypatch.undo()
     with pytest.raises(ValueError, match="version 2"):
         read_state(path, kind="bank")
-
-
-def test_a_missing_file_stays_a_file_not_found(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="none"):
-        read_state(tmp_path / "none.pt", kind="test")
-
-
-# Writing --------------------------------------------------------------------------------------------------------------
-
-
-def only(folder: Path, *names: str) -> bool:
-    return sorted(entry.name for entry in folder.iterdir()) == sorted(names)
 
 
 # What is written -----------------------------------------------------------------------------------------------------
@@ -514,27 +350,10 @@ def test_a_window_into_a_large_storage_is_written_alone(tmp_path: Path) -> None:
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, state: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write_state(tmp_path / "f.pt", state, kind="test")
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_whole_state_is_not_written_as_safetensors(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^path must .* got .*f\.safetensors"):
-        write_state(tmp_path / "f.safetensors", {"a": torch.zeros(2)}, kind="test")
-    assert not list(tmp_path.iterdir())
-
-
-def test_safetensors_says_what_it_cannot_hold(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'a' is torch.complex128"):
-        write_safetensors(tmp_path / "f.safetensors", {"a": torch.zeros(2, dtype=torch.complex128)}, {})
+    assert everything_in(tmp_path) == []
 
 
 # Atomic writing ------------------------------------------------------------------------------------------------------
-
-
-def test_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a" / "b" / "f.txt", lambda temporary: temporary.write_text("new"))
-    assert (tmp_path / "a" / "b" / "f.txt").read_text() == "new"
-    assert only(tmp_path / "a" / "b", "f.txt")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -557,7 +376,7 @@ def test_trap30_a_failed_write_leaves_the_old_file(tmp_path: Path, wrong: BaseEx
     with pytest.raises(type(wrong)) as caught:
         write_atomically(path, write)
     assert path.read_text() == "old"
-    assert only(tmp_path, "f.txt")
+    assert everything_in(tmp_path) == ["f.txt"]
     if isinstance(caught.value, OSError):
         assert caught.value.errno == errno.ENOSPC
         assert "No space left on device" in str(caught.value)
@@ -601,7 +420,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(OSError, match="Only a regular file can be replaced"):
             write_atomically(path, lambda temporary: temporary.write_text("x"))
-    assert only(tmp_path, "pipe")
+    assert everything_in(tmp_path) == ["pipe"]
 
 
 def test_trap40_files_leave_the_random_state_alone(tmp_path: Path) -> None:
@@ -629,7 +448,7 @@ def test_a_file_that_grows_too_large_leaves_the_old_one(tmp_path: Path) -> None:
     assert caught.value.errno == errno.EFBIG
     assert "what was there before is unchanged" in str(caught.value)
     assert states_equal(read_state(path, kind="test"), example())
-    assert only(tmp_path, path.name)
+    assert everything_in(tmp_path) == [path.name]
 
 
 @pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
@@ -665,7 +484,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     script = f'{ready}; exec "$0" -c "$1" {tmp_path}'
     done = subprocess.run([*mount, script, sys.executable, ON_A_FULL_DISK], capture_output=True, text=True, check=False)
     assert done.stdout == "as it should be\n", done.stderr
-    assert only(tmp_path)
+    assert everything_in(tmp_path) == []
 
 
 # safetensors ---------------------------------------------------------------------------------------------------------

@@ -102,10 +102,12 @@ def damages(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def contradictions(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The state with one count that the others rule out."""
+    """The state with one value that the others, or the bank, rule out."""
     steps = state["num_steps"]
     for path, value in {
+        ("every",): 3,
         ("num_updates",): steps + 1,
+        ("averages", "ema-0.93", "rule", "warmup"): "updates",
         ("averages", "uniform", "last"): steps + 1,
         ("averages", "uniform", "origin"): steps,
         ("averages", "uniform", "samples"): steps + 1,

@@ -1,5 +1,6 @@
 """Small models that hold everything a model can hold, and short trainings that move all of it."""
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -158,6 +159,16 @@ def train(model: nn.Module, steps: int, after=lambda: None, seed: int = 1) -> No
 def small_bank(averages=(0.9,), **options) -> tuple[nn.Module, EMABank]:
     model = build("mlp")
     return model, EMABank(model, averages, **{"every": 1, **options})
+
+
+def alive_storages() -> dict[int, int]:
+    """The bytes of every storage that is alive, by address."""
+    alive = [
+        thing.untyped_storage()
+        for thing in gc.get_objects()
+        if type(thing) in (Tensor, nn.Parameter) and thing.layout is torch.strided
+    ]
+    return {storage.data_ptr(): storage.nbytes() for storage in alive}
 
 
 # A classifier, for the integrations -----------------------------------------------------------------------------------

@@ -140,7 +140,8 @@ def states_equal(a: Any, b: Any) -> bool:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().flatten().view(torch.uint8)
+    # A clone, because `contiguous` keeps the odd strides of a tensor with one element.
+    return tensor.detach().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 assert_equal = partial(torch.testing.assert_close, rtol=0, atol=0)
