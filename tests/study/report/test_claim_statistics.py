@@ -242,6 +242,16 @@ def test_a_branch_that_was_measured_from_there_on_starts_from_the_common_trunk()
     assert values("7", "constant", branches([NAN, NAN, 0.62])) == [pytest.approx(2.0)]
 
 
+def test_both_are_counted_from_the_epoch_from_which_the_rate_was_held():
+    """It may be another one than the chosen epoch: epoch 1, where the average has 40%."""
+    found = branches([0.4, 0.6, 0.62])
+    held = tuple(replace(run, constant_from=1) for run in found.variants["constant"])
+    found = replace(found, variants={**found.variants, "constant": held})
+    assert (values("7", "constant", found), values("7", "cosine", found)) == (
+        [pytest.approx(22.0)], [pytest.approx(10.0)],
+    )  # fmt: skip
+
+
 def test_without_a_constant_branch_the_cosine_says_nothing_either():
     found = branches([0.4, 0.6, 0.62])
     assert values("7", "cosine", replace(found, variants={"refit": found.variants["refit"]})) == []
