@@ -5,6 +5,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,18 +152,26 @@ def test_a_missing_folder_writes_nothing(tmp_path: Path):
 # The claims ----------------------------------------------------------------------------------------------------------
 
 
-def test_claims_are_printed_with_their_parts_or_without(runs: Path):
-    whole, short = printed(show_claims, runs), printed(show_claims, runs, short=True)
+def test_claims_are_a_table_and_with_all_their_findings(runs: Path):
+    whole, short = printed(show_claims, runs, secondary=True), printed(show_claims, runs)
     for lines in (whole, short):
-        heads = [re.match(r"[✓✗?…–] [a-z ]+ (\d+)  [A-Z]", line) for line in lines]
-        assert [int(head[1]) for head in heads if head] == list(range(1, 20))
+        shown = [number[1] for line in lines if (number := re.match(r"(\d+|b|c) {2,}\S", line))]
+        left = re.findall(r"(\w+) \(emabank run", " ".join(lines))
+        assert sorted([*shown, *left]) == sorted([*map(str, range(1, 20)), "b", "c"])
     assert len(whole) > 3 * len(short)
-    assert any("n=2" in line for line in whole) and not any("n=2" in line for line in short)
-    assert short[-1] in whole and "Left out:" not in [*whole, *short]
+    assert any("of 2" in line for line in short) and "Left out:" not in [*whole, *short]
+
+
+def test_claims_are_printed_on_an_ascii_terminal_of_80_columns(runs: Path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    command = [sys.executable, "-m", "emabank.study", "claims", str(runs), "--all"]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.decode("ascii").splitlines())) <= 80
 
 
 def test_claims_say_what_was_left_out(bare: Path):
-    lines = printed(show_claims, bare, short=True)
+    lines = printed(show_claims, bare)
     at = lines.index("Left out:")
     assert len(lines) - at - 1 == 13 and all(line.startswith("  digits, ") for line in lines[at + 1 :])
 
@@ -246,7 +256,7 @@ def test_none_of_them_needs_torch(bare: Path):
     done = run(f"""
 import json
 from emabank.study.commands import main
-codes = [main([*words, {str(bare)!r}]) for words in (["report"], ["claims", "--short"], ["status"])]
+codes = [main([*words, {str(bare)!r}]) for words in (["report"], ["claims", "--all"], ["status"])]
 assert codes == [0, 0, 0], codes
 loaded = {{"matplotlib.figure", "numpy", "rich"}}
 assert loaded <= set(sys.modules) and not {{"torch", "matplotlib.pyplot"}} & set(sys.modules)

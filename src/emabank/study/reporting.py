@@ -3,14 +3,17 @@
 May import the report, status and progress.
 """
 
+import io
 import os
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from emabank.study.executors.progress import counting, say
 from emabank.study.report.claim_specs import make_claims
-from emabank.study.report.render import claims_summary, claims_terminal, terminal
+from emabank.study.report.render import terminal
+from emabank.study.report.render_claims import claims_summary, claims_terminal
 from emabank.study.report.results import read_results
 from emabank.study.report.write import Report, build_report, try_next
 from emabank.study.status import tell_skipped
@@ -51,9 +54,11 @@ def _show_tables(report: Report, asked: str, console: Console) -> None:
         say(console, f"No table has {asked!r} in its name; there are {', '.join(names)}.")
 
 
-def show_claims(runs: Path, *, short: bool = False, console: Console | None = None) -> None:
-    """Print every claim of the paper with what these runs say about it."""
+def show_claims(runs: Path, *, secondary: bool = False, console: Console | None = None) -> None:
+    """Print every claim with what these runs say about it; `secondary`: with all that decides nothing, too."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal has no "−" or "–"
     console = console or Console()
     results = read_results(runs)
-    console.print(claims_terminal(make_claims(results), findings=not short))
+    console.print(claims_terminal(make_claims(results), secondary=secondary))
     tell_skipped(results.skipped, console)

@@ -37,7 +37,7 @@ def test_without_words_every_command_has_the_defaults_of_its_configuration():
     assert parsed("run", "all") == RunArguments(study="all", scale="demo", seeds=None, set=(), place=Place())
     assert parsed("status") == StatusArguments(runs=Path("runs"))
     assert parsed("report") == ReportArguments(runs=Path("runs"), out=None, tables="")
-    assert parsed("claims") == ClaimsArguments(runs=Path("runs"), short=False)
+    assert parsed("claims") == ClaimsArguments(runs=Path("runs"), all=False)
 
 
 def test_flags_set_fields_of_every_table():

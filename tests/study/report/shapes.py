@@ -1,4 +1,4 @@
-"""Made-up results in which all nineteen claims hold, curves included, and ways to make one thing in it false."""
+"""Made-up results in which all claims hold, curves included, and ways to make one thing in it false."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,10 +8,9 @@ import numpy as np
 
 from emabank.study.report.claim_specs import CLAIMS
 from emabank.study.report.claims import Claim, Finding
-from emabank.study.report.claims import findings_of as statistic_findings
 from emabank.study.report.results import LIVE, Curve, Results, Run, Setting
 from emabank.study.studies.scales import Scale
-from tests.study.report.made_results import AVERAGES, EPOCHS, PAIRS, SEEDS, made_columns, made_results
+from tests.study.report.made_results import AVERAGES, EPOCHS, PAIRS, SEEDS, column, jitter, made_columns, made_results
 
 RATES = (0.2, 0.4, 0.8)
 CHOSEN = AVERAGES[2], 25
@@ -57,8 +56,8 @@ def held(key: Curve, curve: np.ndarray) -> np.ndarray:
 
 
 def matching(key: Curve, curve: np.ndarray) -> np.ndarray:
-    """Live weights and averages that are all but the same."""
-    return 0.45 + 0.25 * T + 0.0005 * len(key.weights) + 0 * curve
+    """Live weights and averages that are all but the same, at every epoch."""
+    return 0.6 + 0.0005 * len(key.weights) + 0 * curve
 
 
 @cache
@@ -82,7 +81,8 @@ def setting(
     return Setting(
         scale=scale, pair=pair, title=f"digits, ResNet-8 ({pair})", dataset="digits", network="resnet8",
         protocol=f"protocol-{pair}", averages=AVERAGES, has_batchnorm="vgg" not in pair,
-        choices=[{"seed": seed, **choice} for seed in range(SEEDS)], columns=made_columns(changed),
+        choices=[{"seed": seed, **choice} for seed in range(SEEDS)],
+        columns=made_columns({("SWA", "accuracy"): 0.785, **(changed or {})}),
         variants={**variants(), **named},
     )  # fmt: skip
 
@@ -92,6 +92,18 @@ def results(*settings: Setting) -> Results:
     return made_results(*(settings or (setting(pair) for pair in PAIRS)))
 
 
+def chosen_with_noisy_labels(
+    setting: Setting, *, average: float = 0.775, live: float = 0.75, epoch: int = 24
+) -> Setting:
+    """The same with what noisy validation labels chose beside it."""
+    made = [column("EMA (acc., noisy)", "100%", "test", {"accuracy": jitter(average)}),
+            column("EMA (loss, noisy)", "100%", "test", {"accuracy": jitter(average)}),
+            column("SGD (best, noisy)", "100%", "test", {"accuracy": jitter(live)})]  # fmt: skip
+    epochs = [epoch, epoch - 10, epoch]
+    noisy = [replace(own, epochs=[at] * SEEDS) for own, at in zip(made, epochs, strict=True)]
+    return replace(setting, columns=[*setting.columns, *noisy])
+
+
 def leaderboard(accuracy: float) -> Results:
     changed = {("slowest (acc.)", "accuracy"): accuracy}
     pairs = ("cifar100n-resnet34", "cifar10n-resnet34")
@@ -99,10 +111,9 @@ def leaderboard(accuracy: float) -> Results:
     return results(*(replace(each, dataset=each.pair.partition("-")[0], network="resnet34") for each in made))
 
 
-def findings_of(claim: Claim, place: int) -> list[Finding]:
-    """The findings of the statistic that stands at a place, those of several targets together."""
-    keys = list(dict.fromkeys(finding.key for finding in claim.findings))
-    return [finding for finding in claim.findings if finding.key == keys[place]]
+def findings_of(claim: Claim, key: str) -> list[Finding]:
+    """The findings of a statistic, the mean over settings first if it is the primary one."""
+    return [finding for finding in claim.findings if finding.key == key]
 
 
 def by_hand(
@@ -127,8 +138,9 @@ def by_hand(
     )  # fmt: skip
 
 
-def values(number: int, place: int, *settings: Setting) -> list[list[float]]:
-    """The values of a statistic in each setting, as the claim has them."""
-    (spec,) = [spec for spec in CLAIMS if spec.number == number]
-    findings = statistic_findings(number, spec.statistics[place], Results(settings=settings))
-    return [list(finding.values) for finding in findings]
+def values(number: str, key: str, setting: Setting) -> list[float | None]:
+    """The values of a statistic by seed, as the claim takes them of a setting that has one sample at the most."""
+    (statistic,) = [
+        statistic for spec in CLAIMS for statistic in spec.statistics if (spec.number, statistic.key) == (number, key)
+    ]
+    return [value for sample in statistic.sample(setting) for value in sample.by_seed.values()]

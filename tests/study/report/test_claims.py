@@ -1,6 +1,6 @@
-"""The t-interval against scipy, the rules at their edges, and one verdict of all findings by a strict rule."""
+"""The t-interval against scipy, the rules at their edges, means over settings by hand, false verdicts by chance."""
 
-from itertools import combinations_with_replacement
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,76 +10,67 @@ from scipy import stats
 
 from emabank.study.report.claims import (
     EQUAL,
-    REFERENCE,
     ClaimSpec,
-    Finding,
     Interval,
     Sample,
     Statistic,
     above,
     below,
+    conclude,
     evaluate,
-    finding_of,
-    findings_of,
     interval,
     judge,
-    no_gain,
-    overall,
-    t_quantile,
     within,
 )
 from emabank.study.report.results import Results, Study
+from emabank.study.studies.scales import MAIN
 from tests.study.report.shapes import results, setting
 
 numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
+VGG = "cifar100-vgg16"
 
 
-@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 9, 10, 29, 30, 99, 1000])
-@pytest.mark.parametrize("probability", [0.5, 0.6, 0.9, 0.975, 0.9999])
-def test_quantiles_are_those_of_scipy(probability, freedom):
-    assert t_quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9, abs=1e-12)
+# Intervals and rules --------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(numbers, min_size=2, max_size=12))
+@given(st.lists(numbers, min_size=2, max_size=21))
 def test_the_interval_is_that_of_scipy(values):
-    found = interval(values)
-    spread = stats.sem(values)
-    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
+    made = interval(values)
+    assert made.mean == pytest.approx(np.mean(values), abs=1e-9)
     if np.ptp(values) > 0:
-        low, high = stats.t.interval(0.95, len(values) - 1, loc=np.mean(values), scale=spread)
-        assert (found.low, found.high) == (pytest.approx(low, abs=1e-6), pytest.approx(high, abs=1e-6))
+        half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+        assert (made.high - made.low) / 2 == pytest.approx(half, rel=1e-4)
 
 
-@given(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=8))
-def test_zero_is_excluded_exactly_where_a_paired_t_test_has_p_below_five_percent(pairs):
-    one, other = np.array(pairs).T
-    if np.ptp(one - other) < 1e-6:
-        return
-    p = stats.ttest_rel(one, other).pvalue
-    found = interval(list(one - other))
-    if abs(p - 0.05) > 1e-6:
-        assert (found.low > 0 or found.high < 0) == (p < 0.05)
+def test_with_more_seeds_than_the_table_has_it_is_a_little_too_wide():
+    values = np.random.default_rng(0).normal(size=60)
+    made = interval(list(values))
+    half = stats.t.ppf(0.975, 59) * stats.sem(values)
+    assert half < (made.high - made.low) / 2 < 1.07 * half
 
 
 def test_equal_values_make_an_interval_without_width():
-    assert interval([0.1, 0.1, 0.1]) == Interval(0.1, 0.1, 0.1, 3)  # their computed mean is 0.10000000000000002
+    assert interval([0.1, 0.1, 0.1]) == Interval(0.1, 0.1, 0.1)  # their computed mean is 0.10000000000000002
     assert judge(interval([0.1, 0.1, 0.1]), above()) == "reproduced"
     assert judge(interval([0.0, 0.0, 0.0]), above()) == "inconclusive"
     assert judge(interval([0.0, 0.0, 0.0]), within()) == "reproduced"
 
 
-def test_values_that_are_not_independent_are_counted_as_fewer():
-    values = [1.0, 2.0, 4.0, 1.5, 2.5, 3.0]
-    found = interval(values, independent=4)
-    half = stats.t.ppf(0.975, 3) * np.std(values, ddof=1) / 2
-    assert found.n == 4
-    assert found.low == pytest.approx(np.mean(values) - half)
-    assert interval(values, independent=1) == Interval(np.mean(values), None, None, 1)
-    assert interval([1.0, 2.0], independent=5).n == 2
+def test_the_error_of_means_over_pairs_is_that_of_leaving_one_seed_out():
+    """The jackknife by its definition: the mean over all pairs, without each of the seeds in turn."""
+    random = np.random.default_rng(1)
+    pairs = np.triu(random.random((6, 6)), 1)
+    pairs += pairs.T
+    of_seed = pairs.sum(1) / 5
+    without = [np.delete(np.delete(pairs, seed, 0), seed, 1).sum() / 20 for seed in range(6)]
+    error = np.sqrt(5 / 6 * np.sum((np.array(without) - np.mean(without)) ** 2))
+    made = interval(list(of_seed), of_pairs=True)
+    assert (made.high - made.low) / 2 == pytest.approx(2.5706 * error)
+    assert interval([1.0, 1.0], of_pairs=True) == Interval(1.0, None, None), "two seeds have one pair"
 
 
 def test_fewer_than_two_values_are_too_few():
-    assert interval([]) == Interval(None, None, None, 0)
+    assert interval([]) == Interval(None, None, None)
     for values in ([], [5.0]):
         assert judge(interval(values), above()) == "too few runs"
 
@@ -96,109 +87,154 @@ def test_fewer_than_two_values_are_too_few():
         (0.1, 1.0, below(), "not reproduced"),
         (-0.9, 0.9, within(), "reproduced"),
         (0.5, 0.9, within(), "reproduced"),
-        (0.9, 1.1, within(), "inconclusive"),
+        (0.5, 1.0, within(), "inconclusive"),
         (-3.0, 3.0, within(), "inconclusive"),
         (1.1, 3.0, within(), "not reproduced"),
         (-3.0, -1.1, within(), "not reproduced"),
         (-9.0, 0.9, below(EQUAL), "reproduced"),
         (0.5, 1.5, below(EQUAL), "inconclusive"),
         (1.1, 1.5, below(EQUAL), "not reproduced"),
-        (-9.0, 0.9, no_gain(), "reproduced"),
-        (-0.1, 1.5, no_gain(), "inconclusive"),
-        (0.1, 0.5, no_gain(), "not reproduced"),
         (76.0, 80.0, above(75), "reproduced"),
         (60.0, 70.0, above(75), "not reproduced"),
     ],
 )
 def test_a_rule_says_where_the_whole_interval_must_lie(low, high, rule, verdict):
-    assert judge(Interval((low + high) / 2, low, high, 3), rule) == verdict
+    assert judge(Interval((low + high) / 2, low, high), rule) == verdict
 
 
-def test_rules_are_named_as_people_say_them():
-    assert [rule.text for rule in (above(), below(), within(), above(75), above(-EQUAL), no_gain())] == [
-        "above 0", "below 0", "within ±1", "above 75", "above -1", "below 1, and not above 0",
+@pytest.mark.parametrize("of_pairs", [False, True])
+def test_chance_is_taken_for_an_effect_in_at_most_one_of_forty_claims_a_side(of_pairs):
+    """Ten seeds without an effect; of pairs, each seed has its own share in all of its pairs, the worst case."""
+    random = np.random.default_rng(0)
+    verdicts = {"above": 0, "below": 0}
+    for _ in range(2_000):
+        seeds = random.normal(size=10)
+        values = [seed + (seeds.sum() - seed) / 9 for seed in seeds] if of_pairs else list(seeds)
+        for side, rule in (("above", above()), ("below", below())):
+            verdicts[side] += judge(interval(values, of_pairs=of_pairs), rule) == "reproduced"
+    # 2.5% are 50, and three standard deviations of a binomial count are 21.
+    assert all(50 - 21 <= count <= 50 + 21 for count in verdicts.values())
+
+
+# One primary statistic ------------------------------------------------------------------------------------------------
+
+
+def spec(*statistics: Statistic, **more) -> ClaimSpec:
+    fields = {"number": "16", "title": "it gains", "studies": ("generalization",), "pairs": (MAIN, VGG)}
+    return ClaimSpec(statistics=statistics or (Statistic("accuracy", "gain", above(), lambda setting: []),),
+                     **{**fields, **more})  # fmt: skip
+
+
+def sample(pair: str, *values: float | None, scale: str = "demo", **more) -> Sample:
+    """Values of the seeds from 10 on."""
+    return Sample(dict(enumerate(values, 10)), setting=f"stands for {pair}", scale=scale, pair=pair, **more)
+
+
+def claim_of(*samples: Sample, others: list[Sample] | None = None, **more):
+    statistics = (Statistic("accuracy", "gain", above(), lambda setting: []),
+                  Statistic("loss", "loss", below(), lambda setting: []))  # fmt: skip
+    return conclude(spec(*statistics, **more), {"accuracy": samples, "loss": others or []}, Results())
+
+
+def test_the_primary_statistic_is_the_mean_over_settings_per_seed_and_its_interval_is_over_seeds():
+    claim = claim_of(sample(MAIN, 1.0, 2.0, 3.0), sample(VGG, 3.0, 2.0, 7.0))
+    assert claim.primary.by_seed == {10: 2.0, 11: 2.0, 12: 5.0}
+    # Mean 3, standard deviation sqrt(3); 4.3027 from a table.
+    assert claim.primary.mean == 3.0
+    assert (claim.primary.low, claim.primary.high) == (pytest.approx(3 - 4.3027), pytest.approx(3 + 4.3027))
+    assert (claim.primary.role, claim.primary.n, claim.primary.seeds_for) == ("primary", 3, 3)
+    assert claim.verdict == claim.primary.verdict == "inconclusive"
+    assert [(finding.role, finding.setting) for finding in claim.findings[1:]] == [
+        ("secondary", f"stands for {MAIN}"), ("secondary", f"stands for {VGG}")
     ]  # fmt: skip
 
 
-# Findings and verdicts ------------------------------------------------------------------------------------------------
-
-VERDICTS = ("reproduced", "not reproduced", "inconclusive", "too few runs", "not run")
-
-
-def finding(verdict: str, scale: str = "demo") -> Finding:
-    return Finding(key="gain", statistic="gain", setting="", scale=scale, rule=above(), verdict=verdict)  # type: ignore[arg-type]
+def test_one_setting_is_not_shown_twice():
+    assert [finding.role for finding in claim_of(sample(MAIN, 1.0, 1.1)).findings] == ["primary"]
 
 
-def statistic(sample=lambda setting: [Sample([1.0, 1.1, 1.2])], **more) -> Statistic:
-    fields = {"key": "accuracy", "words": "gain", "rule": above(), "study": "dynamics", "pairs": ("cifar100-resnet18",)}
-    return Statistic(sample=sample, **{**fields, **more})
+def test_settings_that_were_not_run_are_named():
+    assert claim_of(sample(MAIN, 1.0, 1.1)).primary.missing == ("CIFAR-100, VGG-16",)
+    assert claim_of(sample(MAIN, 1.0), sample(VGG, 1.1)).primary.missing == ()
 
 
-@pytest.mark.parametrize("verdicts", list(combinations_with_replacement(VERDICTS, 3)))
-def test_a_claim_is_as_good_as_its_worst_finding(verdicts):
-    found = overall([finding(verdict) for verdict in verdicts])
-    if set(verdicts) == {"not run"}:
-        assert found == "not run"
-    elif "not reproduced" in verdicts:
-        assert found == "not reproduced"
-    elif "too few runs" in verdicts:
-        assert found == "too few runs"
-    elif set(verdicts) == {"reproduced"}:
-        assert found == "reproduced"
-    else:
-        assert found == "inconclusive"
+@pytest.mark.parametrize("lost", [None, float("nan"), float("inf")])
+def test_a_seed_that_lacks_a_setting_is_left_out_and_named(lost):
+    claim = claim_of(sample(MAIN, 1.0, 2.0, 3.0, 4.0), sample(VGG, 1.0, lost, 3.0))
+    assert claim.primary.by_seed == {10: 1.0, 12: 3.0}
+    assert claim.primary.left_out == (11, 13)
+    of_setting = claim.findings[1]
+    assert (of_setting.n, of_setting.left_out) == (4, ())
 
 
-def test_the_largest_scale_decides():
-    small = [finding("not reproduced", "demo"), finding("inconclusive", "small")]
-    assert overall(small) == "inconclusive"
-    assert overall([*small, finding("reproduced", "paper")]) == "reproduced"
+def test_seeds_for_are_those_whose_own_value_lies_where_the_rule_has_it():
+    assert claim_of(sample(MAIN, 1.0, -1.0, 0.0, 2.0)).primary.seeds_for == 2
 
 
-def test_a_finding_knows_its_interval_and_why_it_may_have_no_width():
-    found = finding_of(statistic(), Sample([1.0, 1.0, 1.0], notes=("seed 3 is missing",)), "s", "")
-    assert (found.mean, found.low, found.high, found.n, found.verdict) == (1.0, 1.0, 1.0, 3, "reproduced")
-    assert found.note == "seed 3 is missing; all values are equal, so the interval has no width"
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [((1.0, 1.1, 1.2), "reproduced"), ((-1.0, -1.1, -1.2), "not reproduced"), ((1.0, -1.0, 0.5), "inconclusive"),
+     ((1.0,), "too few runs"), ((None, None), "too few runs")],
+)  # fmt: skip
+def test_the_primary_statistic_alone_decides(values, verdict):
+    for others in ([], [sample(MAIN, 9.0, 9.1)], [sample(MAIN, -9.0, -9.1)]):
+        assert claim_of(sample(MAIN, *values), others=others).verdict == verdict
 
 
-def test_what_rounding_leaves_of_equal_numbers_is_no_difference():
-    rest = 0.1 + 0.2 - 0.3
-    found = finding_of(statistic(), Sample([rest, rest, rest]), "s", "demo")
-    assert rest > 0
-    assert (found.mean, found.verdict) == (0.0, "inconclusive")
-    negative = finding_of(statistic(), Sample([-0.0, -rest]), "s", "demo")
-    assert [str(value) for value in negative.values] == ["0.0", "0.0"]
+def test_a_secondary_finding_on_the_other_side_is_an_exception_to_what_is_reproduced():
+    others = [sample(MAIN, 1.0, 1.1), sample(VGG, -1.0, -1.1), sample(MAIN, 5.0, 5.1, scale="small")]
+    claim = claim_of(sample(MAIN, 1.0, 1.1), sample(VGG, 9.0, 9.1), others=others)
+    assert claim.verdict == "reproduced"
+    assert [(finding.key, finding.setting, finding.mean) for finding in claim.exceptions] == [
+        ("loss", f"stands for {MAIN}", pytest.approx(1.05))
+    ]
+    one_setting = claim_of(sample(MAIN, 9.0, 9.1), sample(VGG, -1.0, -1.1))
+    assert [finding.setting for finding in one_setting.exceptions] == [f"stands for {VGG}"]
+    assert not claim_of(sample(MAIN, -1.0, -1.1), others=others).exceptions, "it is not reproduced anyway"
 
 
-def test_values_that_cannot_stand_for_all_seeds_make_no_interval():
-    found = finding_of(statistic(), Sample([1.0, 2.0], complete=False), "s", "demo")
-    assert (found.values, found.mean, found.low, found.verdict) == ((1.0, 2.0), None, None, "too few runs")
+def test_a_larger_scale_decides_and_a_smaller_one_is_shown():
+    claim = claim_of(sample(MAIN, 1.0, 1.1), sample(MAIN, -1.0, -1.1, scale="small"))
+    assert [(finding.scale, finding.verdict) for finding in claim.findings] == [
+        ("small", "not reproduced"), ("demo", "reproduced"),
+    ]  # fmt: skip
 
 
-def test_the_papers_value_beside_another_data_set_is_for_orientation():
-    (demo,) = findings_of(16, statistic(), results(setting()))
-    assert demo.paper.startswith("+0.92 (77.63 → 78.55, Table 1") and demo.note == REFERENCE
-    (paper,) = findings_of(16, statistic(), results(setting(scale="paper")))
-    assert paper.paper == demo.paper and paper.note == ""
+def test_pairs_of_seeds_are_judged_with_their_own_error():
+    narrow, wide = (claim_of(sample(MAIN, 1.0, 2.0, 3.0, of_pairs=of_pairs)).primary for of_pairs in (False, True))
+    assert wide.high - wide.low == pytest.approx(4 * (narrow.high - narrow.low))
 
 
-def test_a_target_is_named_in_the_statistic():
-    found = findings_of(10, statistic(lambda setting: [Sample([1.0], target="cifar10")], key="acc"), results(setting()))
-    assert [(each.statistic, each.paper.partition(" ")[0]) for each in found] == [("gain, on cifar10", "+1.93")]
+def test_sums_of_thirds_make_no_difference_of_their_own():
+    claim = claim_of(sample(MAIN, 0.1 + 0.2, 0.3, 0.3))
+    assert claim.primary.low == claim.primary.high == 0.3
 
 
-def test_a_statistic_keeps_to_its_pairs_and_scales():
-    settings = setting(), setting(scale="paper"), setting("cifar10-resnet18")
-    assert [each.scale for each in findings_of(1, statistic(), results(*settings))] == ["demo", "paper"]
-    assert [each.scale for each in findings_of(1, statistic(scales=("paper",)), results(*settings))] == ["paper"]
+def test_the_papers_value_stands_beside_one_setting_and_not_beside_a_mean():
+    claim = claim_of(sample(MAIN, 1.0, 1.1), sample(VGG, 1.0, 1.1))
+    assert claim.primary.paper == "" and claim.findings[1].paper.startswith("+0.92")
+    assert claim_of(sample(MAIN, 1.0, 1.1)).primary.paper.startswith("+0.92")
 
 
-def test_a_missing_statistic_is_asked_for_at_the_scale_of_the_others():
-    spec = ClaimSpec(number=1, title="it gains", statistics=[statistic(), statistic(lambda setting: [], key="b")])
-    found = evaluate(spec, results(setting(scale="small")))
-    assert [(each.verdict, each.scale) for each in found.findings] == [("reproduced", "small"), ("not run", "small")]
-    assert found.findings[1].note.startswith("emabank run dynamics --scale small")
-    assert found.verdict == "inconclusive"
+# What a claim is tested in --------------------------------------------------------------------------------------------
+
+
+def everywhere(number: float = 1.0) -> Statistic:
+    return Statistic("accuracy", "gain", above(), lambda setting: [Sample({0: number, 1: number + 0.1})])
+
+
+def test_only_the_settings_that_a_claim_is_about_take_part():
+    settings = [setting(MAIN), setting("cifar10n-resnet34"), setting(VGG, scale="paper"), setting(MAIN, scale="paper")]
+    assert [finding.setting for finding in evaluate(spec(everywhere()), results(*settings)).findings] == [
+        "mean of 2 settings", settings[0].title, settings[2].title, settings[3].title,
+    ]  # fmt: skip
+    at_scale = evaluate(spec(everywhere(), scale="paper"), results(*settings))
+    assert {finding.scale for finding in at_scale.findings} == {"paper"}
+
+
+def test_what_goes_beyond_the_paper_has_its_own_role():
+    claim = evaluate(spec(everywhere(), number="b", beyond=True), results(setting(), setting(VGG)))
+    assert claim.beyond and [finding.role for finding in claim.findings] == ["beyond", "secondary", "secondary"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +242,9 @@ def test_a_missing_statistic_is_asked_for_at_the_scale_of_the_others():
     [("running", "", "is not done yet"), ("failed", "", "failed"), ("failed", "disk full", "failed: disk full"),
      ("done", "", "is done, but has no runs with this measure")],
 )  # fmt: skip
-def test_how_the_study_stands_is_said(state, reason, said):
-    study = Study(name="dynamics", scale="demo", command="", state=state, reason=reason)
-    found = evaluate(ClaimSpec(number=1, title="it gains", statistics=[statistic()]), Results(studies=[study]))
-    assert found.findings[0].note == f"emabank run dynamics; dynamics (demo) {said}"
+def test_without_runs_it_says_what_to_run_and_how_the_study_stands(state, reason, said):
+    study = Study(name="generalization", scale="demo", command="", state=state, reason=reason)
+    claim = evaluate(spec(), Results(studies=[study, replace(study, name="dynamics")]))
+    assert (claim.verdict, claim.primary.n, claim.primary.seeds_for) == ("not run", 0, 0)
+    assert claim.primary.notes == ("emabank run generalization", f"generalization (demo) {said}")
+    assert evaluate(spec(scale="paper"), Results()).primary.notes == ("emabank run generalization --scale paper",)

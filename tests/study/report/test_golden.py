@@ -20,7 +20,7 @@ import emabank
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.page import figure_json, page
-from emabank.study.report.render import claims_csv, claims_markdown
+from emabank.study.report.render_claims import claims_csv, claims_markdown
 from emabank.study.report.results import read_results
 from emabank.study.report.table_specs import make_tables
 from emabank.study.report.write import FORMS

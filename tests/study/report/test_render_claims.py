@@ -1,22 +1,31 @@
-"""The claims on a terminal of 80 columns, as Markdown and as CSV say the same, and nothing is cut."""
+"""The claims on a terminal of 80 columns, as Markdown, CSV and JSON: nothing is cut, and all have the same numbers."""
 
 import csv
 import io
-from dataclasses import replace
+import json
 
 import pytest
 from rich.console import Console
 
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.claims import Claim, Finding, above
-from emabank.study.report.render import SYMBOLS, claims_csv, claims_markdown, claims_summary, claims_terminal
+from emabank.study.report.render_claims import (
+    claims_csv,
+    claims_json,
+    claims_markdown,
+    claims_summary,
+    claims_terminal,
+)
 from emabank.study.report.results import Results
-from tests.study.report.shapes import results, setting
+from tests.study.report.shapes import chosen_with_noisy_labels, results, setting
+
+FIELDS = ["claim", "role", "setting", "statistic", "mean", "low", "high", "n", "seeds_for", "rule", "verdict"]
 
 
 @pytest.fixture(scope="module")
-def found():
-    return make_claims(results(setting(), setting("cifar100n-resnet34"), setting(scale="small")))
+def claims():
+    noisy = chosen_with_noisy_labels(setting("cifar100n-resnet34"))
+    return make_claims(results(setting(), setting("cifar100-vgg16"), noisy, setting(scale="small")))
 
 
 def printed(renderable, width: int = 80) -> str:
@@ -25,111 +34,100 @@ def printed(renderable, width: int = 80) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def one(verdict: str, **more) -> Claim:
+def one(verdict: str = "reproduced", *others: Finding, **more) -> Claim:
+    primary = finding(verdict, role="primary", **more)
+    return Claim(number="7", title="It gains [a lot] | and more", studies=["dynamics"], findings=(primary, *others),
+                 note="an honest word")  # fmt: skip
+
+
+def finding(verdict: str, **more) -> Finding:
     fields = {
-        "key": "gain", "statistic": "gain, points", "setting": "digits", "scale": "demo", "values": (1.0, 2.0, 3.0),
-        "mean": 2.0, "low": -0.484, "high": 4.484, "n": 3, "rule": above(), "verdict": verdict,
+        "role": "secondary", "key": "gain", "statistic": "gain, points", "setting": "digits", "scale": "demo",
+        "by_seed": {10: 1.0, 11: -2.0, 12: 3.0}, "mean": 2.0, "low": -0.484, "high": 4.484, "rule": above(),
+        "verdict": verdict,
     }  # fmt: skip
-    return Claim(number=7, title="It gains [a lot] | and more", studies=["dynamics"], verdict=verdict,  # type: ignore[arg-type]
-                 findings=(Finding(**{**fields, **more}),), note="an honest word")  # fmt: skip
+    return Finding(**{**fields, **more})
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_no_line_is_too_long_and_nothing_is_cut(found, width):
-    lines = printed(claims_terminal(found), width).splitlines()
+@pytest.mark.parametrize("secondary", [False, True])
+def test_no_line_is_too_long_and_nothing_is_cut(claims, width, secondary):
+    lines = printed(claims_terminal(claims, secondary=secondary), width).splitlines()
     assert max(map(len, lines)) <= width
-    assert "…" not in "\n".join(lines).replace("… too few runs", "")
+    assert "…" not in "\n".join(lines)
 
 
-def test_a_claim_shows_number_title_verdict_and_its_part(found):
+def test_a_claim_has_a_row_with_its_mean_interval_seeds_and_verdict():
     lines = printed(claims_terminal([one("inconclusive")])).splitlines()
-    assert lines[0].split(maxsplit=3) == ["?", "inconclusive", "7", "It gains [a lot] | and more (0 of 1 hold)"]
-    assert lines[1].strip() == "gain, points: above 0"
-    assert lines[2].split() == ["?", "digits", "(demo)", "2.00", "[−0.48,", "4.48]", "n=3"]
-    assert lines[3].strip() == "Note: an honest word."
+    assert lines[2].split() == ["7", "gain,", "points:", "above", "0", "2.00", "2", "of", "3", "inconclusive"]
+    assert lines[3].split() == ["[-0.48,", "4.48]"]
 
 
-@pytest.mark.parametrize(("verdict", "symbol"), SYMBOLS.items())
-def test_every_verdict_has_a_symbol_and_a_word(verdict, symbol):
-    assert f"{symbol} {verdict}" in printed(claims_terminal([one(verdict)]))
-    assert f"| {symbol} {verdict} |" in claims_markdown([one(verdict)])
-    assert len(set(SYMBOLS.values())) == 5
+def test_an_exception_stands_below_its_claim():
+    text = printed(claims_terminal([one("reproduced", finding("not reproduced", setting="letters", mean=-1.0))]))
+    assert "except letters" in text
+    assert "except" not in printed(claims_terminal([one("reproduced", finding("inconclusive"))]))
 
 
-def test_the_papers_value_and_a_note_stand_below_their_part():
-    text = printed(claims_terminal([one("reproduced", paper="+0.92 (Table 1)", notes=("seed 1 is missing",))]))
-    lines = [line.strip() for line in text.splitlines()]
-    assert lines[3:5] == ["paper: +0.92 (Table 1)", "seed 1 is missing"]
+def test_only_a_longer_look_has_the_secondary_statistics(claims):
+    short, long = (printed(claims_terminal(claims, secondary=secondary), 200) for secondary in (False, True))
+    for claim in claims:
+        for own in claim.findings:
+            assert own.statistic in long or claim.verdict == "not run"
+    words = "slowest (acc.) minus SWA, test accuracy, points"
+    assert words in long and words not in short
 
 
-def test_a_note_of_many_parts_is_said_once():
-    finding = one("reproduced", notes=("pairs are not independent",)).findings[0]
-    claim = replace(one("reproduced"), findings=(finding, replace(finding, setting="other")))
-    assert printed(claims_terminal([claim])).count("pairs are not independent") == 1
-
-
-def test_small_numbers_keep_their_digits():
-    text = printed(claims_terminal([one("reproduced", mean=0.0625, low=0.06, high=0.065)]))
-    assert "0.0625 [0.0600, 0.0650]" in text
-    assert "0.00 [0.00, 0.00]" in printed(claims_terminal([one("reproduced", mean=0.0, low=0.0, high=0.0)]))
-
-
-def test_what_was_not_run_says_what_to_run():
-    text = printed(claims_terminal(make_claims(Results())))
-    assert "emabank run bootstrap" in text and "n=0" not in text
+def test_what_was_not_run_says_what_to_run_in_one_place():
+    text = printed(claims_terminal(make_claims(Results())), width=2000)
+    (line,) = [line for line in text.splitlines() if line.startswith("Not run: ")]
+    assert "11 (emabank run bootstrap)" in line and "19 (emabank run label-noise --scale paper)" in line
     assert "19 not run" in text
 
 
-def test_one_value_has_no_interval_and_none_is_a_dash():
-    lines = printed(claims_terminal([one("too few runs", low=None, high=None, n=1)])).splitlines()
-    assert lines[2].split() == ["…", "digits", "(demo)", "2.00", "n=1"]
-    lines = printed(claims_terminal([one("too few runs", mean=None, low=None, high=None, n=1)])).splitlines()
-    assert lines[2].split() == ["…", "digits", "(demo)", "–", "n=1"]
+def test_small_numbers_keep_their_digits_and_none_has_no_interval():
+    assert "0.0625" in printed(claims_terminal([one(mean=0.0625, low=0.06, high=0.065)]))
+    lines = printed(claims_terminal([one("too few runs", low=None, high=None, by_seed={10: 2.0})])).splitlines()
+    assert lines[2].split()[5:] == ["2.00", "1", "of", "1", "too", "few", "runs"]
+    text = printed(claims_terminal([one("too few runs", mean=None, low=None, high=None, by_seed={})]))
+    assert "None" not in text and "0 of 0" not in text
 
 
-def test_without_parts_only_the_claims_are_listed(found):
-    text = printed(claims_terminal(found, findings=False), width=220)
-    assert len(text.splitlines()) == 19 + 2
-    for claim in found:
-        ran = [finding for finding in claim.findings if finding.verdict != "not run"]
-        held = [finding for finding in ran if finding.verdict == "reproduced"]
-        assert (f"{claim.title} ({len(held)} of {len(ran)} hold)" in text) == bool(ran)
-    assert text.splitlines()[-1] == claims_summary(found)
+def test_the_summary_counts_the_papers_claims(claims):
+    counts = [int(count.split()[0]) for count in claims_summary(claims).split(", ")]
+    assert sum(counts) == 19 < len(claims)
 
 
-def test_the_summary_counts_all(found):
-    counts = [int(each.split()[0]) for each in claims_summary(found).split(", ")]
-    assert sum(counts) == 19
+def test_csv_and_json_have_one_entry_a_finding_with_all_its_numbers(claims):
+    rows = list(csv.DictReader(io.StringIO(claims_csv(claims))))
+    entries = json.loads(claims_json(claims))
+    findings = [(claim, own) for claim in claims for own in claim.findings]
+    assert list(rows[0])[: len(FIELDS)] == list(entries[0])[: len(FIELDS)] == FIELDS
+    for row, entry, (claim, own) in zip(rows, entries, findings, strict=True):
+        assert (row["claim"], row["verdict"], row["setting"]) == (claim.number, own.verdict, own.setting)
+        assert (row["n"], row["seeds_for"], row["rule"]) == (str(own.n), str(own.seeds_for), own.rule.text)
+        assert (entry["mean"], entry["low"], entry["high"]) == (own.mean, own.low, own.high)
+        assert [float(row[name]) if row[name] else None for name in ("mean", "low", "high")] == [
+            entry["mean"], entry["low"], entry["high"],
+        ]  # fmt: skip
+        by_seed = dict(part.split(":") for part in row["by_seed"].split())
+        assert {int(seed): float(value) for seed, value in by_seed.items()} == own.by_seed
+        assert {int(seed): value for seed, value in entry["by_seed"].items()} == own.by_seed
+    assert {row["role"] for row in rows} == {"primary", "secondary", "beyond"}
+    assert "nan" not in claims_csv(claims).lower()
 
 
-def test_csv_has_one_line_a_part_with_all_its_numbers(found):
-    rows = list(csv.DictReader(io.StringIO(claims_csv(found))))
-    parts = [(claim, finding) for claim in found for finding in claim.findings]
-    assert len(rows) == len(parts)
-    for row, (claim, finding) in zip(rows, parts, strict=True):
-        assert (row["claim"], row["claim_verdict"], row["verdict"]) == (
-            str(claim.number),
-            claim.verdict,
-            finding.verdict,
-        )
-        assert [float(value) for value in row["values"].split()] == list(finding.values)
-        assert (row["mean"] or None) == (None if finding.mean is None else repr(finding.mean))
-        assert (row["paper"], row["note"], row["n"]) == (finding.paper, finding.note, str(finding.n))
-    assert "nan" not in claims_csv(found).lower()
-
-
-def test_markdown_has_a_table_a_claim_with_as_many_cells_in_every_row(found):
-    text = claims_markdown([*found, one("reproduced")])
+def test_markdown_has_a_table_a_claim_with_as_many_cells_in_every_row(claims):
+    text = claims_markdown([*claims, one()])
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == 1 + 20
+    assert len(tables) == 1 + 21 + 1
     for table in tables:
-        cells = {len(line.replace("\\|", "").split("|")) for line in table}
-        assert len(cells) == 1
-    assert sum(len(table) - 2 for table in tables[1:]) == sum(len(claim.findings) for claim in found) + 1
+        assert len({len(line.replace("\\|", "").split("|")) for line in table}) == 1
+    assert sum(len(table) - 2 for table in tables[1:]) == sum(len(claim.findings) for claim in claims) + 1
 
 
-def test_the_same_claims_give_the_same_bytes(found):
-    again = make_claims(results(setting(), setting("cifar100n-resnet34"), setting(scale="small")))
-    assert claims_csv(found) == claims_csv(again)
-    assert claims_markdown(found) == claims_markdown(again)
-    assert printed(claims_terminal(found)) == printed(claims_terminal(again))
+def test_the_same_results_give_the_same_bytes(claims):
+    noisy = chosen_with_noisy_labels(setting("cifar100n-resnet34"))
+    again = make_claims(results(setting(), setting("cifar100-vgg16"), noisy, setting(scale="small")))
+    for form in (claims_csv, claims_json, claims_markdown):
+        assert form(claims) == form(again)

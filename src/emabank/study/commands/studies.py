@@ -133,17 +133,17 @@ class ReportArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsArguments:
-    """Check the paper's nineteen claims with the runs of a folder: statistic, interval, verdict."""
+    """Check the paper's nineteen claims with the runs of a folder: primary statistic, interval, seeds, verdict."""
 
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that `emabank run` wrote to."""
-    short: bool = False
-    """Verdicts only."""
+    all: bool = False
+    """Show the secondary statistics too, setting by setting; they decide nothing."""
 
     def run(self, words: list[str]) -> None:
         from emabank.study.reporting import show_claims
 
-        show_claims(self.runs, short=self.short)
+        show_claims(self.runs, secondary=self.all)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,12 @@
-"""The nineteen claims of the paper: which statistics test each of them, in which settings, under which rule."""
+"""The nineteen claims of the paper and two of our own: the statistics that test each of them, in which settings.
 
-import math
+The first statistic of a claim is the primary one. It uses the epochs and decays that validation chose, never the best
+on test. Under label noise the choice by noisy validation labels leads where a run has it.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -10,14 +15,13 @@ from emabank.study.report.claims import (
     EQUAL,
     Claim,
     ClaimSpec,
+    Rule,
     Sample,
     Statistic,
     above,
     below,
     conclude,
     evaluate,
-    finding_of,
-    no_gain,
     within,
 )
 from emabank.study.report.results import LIVE, OF_PAIRS, TRANSFER, Overhead, Results, Run, Setting
@@ -28,7 +32,6 @@ from emabank.study.report.series import (
     at,
     average,
     best,
-    chosen,
     first_quarter,
     gap,
     live,
@@ -36,9 +39,13 @@ from emabank.study.report.series import (
     peak,
     points,
 )
-from emabank.study.studies.scales import CLEAN, CONSTANT, NOISY
+from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PAIRS
 
-SGD, SGD_BEST, ACC, LOSS, SWA = "SGD", "SGD (best)", "slowest (acc.)", "slowest (loss)", "SWA"
+SGD, SGD_BEST, ACC, LOSS, SWA = "SGD", "SGD (best)", "EMA (acc.)", "EMA (loss)", "SWA"
+SLOWEST_ACC, SLOWEST_LOSS = "slowest (acc.)", "slowest (loss)"
+"""What the paper's tables have: the slowest average, recomputed statistics, at the epoch of EMA (acc.) or (loss)."""
+BY_NOISY_LABELS = {ACC: "EMA (acc., noisy)", LOSS: "EMA (loss, noisy)", SGD_BEST: "SGD (best, noisy)"}
+"""The columns of weights that noisy validation labels chose, by those that clean ones chose."""
 ALL = (*CLEAN, *NOISY)
 THROUGHOUT = 75.0
 """Percent of the epochs that count as "all through" (ours): in the last ones both coincide by claim 3, and which is
@@ -46,28 +53,54 @@ ahead is chance there."""
 BUDGET = 75.0
 TINY = 1.0
 """Percent of the step that still count as a tiny share (ours)."""
-_ORACLE = "the best of all averages at each epoch on test is an oracle's choice: it favours the averages"
-_PAIRS = "values are of pairs of seeds, which are not independent: no more of them are counted than there are seeds"
+_METRICS = {
+    "accuracy": "test accuracy", "churn": "churn on test", "ece": "ECE on test",
+    "ece_ts": "ECE on test after temperature scaling", TRANSFER: "accuracy of a linear head",
+}  # fmt: skip
+_ORACLE = "the best of all averages at each epoch on test is an oracle's choice"
+_PAIRS = "the value of a seed is the mean over its pairs with the other seeds"
 
 Samples = Callable[[Setting], Sequence[Sample]]
-OfRun = Callable[[Setting, Run], float | None]
-OfRuns = Callable[[Setting, Run, Run], float | None]
 
 
 def make_claims(results: Results) -> list[Claim]:
-    """What became of each of the nineteen claims, 1 to 19."""
-    claims = [evaluate(spec, results) for spec in CLAIMS]
-    return sorted([*claims, _overhead_claim(results)], key=lambda claim: claim.number)
+    """What became of each claim: 1 to 19, then b and c."""
+    claims = [evaluate(_with_clean_choice(spec), results) for spec in CLAIMS]
+    claims.insert(int(OVERHEAD.number) - 1, _overhead_claim(results))
+    return claims
+
+
+# Which choice ---------------------------------------------------------------------------------------------------------
+
+
+def _with_clean_choice(spec: ClaimSpec) -> ClaimSpec:
+    """The claim with its primary statistic by the choice of clean labels, too, where that of noisy ones leads."""
+    primary, *others = spec.statistics
+
+    def sample(setting: Setting) -> Sequence[Sample]:
+        columns = [column for column in setting.columns if column.title not in BY_NOISY_LABELS.values()]
+        leading = [sample.by_seed for sample in primary.sample(setting)]
+        return [one for one in primary.sample(replace(setting, columns=columns)) if one.by_seed not in leading]
+
+    clean = replace(
+        primary, key=f"{primary.key}_clean", words=f"{primary.words}, chosen with clean labels", sample=sample
+    )
+    return replace(spec, statistics=(primary, clean, *others))
+
+
+def _chosen(setting: Setting, seed: int, title: str = ACC) -> tuple[str, int] | None:
+    """The average and the epoch that validation chose for a seed: by noisy labels where a column has that choice."""
+    for column in setting.columns:
+        if column.title == BY_NOISY_LABELS[title] and seed in setting.seeds:
+            place = setting.seeds.index(seed)
+            return column.weights[place], column.epochs[place]
+    if title != SGD_BEST:
+        return series.chosen(setting, seed, "accuracy" if title == ACC else "loss")
+    epochs = [choice["live_epoch"] for choice in setting.choices if choice["seed"] == seed]
+    return (LIVE, epochs[0]) if epochs else None
 
 
 # How samples are taken ------------------------------------------------------------------------------------------------
-
-
-def _sample(values: Mapping[str, float | None]) -> Sample:
-    """The values by name that are there; a note names those that are not."""
-    known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-    absent = [name for name in values if name not in known]
-    return Sample(list(known.values()), notes=(f"no value for {', '.join(absent)}",) if absent else ())
 
 
 def columns(
@@ -79,25 +112,49 @@ def columns(
     stage: Stage = REFIT,
     combine: Callable[[float, float], float | None] = points,
 ) -> Samples:
-    """One column against another, seed by seed: by default the difference in points."""
+    """One column against another, seed by seed: by default the difference in points.
+
+    Both are chosen alike: by noisy labels where both have that choice, else by clean ones.
+    """
+    titles = [(one, other)]
+    if {one, other} & {*BY_NOISY_LABELS} and not {one, other} & {SLOWEST_ACC, SLOWEST_LOSS}:
+        titles.insert(0, (BY_NOISY_LABELS.get(one, one), BY_NOISY_LABELS.get(other, other)))
 
     def sample(setting: Setting) -> Sequence[Sample]:
-        left = series.values(setting, one, metric, stage)
-        right = series.values(setting, other, other_metric or metric, stage)
-        values = series.combined(left, right, combine)
-        if values is None:
-            return []
-        if metric in OF_PAIRS:
-            of_pairs = _sample({f"pair {place + 1} of seeds": value for place, value in enumerate(values)})
-            return [of_pairs._replace(independent=len(setting.seeds))]
-        seeds = setting.seeds if len(setting.seeds) == len(values) else range(len(values))
-        return [_sample({f"seed {seed}": value for seed, value in zip(seeds, values, strict=True)})]
+        for left, right in titles:
+            labels = "noisy" if {left, right} & {*BY_NOISY_LABELS.values()} else setting.validation_labels
+            right = SGD if right == SGD_BEST and stage != REFIT else right  # in tuning SGD is at its best epoch
+            ours = series.values(setting, left, metric, stage)
+            theirs = series.values(setting, right, other_metric or metric, stage)
+            values = series.combined(ours, theirs, combine)
+            if values is not None:
+                notes = (f"chosen with {labels} validation labels",) if labels else ()
+                return [Sample(_by_seed(setting, metric, values), notes, of_pairs=metric in OF_PAIRS)]
+        return []
 
     return sample
 
 
+def _by_seed(setting: Setting, metric: str, values: Sequence[float | None]) -> dict[int, float | None]:
+    """The values of a column by seed: of pairs of seeds, the mean over those with that seed."""
+    if metric not in OF_PAIRS:
+        return dict(zip(setting.seeds, values, strict=False))
+    pairs = [*zip(combinations(setting.seeds, 2), values, strict=False)]
+    return {seed: _mean([value for pair, value in pairs if seed in pair]) for seed in setting.seeds}
+
+
+def difference(
+    key: str, one: str, other: str, rule: Rule, metric: str = "accuracy", *, stage: Stage = REFIT
+) -> Statistic:
+    """The statistic of one column minus another, in points."""
+    words = f"{one} minus {'SGD (last)' if other == SGD else other}, {_METRICS[metric]}, points"
+    words = words if stage == REFIT else f"trained on 80%: {words}"
+    sample = transfers(one, other) if metric == TRANSFER else columns(one, other, metric, stage=stage)
+    return Statistic(key, words, rule, sample, _PAIRS if metric in OF_PAIRS else "")
+
+
 def transfers(one: str, other: str) -> Samples:
-    """The same for the accuracy on every data set that was transferred to."""
+    """The accuracy on every data set that was transferred to, of one column minus another."""
     return lambda setting: [
         sample._replace(target=metric.removeprefix(TRANSFER))
         for metric in series.transfers(setting, one)
@@ -105,104 +162,91 @@ def transfers(one: str, other: str) -> Samples:
     ]
 
 
-def runs(variant: str, value: OfRun, *, otherwise: str = "") -> Samples:
-    """A value of each run of a variant, or of another where there is none; nothing where no run has the value."""
-
-    def sample(setting: Setting) -> Sequence[Sample]:
-        own = setting.variants.get(variant if variant in setting.variants else otherwise, ())
-        return _unless_absent({f"seed {run.seed}": value(setting, run) for run in own})
-
-    return sample
-
-
-def paired(variant: str, other: str, value: OfRuns) -> Samples:
-    """A value of the runs of two variants, paired by their seeds."""
+def paired(variant: str, other: str, value: Callable[[Setting, Run, Run], float | None]) -> Samples:
+    """A value of the runs of two variants, paired by their seeds; nothing where no seed has the value."""
 
     def sample(setting: Setting) -> Sequence[Sample]:
         others = {run.seed: run for run in setting.variants.get(other, ())}
         own = [run for run in setting.variants.get(variant, ()) if run.seed in others]
-        return _unless_absent({f"seed {run.seed}": value(setting, run, others[run.seed]) for run in own})
+        by_seed = {run.seed: value(setting, run, others[run.seed]) for run in own}
+        return [] if all(value is None for value in by_seed.values()) else [Sample(by_seed)]
 
     return sample
 
 
-def _unless_absent(values: Mapping[str, float | None]) -> Sequence[Sample]:
-    return [] if all(value is None for value in values.values()) else [_sample(values)]
+def runs(variant: str, value: Callable[[Setting, Run], float | None]) -> Samples:
+    """A value of every run of a variant; nothing where no run has the value."""
+    return paired(variant, variant, lambda setting, run, _: value(setting, run))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of values that are all there."""
+    """The mean of values that are all known."""
     known = [value for value in values if value is not None]
     return mean(np.array(known)) if known and len(known) == len(values) else None
 
 
-def _peak_gap(one: np.ndarray | None, other: np.ndarray | None) -> float | None:
-    """The highest value of one curve minus that of another, in points."""
-    high, other_high = peak(one), peak(other)
-    return None if high is None or other_high is None else points(high.value, other_high.value)
+def _minus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def _height(curve: np.ndarray | None) -> float | None:
+    highest = peak(curve)
+    return None if highest is None else highest.value
 
 
 # Through training -----------------------------------------------------------------------------------------------------
 
 
-def _lead(setting: Setting, run: Run) -> np.ndarray | None:
-    """By how many points the best average is ahead of the live weights at every epoch, on test."""
-    return gap(best(run, setting.averages, "test"), live(run, "test"))
+def _of_chosen(setting: Setting, run: Run, epoch: int | None = None) -> float | None:
+    """The test accuracy of the average of the chosen decay, at the chosen epoch or at another one."""
+    choice = _chosen(setting, run.seed)
+    return None if choice is None else at(average(run, choice[0], "test"), epoch or choice[1])
+
+
+def _end(setting: Setting, run: Run) -> float | None:
+    return points(_of_chosen(setting, run, -1), at(live(run, "test"), -1))
 
 
 def _share_ahead(setting: Setting, run: Run) -> float | None:
-    lead = _lead(setting, run)
+    choice = _chosen(setting, run.seed)
+    lead = None if choice is None else gap(average(run, choice[0], "test"), live(run, "test"))
     if lead is None:
         return None
     known = lead[np.isfinite(lead)]
     return mean(100.0 * (known > 0) + 50.0 * (known == 0))
 
 
-def _early_lead(setting: Setting, run: Run) -> float | None:
-    lead = _lead(setting, run)
-    return None if lead is None else mean(lead[: first_quarter(len(lead))])
-
-
-def _early_minus_later_lead(setting: Setting, run: Run) -> float | None:
-    lead = _lead(setting, run)
+def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
+    """By how many points the best average is ahead on test, in the first quarter and in the other three."""
+    lead = gap(best(run, setting.averages, "test"), live(run, "test"))
     if lead is None:
+        return None, None
+    quarter = first_quarter(len(lead))
+    return mean(lead[:quarter]), mean(lead[quarter:])
+
+
+def _when(setting: Setting, run: Run, title: str) -> float | None:
+    """The epoch that validation chose, in percent of the run."""
+    choice = _chosen(setting, run.seed, title)
+    return None if choice is None else 100.0 * choice[1] / run.epochs
+
+
+def _at_own_choices(setting: Setting, run: Run) -> float | None:
+    """The average minus the live weights on test, each at the epoch that validation chose."""
+    of_live = _chosen(setting, run.seed, SGD_BEST)
+    return None if of_live is None else points(_of_chosen(setting, run), at(live(run, "test"), of_live[1]))
+
+
+def _steps_to_target(setting: Setting, run: Run) -> float | None:
+    """Epochs until an average has the live weights' best validation accuracy, in percent of those that these take."""
+    target, curve = peak(live(run, "val")), best(run, setting.averages, "val")
+    if target is None or curve is None:
         return None
-    early, later = mean(lead[: first_quarter(len(lead))]), mean(lead[first_quarter(len(lead)) :])
-    return None if early is None or later is None else early - later
-
-
-def _chosen_share(setting: Setting, run: Run) -> float | None:
-    choice = chosen(setting, run.seed)
-    return None if choice is None or not run.epochs else 100.0 * choice[1] / run.epochs
-
-
-def _after_choice(setting: Setting, run: Run) -> float | None:
-    choice = chosen(setting, run.seed)
-    if choice is None:
-        return None
-    curve = average(run, choice[0], "test")
-    return points(at(curve, -1), at(curve, choice[1]))
-
-
-def _end(setting: Setting, run: Run) -> float | None:
-    return points(at(best(run, setting.averages, "test"), -1), at(live(run, "test"), -1))
-
-
-def _peaks(setting: Setting, run: Run) -> float | None:
-    return _peak_gap(best(run, setting.averages, "test"), live(run, "test"))
-
-
-def _loss_minus_accuracy_epoch(setting: Setting, run: Run) -> float | None:
-    loss, accuracy = (chosen(setting, run.seed, criterion) for criterion in ("loss", "accuracy"))
-    return None if loss is None or accuracy is None else float(loss[1] - accuracy[1])
+    reached = np.flatnonzero(curve >= target.value)
+    return 100.0 * (int(reached[0]) + 1 if len(reached) else run.epochs) / target.epoch
 
 
 # Batch norm -----------------------------------------------------------------------------------------------------------
-
-
-def _of_refits(value: OfRun) -> Samples:
-    """Of networks with batch norm alone."""
-    return lambda setting: runs("refit", value)(setting) if setting.has_batchnorm else []
 
 
 def _recomputing_gain(setting: Setting, run: Run) -> np.ndarray | None:
@@ -220,8 +264,7 @@ def _early_gain(setting: Setting, run: Run) -> float | None:
 
 def _gain_at_choice(setting: Setting, run: Run) -> float | None:
     """The mean over both chosen epochs, because the claim makes no difference between them."""
-    choices = [chosen(setting, run.seed, criterion) for criterion in ("accuracy", "loss")]
-    gain = _recomputing_gain(setting, run)
+    choices, gain = [_chosen(setting, run.seed, title) for title in (ACC, LOSS)], _recomputing_gain(setting, run)
     return _mean([None if choice is None else at(gain, choice[1]) for choice in choices])
 
 
@@ -235,21 +278,13 @@ def _slope(setting: Setting, run: Run, value: Callable[[series.Peak], float]) ->
     return float(places @ np.array(known) / (places @ places))
 
 
-def _peaks_later(setting: Setting, run: Run) -> float | None:
-    return _slope(setting, run, lambda peak: 100.0 * peak.epoch / run.epochs)
-
-
-def _peaks_higher(setting: Setting, run: Run) -> float | None:
-    return _slope(setting, run, lambda peak: 100.0 * peak.value)
-
-
 # Label noise ----------------------------------------------------------------------------------------------------------
 
 
 def _memorised(setting: Setting) -> Sequence[Sample]:
     """The slowest average minus the live weights, each when it first reaches 90% on the clean training images."""
     curves = {"the average": series.on_train(setting, setting.slowest), "SGD": series.on_train(setting, LIVE)}
-    values: dict[str, float | None] = {}
+    by_seed: dict[int, float | None] = {}
     never: list[str] = []
     for place, run in enumerate(setting.variants.get("refit", ())):
         shares: dict[str, float | None] = {}
@@ -259,60 +294,45 @@ def _memorised(setting: Setting) -> Sequence[Sample]:
             reached = series.first_reached(both.clean[place], both.memorised[place])
             shares[who] = reached and reached.memorised
         never += [f"{who} of seed {run.seed}" for who, share in shares.items() if share is None]
-        values[f"seed {run.seed}"] = points(shares["the average"], shares["SGD"])
-    if not values:
-        return []
-    if never:
-        known = [value for value in values.values() if value is not None]
-        return [Sample(known, complete=False, notes=(f"{', '.join(never)} never reaches 90% on the clean images",))]
-    return [_sample(values)]
+        by_seed[run.seed] = points(shares["the average"], shares["SGD"])
+    if never:  # those that get there cannot stand for all
+        return [Sample(dict.fromkeys(by_seed), (f"{', '.join(never)} never reaches 90% on the clean images",))]
+    return [Sample(by_seed)] if by_seed else []
 
 
-def _fall(setting: Setting, run: Run, trunk: Run) -> float | None:
-    """The chosen average at the end minus at the chosen epoch, where both branches leave their common trunk."""
-    choice = chosen(setting, run.seed)
-    if choice is None:
-        return None
-    name, epoch = choice
-    start = at(average(run, name, "test"), epoch)
-    start = at(average(trunk, name, "test"), epoch) if start is None else start
-    return points(at(average(run, name, "test"), -1), start)
+def _since_fork(setting: Setting, constant: Run, refit: Run) -> tuple[float | None, float | None]:
+    """The average at the end of both branches minus where they part: at a constant rate, and with the cosine."""
+    start = _of_chosen(setting, refit, constant.constant_from)
+    return points(_of_chosen(setting, constant, -1), start), points(_of_chosen(setting, refit, -1), start)
 
 
-def _cosine_fall(setting: Setting, constant: Run, refit: Run) -> float | None:
-    return _fall(setting, refit, refit)
-
-
-def _constant_minus_cosine(setting: Setting, constant: Run, refit: Run) -> float | None:
-    one, other = _fall(setting, constant, refit), _fall(setting, refit, refit)
-    return None if one is None or other is None else one - other
+def _lost_by_noisy_choice(setting: Setting) -> Sequence[Sample]:
+    """What clean validation labels choose minus what noisy ones choose."""
+    clean, noisy = (series.values(setting, title, "accuracy", REFIT) for title in (ACC, BY_NOISY_LABELS[ACC]))
+    values = series.combined(clean, noisy, points)
+    return [] if values is None else [Sample(_by_seed(setting, "accuracy", values))]
 
 
 def _leaderboard(setting: Setting) -> Sequence[Sample]:
     """Ahead of the best method that the paper has below its own average in Table 2."""
-    accuracies = series.values(setting, ACC, "accuracy", REFIT)
-    if accuracies is None or not setting.compares:
+    accuracies = series.values(setting, SLOWEST_ACC, "accuracy", REFIT)
+    known = [100.0 * share for share in accuracies or () if share is not None]
+    if accuracies is None or not known or not setting.compares:
         return []
-    sample = _sample(
-        {f"seed {place}": None if share is None else 100.0 * share for place, share in enumerate(accuracies)}
-    )
-    if not sample.values:
-        return [sample]
     published = paper.printed("Table 2", metric="accuracy", pair=setting.pair)
-    others = [value.mean or 0.0 for value in published if value.ours != ACC]
-    (own,) = [value.mean or 0.0 for value in published if value.ours == ACC]
-    ours = float(np.mean(sample.values))
-    place, papers_place = (1 + sum(other > mean for other in others) for mean in (ours, own))
-    note = f"place {place} of {len(others) + 1} printed methods; the paper has place {papers_place}"
+    others = [value.mean or 0.0 for value in published if value.ours != SLOWEST_ACC]
+    (own,) = [value.mean or 0.0 for value in published if value.ours == SLOWEST_ACC]
     next_below = max(other for other in others if other < own)
-    ahead = [value - next_below for value in sample.values]
-    return [Sample(ahead, notes=(*sample.notes, *note.split("; ")))]
+    place, papers = (1 + sum(other > score for other in others) for score in (float(np.mean(known)), own))
+    note = f"{PAIRS[setting.pair]}: place {place} of {len(others) + 1} printed methods, the paper's is {papers}"
+    ahead = [None if share is None else 100.0 * share - next_below for share in accuracies]
+    return [Sample(_by_seed(setting, "accuracy", ahead), (note,))]
 
 
 # Other ways to train --------------------------------------------------------------------------------------------------
 
 
-def _periods(value: OfRuns) -> Samples:
+def _periods(value: Callable[[Setting, Run, Run], float | None]) -> Samples:
     """T = 16 against T = 1; in a shorter run the third period that was tried stands for 16."""
 
     def sample(setting: Setting) -> Sequence[Sample]:
@@ -321,14 +341,13 @@ def _periods(value: OfRuns) -> Samples:
             return []
         period = 16 if 16 in periods else list(periods)[2]
         notes = () if period == 16 else (f"T = {period} stands for 16 in this shorter run",)
-        samples = paired(periods[period], periods[1], value)(setting)
-        return [sample._replace(notes=(*sample.notes, *notes)) for sample in samples]
+        return [sample._replace(notes=notes) for sample in paired(periods[period], periods[1], value)(setting)]
 
     return sample
 
 
-def _best_peaks(setting: Setting, sampled: Run, every_step: Run) -> float | None:
-    return _peak_gap(*(best(run, setting.averages, "test") for run in (sampled, every_step)))
+def _periods_at_choice(setting: Setting, sampled: Run, every_step: Run) -> float | None:
+    return points(_of_chosen(setting, sampled), _of_chosen(setting, every_step))
 
 
 def _all_curves(setting: Setting, sampled: Run, every_step: Run) -> float | None:
@@ -338,320 +357,292 @@ def _all_curves(setting: Setting, sampled: Run, every_step: Run) -> float | None
 
 
 def _bootstrapped_live(setting: Setting, bootstrap: Run, tune: Run) -> float | None:
-    return _peak_gap(live(bootstrap, "val"), live(tune, "val"))
+    return points(_height(live(bootstrap, "val")), _height(live(tune, "val")))
 
 
 def _bootstrapped_averages(setting: Setting, bootstrap: Run, tune: Run) -> float | None:
     names = [
         name for name in setting.averages if all(average(run, name, "val") is not None for run in (bootstrap, tune))
     ]
-    return _peak_gap(best(bootstrap, names, "val"), best(tune, names, "val"))
+    return points(_height(best(bootstrap, names, "val")), _height(best(tune, names, "val")))
 
 
-def _own_rate(setting: Setting) -> Sequence[Sample]:
-    """By how much the averages would gain from a rate of their own, and how many seeds have the same for both."""
-    values: dict[str, float | None] = {}
-    agreeing = 0
+def _at_sgds_rate(setting: Setting) -> Sequence[Sample]:
+    """The averages at the live weights' best rate minus at their own best, and how many seeds have one for both."""
+    by_seed: dict[int, float | None] = {}
     variants = [setting.variants[variant] for variant in setting.rates().values()]  # the lowest rate first
     for seed in sorted({run.seed for variant in variants for run in variant}):
         peaks: list[tuple[float, float]] = []
         for run in (run for variant in variants for run in variant if run.seed == seed):
-            of_live, of_averages = peak(live(run, "val")), peak(best(run, setting.averages, "val"))
+            of_live, of_averages = _height(live(run, "val")), _height(best(run, setting.averages, "val"))
             if of_live is not None and of_averages is not None:
-                peaks.append((of_live.value, of_averages.value))
-        if len(peaks) < 2:
-            values[f"seed {seed}"] = None
-            continue
-        at_lives_rate = max(peaks, key=lambda both: both[0])[1]  # of equals the first, the lower rate
-        highest = max(of_averages for _, of_averages in peaks)
-        values[f"seed {seed}"] = points(highest, at_lives_rate)
-        agreeing += at_lives_rate == highest
-    if all(value is None for value in values.values()):
-        return []
-    sample = _sample(values)
-    note = f"the same rate is best for both in {agreeing} of {len(sample.values)} seeds"
-    return [sample._replace(notes=(note, *sample.notes))]
+                peaks.append((of_live, of_averages))
+        at_lives_rate = max(peaks, key=lambda both: both[0])[1] if peaks else None  # of equals the lower rate
+        by_seed[seed] = points(at_lives_rate, max(own for _, own in peaks)) if len(peaks) > 1 else None
+    known = [value for value in by_seed.values() if value is not None]
+    note = f"the same rate is best for both in {known.count(0.0)} of {len(known)} seeds"
+    return [Sample(by_seed, (note,))] if known else []
 
 
 # The claims -----------------------------------------------------------------------------------------------------------
 
 CLAIMS = (
     ClaimSpec(
-        number=1, title="The averages are ahead of SGD all through training, most of all early",
-        statistics=(
+        number="1", title="The averages are ahead of SGD all through training, most of all early",
+        studies=("dynamics",), pairs=ALL, statistics=(
             Statistic(
-                key="share", sample=runs("refit", _share_ahead), rule=above(THROUGHOUT), study="dynamics", pairs=ALL,
-                words="share of epochs at which the best average is ahead of SGD on test (a tie is half), %",
+                "share", "share of epochs at which the average of the chosen decay is ahead of SGD on test, %",
+                above(THROUGHOUT), runs("refit", _share_ahead),
             ),
             Statistic(
-                key="early", sample=runs("refit", _early_lead), rule=above(), study="dynamics", pairs=ALL,
-                words="best average minus SGD, test accuracy, mean over the first quarter, points",
+                "early", "best average minus SGD, test accuracy, mean over the first quarter, points",
+                above(), runs("refit", lambda setting, run: _leads(setting, run)[0]), _ORACLE,
             ),
             Statistic(
-                key="most", sample=runs("refit", _early_minus_later_lead), rule=above(), study="dynamics", pairs=ALL,
-                words="the same lead in the first quarter minus in the other three, points",
-            ),
-        ),
-        note=f"{_ORACLE}; that three quarters of the epochs count as all through is ours, the paper prints no number",
-    ),
-    ClaimSpec(
-        number=2, title="The best epoch comes before 3/4 of the budget, and from there on it gets worse or equal",
-        statistics=(
-            Statistic(
-                key="when", sample=runs("tune", _chosen_share, otherwise="refit"), rule=below(BUDGET),
-                study="dynamics", pairs=ALL, words="epoch that validation accuracy chose, % of all epochs",
-            ),
-            Statistic(
-                key="afterwards", sample=runs("refit", _after_choice), rule=below(EQUAL), study="dynamics", pairs=ALL,
-                words="chosen average, refit: test accuracy at the end minus at the chosen epoch, points",
+                "most", "the same lead in the first quarter minus in the other three, points",
+                above(), runs("refit", lambda setting, run: _minus(*_leads(setting, run))), _ORACLE,
             ),
         ),
-        note="the epoch is chosen on validation and looked at on test, so that it is no peak by construction; the "
-        "paper's own lists have 153 to 162 of 200 epochs as well",
+        note="that three quarters of the epochs count as all through is ours: the paper prints no number; a tie is "
+        "half an epoch",
     ),
     ClaimSpec(
-        number=3, title="At the end, as the learning rate goes to 0, averages and SGD coincide",
-        statistics=(
+        number="2", title="The best epoch comes before 3/4 of the budget, and from there on it gets worse or equal",
+        studies=("dynamics",), pairs=ALL, statistics=(
             Statistic(
-                key="end", sample=runs("refit", _end), rule=within(), study="dynamics", pairs=ALL,
-                words="best average minus SGD at the last epoch, test accuracy, points",
+                "when", "epoch that validation accuracy chose for the averages, % of all epochs",
+                below(BUDGET), runs("tune", lambda setting, run: _when(setting, run, ACC)),
+            ),
+            Statistic(
+                "afterwards", "chosen average, test accuracy at the end minus at the chosen epoch, points",
+                below(EQUAL),
+                runs("refit", lambda setting, run: points(_of_chosen(setting, run, -1), _of_chosen(setting, run))),
             ),
         ),
-        note=f"{_ORACLE}, here against the claim",
+        note="the paper's own lists have 153 to 162 of 200 epochs as well",
     ),
     ClaimSpec(
-        number=4, title="Sampling every 16 steps gives what sampling every step gives",
-        statistics=(
+        number="3", title="At the end, as the learning rate goes to 0, averages and SGD coincide",
+        studies=("dynamics",), pairs=ALL, statistics=(
             Statistic(
-                key="peak", sample=_periods(_best_peaks), rule=within(), study="sampling-period", pairs=CLEAN,
-                words="T = 16 minus T = 1: best average at its best epoch, test accuracy, points",
+                "end", "average of the chosen decay minus SGD at the last epoch, test accuracy, points",
+                within(), runs("refit", _end),
+            ),
+        ),
+    ),
+    ClaimSpec(
+        number="4", title="Sampling every 16 steps gives what sampling every step gives",
+        studies=("sampling-period",), pairs=(MAIN,), statistics=(
+            Statistic(
+                "choice", "T = 16 minus T = 1: chosen average at the chosen epoch, test accuracy, points",
+                within(), _periods(_periods_at_choice),
             ),
             Statistic(
-                key="curves", sample=_periods(_all_curves), rule=within(), study="sampling-period", pairs=CLEAN,
-                words="T = 16 minus T = 1: test accuracy, mean over all averages and epochs, points",
+                "curves", "T = 16 minus T = 1: test accuracy, mean over all averages and epochs, points",
+                within(), _periods(_all_curves),
             ),
         ),
         note="at equal horizon, and without a warm-up of the decay, which would not be the same for both",
     ),
     ClaimSpec(
-        number=5, title="Slow averages fail with averaged batch-norm statistics and recover with recomputed ones; "
+        number="5", title="Slow averages fail with averaged batch-norm statistics and recover with recomputed ones; "
         "recomputing improves generalisation; slower averages then peak later and higher",
-        statistics=(
+        studies=("batchnorm",), pairs=(MAIN,), statistics=(
             Statistic(
-                key="early", sample=_of_refits(_early_gain), rule=above(), study="batchnorm", pairs=ALL,
-                words="slowest average, recomputed minus averaged statistics, test accuracy, mean over the first "
-                "quarter, points",
+                "early", "slowest average, recomputed minus averaged statistics, test accuracy, mean over the first "
+                "quarter, points", above(), runs("refit", _early_gain),
             ),
             Statistic(
-                key="choice", sample=_of_refits(_gain_at_choice), rule=above(), study="batchnorm", pairs=ALL,
-                words="slowest average, recomputed minus averaged statistics, test accuracy, mean over the two epochs "
-                "that validation chose, points",
+                "choice", "slowest average, recomputed minus averaged statistics, test accuracy, mean over the two "
+                "epochs that validation chose, points", above(), runs("refit", _gain_at_choice),
             ),
             Statistic(
-                key="later", sample=_of_refits(_peaks_later), rule=above(), study="batchnorm", pairs=ALL,
-                words="slope of the peak's epoch over the averages, recomputed, from one to the next slower, % of the "
-                "run",
+                "later", "slope of the peak's epoch over the averages, recomputed, from one to the next slower, % of "
+                "the run", above(),
+                runs("refit", lambda setting, run: _slope(setting, run, lambda peak: 100.0 * peak.epoch / run.epochs)),
             ),
             Statistic(
-                key="higher", sample=_of_refits(_peaks_higher), rule=above(), study="batchnorm", pairs=ALL,
-                words="slope of the peak's test accuracy over the averages, recomputed, from one to the next slower, "
-                "points",
+                "higher", "slope of the peak's test accuracy over the averages, recomputed, from one to the next "
+                "slower, points", above(),
+                runs("refit", lambda setting, run: _slope(setting, run, lambda peak: 100.0 * peak.value)),
             ),
         ),
         note="the first quarter is a window that was fixed beforehand; peaks on test are an oracle's, as in the "
         "paper's Table 24; each average has about twice the half-life of the one before",
     ),
     ClaimSpec(
-        number=6, title="Under label noise the averages beat the best SGD by far, and memorise less",
-        statistics=(
+        number="6", title="Under label noise the averages beat the best SGD by far, and memorise less",
+        studies=("label-noise",), pairs=NOISY, statistics=(
+            difference("chosen", ACC, SGD_BEST, above()),
+            difference("ahead", SLOWEST_ACC, SGD_BEST, above()),
             Statistic(
-                key="ahead", sample=columns(ACC, SGD_BEST), rule=above(), study="label-noise", pairs=NOISY,
-                words="slowest (acc.) minus SGD (best), test accuracy, points",
-            ),
-            Statistic(
-                key="memorised", sample=_memorised, rule=below(), study="label-noise", pairs=NOISY,
-                words="slowest average minus SGD: share of wrong labels memorised when the accuracy on the clean ones "
-                "first reaches 90%, points",
+                "memorised", "slowest average minus SGD: share of wrong labels memorised when the accuracy on the "
+                "clean ones first reaches 90%, points", below(), _memorised,
             ),
         ),
-        note="SGD (best): the live weights of their best validation epoch; how far is far is left to the reader; "
-        "memorised by the average with recomputed statistics where these were measured each epoch, else with averaged "
-        "ones; at the first epoch that reaches 90%, as in the paper",
+        note="how far is far is left to the reader; memorised by the average with recomputed statistics where these "
+        "were measured each epoch, else with averaged ones",
     ),
     ClaimSpec(
-        number=7, title="Under label noise going on at a constant rate does not overfit, decaying the rate does",
-        statistics=(
+        number="7", title="Under label noise, training on at a constant rate does not overfit, decaying the rate does",
+        studies=("constant-lr",), pairs=(CONSTANT,), statistics=(
             Statistic(
-                key="constant", sample=paired("constant", "refit", _fall), rule=above(-EQUAL), study="constant-lr",
-                pairs=(*NOISY, CONSTANT),
-                words="constant rate: chosen average at the end minus at the chosen epoch, test accuracy, points",
+                "difference", "chosen average, test accuracy at the end minus where the rate is held: constant rate "
+                "minus cosine, points", above(),
+                paired("constant", "refit", lambda setting, one, other: _minus(*_since_fork(setting, one, other))),
             ),
             Statistic(
-                key="cosine", sample=paired("constant", "refit", _cosine_fall), rule=below(), study="constant-lr",
-                pairs=(*NOISY, CONSTANT),
-                words="cosine: chosen average at the end minus at the chosen epoch, test accuracy, points",
+                "constant", "the same at a constant rate, points",
+                above(-EQUAL),
+                paired("constant", "refit", lambda setting, one, other: _since_fork(setting, one, other)[0]),
             ),
             Statistic(
-                key="difference", sample=paired("constant", "refit", _constant_minus_cosine), rule=above(),
-                study="constant-lr", pairs=(*NOISY, CONSTANT), words="constant minus cosine of these two, points",
+                "cosine", "the same with the cosine, points", below(),
+                paired("constant", "refit", lambda setting, one, other: _since_fork(setting, one, other)[1]),
             ),
         ),
-        note="the peak is the epoch that validation chose, from which the rate is held: the highest epoch on test "
-        "would lie above the end in any noisy curve; a rise at a constant rate is no overfitting",
+        note="the rate is held from the epoch that validation chose; a rise at a constant rate is no overfitting",
     ),
     ClaimSpec(
-        number=8, title="Predictions of independent runs agree better: lower churn and JS divergence",
-        statistics=(
+        number="8", title="Predictions of independent runs agree better: lower churn and JS divergence",
+        studies=("consistency",), pairs=CLEAN, statistics=(
+            difference("chosen", LOSS, SGD_BEST, below(), "churn"),
+            difference("churn", SLOWEST_LOSS, SGD, below(), "churn"),
             Statistic(
-                key="churn", sample=columns(LOSS, SGD, "churn"), rule=below(), study="consistency", pairs=CLEAN,
-                words="slowest (loss) minus SGD, churn on test, points", note=_PAIRS,
-            ),
-            Statistic(
-                key="js", rule=below(), study="consistency", pairs=CLEAN, note=_PAIRS,
-                sample=columns(LOSS, SGD, "js", combine=lambda a, b: 100.0 * (a / b - 1.0) if b > 0 else None),
-                words="slowest (loss) against SGD, JS divergence on test, change in %",
+                "js", "slowest (loss) against SGD (last), JS divergence on test, change in %", below(),
+                columns(SLOWEST_LOSS, SGD, "js", combine=lambda a, b: 100.0 * (a / b - 1.0) if b > 0 else None), _PAIRS,
             ),
         ),
         note="the paper's JS divergence has another scale than ours (natural logarithm, at most 0.693), so it is "
         "compared as a ratio",
     ),
     ClaimSpec(
-        number=9, title="The averages are better calibrated, and temperature scaling adds to it",
-        statistics=(
+        number="9", title="The averages are better calibrated, and temperature scaling adds to it",
+        studies=("calibration",), pairs=CLEAN, statistics=(
+            difference("chosen", LOSS, SGD_BEST, below(), "ece", stage=TUNED_ON_TEST),
+            difference("ece", SLOWEST_LOSS, SGD_BEST, below(), "ece", stage=TUNED_ON_TEST),
+            difference("ece_ts", SLOWEST_LOSS, SGD_BEST, below(), "ece_ts", stage=TUNED_ON_TEST),
             Statistic(
-                key="ece", sample=columns(LOSS, SGD, "ece", stage=TUNED_ON_TEST), rule=below(), study="calibration",
-                pairs=CLEAN, words="trained on 80%: slowest (loss) minus SGD, ECE on test, points",
-            ),
-            Statistic(
-                key="ece_ts", sample=columns(LOSS, SGD, "ece_ts", stage=TUNED_ON_TEST), rule=below(),
-                study="calibration", pairs=CLEAN,
-                words="trained on 80%: slowest (loss) minus SGD, ECE on test after temperature scaling, points",
-            ),
-            Statistic(
-                key="scaled", sample=columns(LOSS, LOSS, "ece_ts", other_metric="ece", stage=TUNED_ON_TEST),
-                rule=below(), study="calibration", pairs=CLEAN,
-                words="trained on 80%: slowest (loss), ECE on test with minus without temperature scaling, points",
+                "scaled", "trained on 80%: slowest (loss), ECE on test with minus without temperature scaling, points",
+                below(), columns(SLOWEST_LOSS, SLOWEST_LOSS, "ece_ts", other_metric="ece", stage=TUNED_ON_TEST),
             ),
         ),
         note="a perfectly calibrated model has an ECE above 0 too, the more so the fewer images are tested on; the "
         "paper's calibration table has the numbers of its validation tables",
     ),
     ClaimSpec(
-        number=10, title="The features transfer better to other data sets under a linear head",
-        statistics=(
+        number="10", title="The features transfer better to other data sets under a linear head",
+        studies=("transfer",), pairs=("tiny-imagenet-resnet18", MAIN, "cifar10-resnet18"), statistics=(
+            difference("chosen", LOSS, SGD_BEST, above(), TRANSFER),
+            difference("acc", SLOWEST_ACC, SGD, above(), TRANSFER),
+            difference("loss", SLOWEST_LOSS, SGD, above(), TRANSFER),
+        ),
+    ),
+    ClaimSpec(
+        number="11", title="Copying the average back into training once an epoch (bootstrapping) does not help",
+        studies=("bootstrap",), pairs=(MAIN,), statistics=(
             Statistic(
-                key="acc", sample=transfers(ACC, SGD), rule=above(), study="transfer", pairs=CLEAN,
-                words="slowest (acc.) minus SGD, accuracy of a linear head, points",
+                "live", "bootstrapped minus plain: best validation accuracy of the live weights, points",
+                below(EQUAL), paired("bootstrap", "tune", _bootstrapped_live),
             ),
             Statistic(
-                key="loss", sample=transfers(LOSS, SGD), rule=above(), study="transfer", pairs=CLEAN,
-                words="slowest (loss) minus SGD, accuracy of a linear head, points",
+                "average", "bootstrapped minus plain: best validation accuracy of the averages, points",
+                below(EQUAL), paired("bootstrap", "tune", _bootstrapped_averages),
+            ),
+        ),
+        note="less than 1 point is no help",
+    ),
+    ClaimSpec(
+        number="12", title="The same initial learning rate is best for SGD and for its averages",
+        studies=("lr-search",), pairs=(MAIN, "cifar100-wrn-28-10"), statistics=(
+            Statistic(
+                "rate", "best average at SGD's best rate minus at its own best rate, validation accuracy, points",
+                within(), _at_sgds_rate,
+            ),
+        ),
+        note="it cannot be above 0, so only the lower end of the interval matters; both are best values on validation",
+    ),
+    ClaimSpec(
+        number="13", title="With step decay of the learning rate the averages only match SGD",
+        studies=("step-decay",), pairs=(MAIN,), statistics=(
+            Statistic(
+                "chosen", "step decay: chosen average minus SGD, each at its chosen epoch, test accuracy, points",
+                within(), runs("step", _at_own_choices),
+            ),
+            Statistic(
+                "end", "step decay: average of the chosen decay minus SGD at the last epoch, test accuracy, points",
+                within(), runs("step", _end),
+            ),
+        ),
+        note="the epochs are those that validation chose in tuning, with the cosine: steps are not tuned",
+    ),
+    ClaimSpec(
+        number="14", title="EMA and SWA are on a par", studies=("generalization",), pairs=CLEAN, statistics=(
+            difference("chosen", ACC, SWA, within()),
+            difference("swa", SLOWEST_ACC, SWA, within()),
+        ),
+    ),
+    ClaimSpec(
+        number="16", title="On the test set EMA beats SGD in accuracy and in loss, and so does SWA in accuracy",
+        studies=("generalization",), pairs=CLEAN, statistics=(
+            difference("chosen", ACC, SGD, above()),
+            difference("best", ACC, SGD_BEST, above()),
+            difference("accuracy", SLOWEST_ACC, SGD, above()),
+            Statistic(
+                "loss", "slowest (acc.) minus SGD (last), test loss",
+                below(), columns(SLOWEST_ACC, SGD, "loss", combine=lambda a, b: a - b),
+            ),
+            difference("swa", SWA, SGD, above()),
+        ),
+    ),
+    ClaimSpec(
+        number="17", title="The epoch of the lowest loss comes before that of the best accuracy",
+        studies=("generalization",), pairs=ALL, statistics=(
+            Statistic(
+                "epochs", "epoch of EMA (loss) minus that of EMA (acc.), % of all epochs",
+                below(), runs("tune", lambda setting, run: _minus(_when(setting, run, LOSS), _when(setting, run, ACC))),
             ),
         ),
     ),
     ClaimSpec(
-        number=11, title="Copying the average back into training once an epoch (bootstrapping) does not help",
-        statistics=(
-            Statistic(
-                key="live", sample=paired("bootstrap", "tune", _bootstrapped_live), rule=no_gain(), study="bootstrap",
-                pairs=CLEAN, words="bootstrapped minus plain: best validation accuracy of the live weights, points",
-            ),
-            Statistic(
-                key="average", sample=paired("bootstrap", "tune", _bootstrapped_averages), rule=no_gain(),
-                study="bootstrap", pairs=CLEAN,
-                words="bootstrapped minus plain: best validation accuracy of the averages, points",
-            ),
-        ),
-        note="less than 1 point is no help, but a gain beyond doubt refutes the claim, however small it is",
-    ),
-    ClaimSpec(
-        number=12, title="The same initial learning rate is best for SGD and for its averages",
-        statistics=(
-            Statistic(
-                key="rate", sample=_own_rate, rule=within(), study="lr-search", pairs=CLEAN,
-                words="best average at its own best rate minus at SGD's best rate, validation accuracy, points",
-            ),
-        ),
-        note="it cannot be below 0, so only the upper end of the interval matters; both are best values on validation",
-    ),
-    ClaimSpec(
-        number=13, title="With step decay of the learning rate the averages only match SGD",
-        statistics=(
-            Statistic(
-                key="peak", sample=runs("step", _peaks), rule=within(), study="step-decay", pairs=CLEAN,
-                words="step decay: best average minus SGD, each at its best epoch, test accuracy, points",
-            ),
-            Statistic(
-                key="end", sample=runs("step", _end), rule=within(), study="step-decay", pairs=CLEAN,
-                words="step decay: best average minus SGD at the last epoch, test accuracy, points",
-            ),
-        ),
-        note="the best of all averages on test is an oracle's choice: it favours the averages, here against the claim",
-    ),
-    ClaimSpec(
-        number=14, title="EMA and SWA are on a par",
-        statistics=(
-            Statistic(
-                key="swa", sample=columns(ACC, SWA), rule=within(), study="generalization", pairs=CLEAN,
-                words="slowest (acc.) minus SWA, test accuracy, points",
-            ),
-        ),
-    ),
-    ClaimSpec(
-        number=16, title="On the test set EMA beats SGD in accuracy and in loss, and so does SWA in accuracy",
-        statistics=(
-            Statistic(
-                key="accuracy", sample=columns(ACC, SGD), rule=above(), study="generalization", pairs=CLEAN,
-                words="slowest (acc.) minus SGD, test accuracy, points",
-            ),
-            Statistic(
-                key="loss", sample=columns(ACC, SGD, "loss", combine=lambda one, other: one - other), rule=below(),
-                study="generalization", pairs=CLEAN, words="slowest (acc.) minus SGD, test loss",
-            ),
-            Statistic(
-                key="swa", sample=columns(SWA, SGD), rule=above(), study="generalization", pairs=CLEAN,
-                words="SWA minus SGD, test accuracy, points",
-            ),
-        ),
-    ),
-    ClaimSpec(
-        number=17, title="The epoch of the lowest loss comes before that of the best accuracy",
-        statistics=(
-            Statistic(
-                key="epochs", sample=runs("tune", _loss_minus_accuracy_epoch, otherwise="refit"), rule=below(),
-                study="generalization", pairs=ALL,
-                words="epoch chosen by validation loss minus by validation accuracy, epochs",
-            ),
-        ),
-    ),
-    ClaimSpec(
-        number=18, title="EMA (loss) is better than EMA (acc.) in calibration, consistency and transfer",
-        statistics=(
-            Statistic(
-                key="ece", sample=columns(LOSS, ACC, "ece"), rule=below(), study="generalization", pairs=CLEAN,
-                words="slowest (loss) minus slowest (acc.), ECE on test, points",
-            ),
-            Statistic(
-                key="churn", sample=columns(LOSS, ACC, "churn"), rule=below(), study="consistency", pairs=CLEAN,
-                words="slowest (loss) minus slowest (acc.), churn on test, points", note=_PAIRS,
-            ),
-            Statistic(
-                key="transfer", sample=transfers(LOSS, ACC), rule=above(), study="transfer", pairs=CLEAN,
-                words="slowest (loss) minus slowest (acc.), accuracy of a linear head, points",
-            ),
+        number="18", title="EMA (loss) is better than EMA (acc.) in calibration, consistency and transfer",
+        studies=("generalization", "consistency", "transfer"), pairs=CLEAN, statistics=(
+            difference("chosen", LOSS, ACC, below(), "ece"),
+            difference("ece", SLOWEST_LOSS, SLOWEST_ACC, below(), "ece"),
+            difference("churn", SLOWEST_LOSS, SLOWEST_ACC, below(), "churn"),
+            difference("transfer", SLOWEST_LOSS, SLOWEST_ACC, above(), TRANSFER),
         ),
         note="of the refits on all training images; the paper itself has one exception, CIFAR-10 to CIFAR-100",
     ),
     ClaimSpec(
-        number=19, title="It keeps its place in the label-noise leaderboard",
-        statistics=(
+        number="19", title="It keeps its place in the label-noise leaderboard",
+        studies=("label-noise",), pairs=NOISY, scale="paper", statistics=(
             Statistic(
-                key="place", sample=_leaderboard, rule=above(), study="label-noise", pairs=NOISY, scales=("paper",),
-                words="slowest (acc.), test accuracy, minus the best method that the paper has below it, points",
+                "place", "slowest (acc.), test accuracy, minus the best method that the paper has below it, points",
+                above(), _leaderboard,
             ),
         ),
         note="only CIFAR-10N and CIFAR-100N with ResNet-34 compare with the published numbers, which are taken as they "
         "stand, without their spread; the paper prints a selection of the leaderboard's methods",
+    ),
+    ClaimSpec(
+        number="b", beyond=True, title="Noisy validation labels choose nearly as well as clean ones",
+        studies=("label-noise",), pairs=NOISY, statistics=(
+            Statistic(
+                "lost", "EMA (acc.) chosen with clean minus with noisy validation labels, test accuracy, points",
+                below(EQUAL), _lost_by_noisy_choice,
+            ),
+        ),
+    ),
+    ClaimSpec(
+        number="c", beyond=True, title="An average has the live weights' best accuracy in fewer steps",
+        studies=("dynamics",), pairs=ALL, statistics=(
+            Statistic(
+                "steps", "steps until an average first has the live weights' best validation accuracy, % of the steps "
+                "that these take", below(100.0), runs("tune", _steps_to_target),
+            ),
+        ),
+        note="counted in epochs; the first of all averages of the bank; if none gets there, it counts as the whole run",
     ),
 )  # fmt: skip
 """All but claim 15, which is not about settings."""
@@ -660,33 +651,28 @@ CLAIMS = (
 # The cost of averages -------------------------------------------------------------------------------------------------
 
 OVERHEAD = ClaimSpec(
-    number=15, title="Five averages sampled every 16 steps cost a tiny share of the training step",
-    statistics=(
+    number="15", title="Five averages sampled every 16 steps cost a tiny share of the training step",
+    studies=("sampling-period",), pairs=(), statistics=(
         Statistic(
-            key="share", sample=lambda setting: [], rule=below(TINY), study="sampling-period", pairs=(),
-            words="time of an update of five averages over that of the 16 steps between two, %",
+            "share", "time of an update of five averages over that of the 16 steps between two, %", below(TINY),
+            lambda setting: [],
         ),
     ),
-    note="that 1% is a tiny share is ours; one value a repetition on one machine, not a seed",
+    note="that 1% is a tiny share is ours; one value per repetition on one machine, not per seed",
 )  # fmt: skip
 
 
 def _overhead_claim(results: Results) -> Claim:
-    """With a finding for every network whose step was timed beside five averages at T = 16."""
-    (statistic,) = OVERHEAD.statistics
-    printed = paper.claim_value(OVERHEAD.number, statistic.key, "")
-    findings = [
-        finding_of(statistic, _cost(cost), cost.network, "", paper=printed)
+    """With a sample for every network whose step was timed beside five averages at T = 16."""
+    samples = [
+        Sample(_shares(cost), setting=cost.network)
         for cost in results.overheads
         if (cost.averages, cost.every) == (5, 16)
     ]
-    return conclude(OVERHEAD, {statistic.key: findings}, results)
+    return conclude(OVERHEAD, {"share": samples}, results)
 
 
-def _cost(cost: Overhead) -> Sample:
-    shares = [
-        100.0 * update / (cost.every * step)
-        for step, update in zip(cost.step_seconds, cost.update_seconds, strict=False)
-        if step > 0 and math.isfinite(update / step)
-    ]
-    return Sample(shares)
+def _shares(cost: Overhead) -> Mapping[int, float | None]:
+    """The share of an update in the steps between two, in percent, by repetition."""
+    both = enumerate(zip(cost.step_seconds, cost.update_seconds, strict=False))
+    return {place: 100.0 * update / (cost.every * step) if step > 0 else None for place, (step, update) in both}

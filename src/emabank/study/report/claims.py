@@ -1,24 +1,33 @@
-"""How a claim of the paper is tested: a statistic per seed, its 95% t-interval, a rule, and one verdict in the end.
+"""How a claim is tested: one primary statistic, its mean over settings per seed, a 95% t-interval over seeds, a rule.
 
-The claims themselves are in claim_specs.py.
+That decides the verdict. Secondary statistics have intervals of their own and decide nothing. The claims themselves are
+in claim_specs.py.
 """
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 
 from emabank.study.report import paper
 from emabank.study.report.results import Results, Setting
+from emabank.study.studies.scales import PAIRS, Scale
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "too few runs", "not run"]
+Role = Literal["primary", "secondary", "beyond"]
+"""A finding that decides a claim of the paper, one that decides nothing, one that decides a claim of our own."""
 
-REFERENCE = "the paper's value is of its own data set and network, for orientation"
-"""The note of a finding whose setting only stands for the paper's."""
 EQUAL = 1.0
 """Two results are on a par if they differ by less than so many points."""
-_RANK = {"paper": 3, "small": 2, "demo": 1}
+_SCALES = ("", *get_args(Scale))
+"""The smallest first; what belongs to no scale has none."""
+_T = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
+    2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
+)  # fmt: skip
+"""The 97.5% points of Student's t with 1 to 20 degrees of freedom. From there on the last is a little too wide."""
 _DIGITS = 9
 """Behind the point: what is smaller is the rounding of a sum, and must not count as a difference."""
 
@@ -27,68 +36,61 @@ _DIGITS = 9
 
 
 class Interval(NamedTuple):
-    """A mean and where it may lie; no ends with fewer than two values, no mean with none."""
+    """A mean and where it may lie; no ends with too few values, no mean with none."""
 
     mean: float | None
     low: float | None
     high: float | None
-    n: int
-    """How many independent values it rests on."""
 
 
 class Rule(NamedTuple):
-    """Where an interval must lie for a claim to hold, and where for it to be refuted; in between nothing is decided."""
+    """Where the whole interval must lie, strictly between two bounds, for a claim to hold.
+
+    It is refuted where the whole interval lies beyond one of them.
+    """
 
     text: str
     low: float = -math.inf
     high: float = math.inf
-    """The claim holds if the whole interval lies strictly between `low` and `high`."""
-    refuted_below: float = -math.inf
-    refuted_above: float = math.inf
-    """It is refuted if the whole interval lies below the one or above the other; this is looked at first."""
 
 
 def above(bound: float = 0.0) -> Rule:
     """More than a bound."""
-    return Rule(f"above {bound:g}", low=bound, refuted_below=bound)
+    return Rule(f"above {bound:g}", low=bound)
 
 
 def below(bound: float = 0.0) -> Rule:
-    """Less than a bound; `below(EQUAL)` is "worse or equal"."""
-    return Rule(f"below {bound:g}", high=bound, refuted_above=bound)
+    """Less than a bound."""
+    return Rule(f"below {bound:g}", high=bound)
 
 
 def within(bound: float = EQUAL) -> Rule:
     """On a par."""
-    return Rule(f"within ±{bound:g}", low=-bound, high=bound, refuted_below=-bound, refuted_above=bound)
+    return Rule(f"between {-bound:g} and {bound:g}", low=-bound, high=bound)
 
 
-def no_gain(bound: float = EQUAL) -> Rule:
-    """Worse or equal, and refuted by any gain that is beyond doubt, however small."""
-    return Rule(f"below {bound:g}, and not above 0", high=bound, refuted_above=0.0)
+def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
+    """The mean of one value per seed and its 95% t-interval; equal values make one without width.
 
+    `of_pairs`: the value of a seed is the mean over its pairs with the other seeds, such as their churn. Each pair is
+    then in two values, and the standard error is the jackknife's (Efron and Stein, 1981): that of independent values
+    times 2 (n - 1) / (n - 2).
 
-def interval(values: Sequence[float], *, independent: int | None = None) -> Interval:
-    """The mean of paired differences and its 95% t-interval; equal values make one without width.
-
-    `independent`: how many values to count where they are not independent of each other, such as the pairs among a few
-    seeds, of which no more are counted than there are seeds.
-
-    >>> [round(end, 2) for end in interval([1.0, 2.0, 3.0])[:3]]
+    >>> [round(end, 2) for end in interval([1.0, 2.0, 3.0])]
     [2.0, -0.48, 4.48]
     """
-    n = len(values) if independent is None else min(len(values), independent)
-    if not values:
-        return Interval(None, None, None, 0)
+    n = len(values)
+    if not n:
+        return Interval(None, None, None)
     mean = statistics.fmean(values)
-    if n < 2:
-        return Interval(mean, None, None, n)
+    if n < (3 if of_pairs else 2):
+        return Interval(mean, None, None)
     # Counted from the first value, so that equal values have no spread at all, whatever their mean is rounded to.
     spread = statistics.stdev([value - values[0] for value in values])
     if spread == 0.0:
-        return Interval(values[0], values[0], values[0], n)
-    half = t_quantile(0.975, n - 1) * spread / math.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+        return Interval(values[0], values[0], values[0])
+    half = _T[min(n - 1, len(_T)) - 1] * spread / math.sqrt(n) * (2 * (n - 1) / (n - 2) if of_pairs else 1)
+    return Interval(mean, mean - half, mean + half)
 
 
 def judge(estimate: Interval, rule: Rule) -> Verdict:
@@ -99,225 +101,238 @@ def judge(estimate: Interval, rule: Rule) -> Verdict:
     """
     if estimate.low is None or estimate.high is None:
         return "too few runs"
-    if estimate.high < rule.refuted_below or estimate.low > rule.refuted_above:
+    if estimate.high < rule.low or estimate.low > rule.high:
         return "not reproduced"
     return "reproduced" if rule.low < estimate.low and estimate.high < rule.high else "inconclusive"
 
 
-def t_quantile(probability: float, freedom: int) -> float:
-    """Where Student's t with so many degrees of freedom has this probability below it, at least one half.
-
-    >>> round(t_quantile(0.975, 2), 4)
-    4.3027
-    """
-    low, high = 0.0, math.pi / 2
-    while low < (middle := (low + high) / 2) < high:
-        is_below = _central_probability(middle, freedom) < 2.0 * probability - 1.0
-        low, high = (middle, high) if is_below else (low, middle)
-    return math.sqrt(freedom) * math.tan(low)
-
-
-def _central_probability(angle: float, freedom: int) -> float:
-    """How much probability lies within ±t, for t = sqrt(freedom) * tan(angle).
-
-    The finite sums for whole degrees of freedom, Abramowitz and Stegun 26.7.3 and 26.7.4.
-    """
-    cosine2 = math.cos(angle) ** 2
-    odd = freedom % 2 == 1
-    term = math.cos(angle) if odd else 1.0
-    total = 0.0
-    for power in range(1 if odd else 0, freedom - 1, 2):
-        total += term
-        term *= cosine2 * (power + 1) / (power + 2)
-    total *= math.sin(angle)
-    return 2.0 / math.pi * (angle + total) if odd else total
-
-
-# Claims before and after ----------------------------------------------------------------------------------------------
+# A claim before and after it is tested --------------------------------------------------------------------------------
 
 
 class Sample(NamedTuple):
-    """A statistic in one setting: one value a seed, or a pair of seeds."""
+    """A statistic in one setting, with one value per seed."""
 
-    values: Sequence[float]
+    by_seed: Mapping[int, float | None]
+    """None where a seed has no value."""
     notes: tuple[str, ...] = ()
-    independent: int | None = None
-    """How many values to count where they are not independent of each other."""
-    complete: bool = True
-    """False: what there is cannot stand for all seeds, and no interval is made of it."""
+    of_pairs: bool = False
+    """Whether the value of a seed is the mean over its pairs with the other seeds."""
     target: str = ""
-    """Which of several of its kind it is, such as the data set that a transfer is to."""
+    """The data set of a transfer."""
+    setting: str = ""
+    scale: str = ""
+    pair: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Statistic:
-    """One thing that a claim says, as a number: how it is taken of a setting, and where its interval must lie."""
+    """One number per seed and setting, and where its interval must lie."""
 
     key: str
     """Its name among the paper's values."""
     words: str
-    """What is computed: "EMA (acc.) minus SGD, test accuracy, points"."""
+    """What is computed: "EMA (acc.) minus SGD (last), test accuracy, points"."""
     rule: Rule
     sample: Callable[[Setting], Sequence[Sample]]
     """Nothing where the setting has no such results."""
-    study: str
-    """The study whose runs it needs."""
-    pairs: tuple[str, ...]
-    """The paper's pairs that the claim is about."""
-    scales: tuple[str, ...] = ("paper", "small", "demo")
     note: str = ""
-    """Of every finding."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSpec:
-    """A claim before it is tested."""
+    """A claim before it is tested. Its first statistic is the primary one, which alone decides the verdict."""
 
-    number: int
+    number: str
+    """1 to 19 in the paper; a letter for what goes beyond it."""
     title: str
     """The claim, as a sentence."""
+    studies: tuple[str, ...]
+    """The studies whose runs it needs: for its primary statistic, the first."""
+    pairs: tuple[str, ...]
+    """The paper's pairs that the claim is about."""
     statistics: Sequence[Statistic]
+    scale: Scale | None = None
+    """The one scale at which it can be tested; None: any."""
+    beyond: bool = False
+    """Whether it is ours, not the paper's."""
     note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One statistic of a claim in one setting."""
+    """One statistic of a claim: in one setting, or its mean over several."""
 
+    role: Role
     key: str
     statistic: str
-    setting: str
-    """The title of the setting; empty where nothing was run."""
-    scale: str
     rule: Rule
     verdict: Verdict
-    values: Sequence[float] = ()
+    setting: str = ""
+    """The title of the setting, or of how many settings it is the mean; empty where nothing was run."""
+    scale: str = ""
+    by_seed: Mapping[int, float] = field(default_factory=dict)
     """As people read them: points, not fractions."""
     mean: float | None = None
     low: float | None = None
     high: float | None = None
-    n: int = 0
+    missing: tuple[str, ...] = ()
+    """The paper's pairs that the claim is about, but this does not cover."""
+    left_out: tuple[int, ...] = ()
+    """Seeds without a value in one of the settings."""
     paper: str = ""
     """The paper's value of the same statistic, with where it stands."""
     notes: tuple[str, ...] = ()
 
     @property
+    def n(self) -> int:
+        """The number of seeds."""
+        return len(self.by_seed)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(self.by_seed.values())
+
+    @property
+    def seeds_for(self) -> int:
+        """In how many seeds the value lies where the rule has it."""
+        return sum(self.rule.low < value < self.rule.high for value in self.values)
+
+    @property
     def note(self) -> str:
-        return "; ".join(self.notes)
+        seeds = ", ".join(map(str, self.left_out))
+        texts = (f"without {'; '.join(self.missing)}" if self.missing else "", f"without seed {seeds}" if seeds else "")
+        return "; ".join(text for text in (*texts, *self.notes) if text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim of the paper, with all that was found about it."""
+    """One claim, with everything found about it."""
 
-    number: int
+    number: str
     title: str
     studies: Sequence[str]
     """The studies whose runs it needs."""
-    verdict: Verdict
-    findings: Sequence[Finding] = ()
+    findings: Sequence[Finding]
+    """The one that decides first."""
     note: str = ""
 
     @property
-    def tally(self) -> str:
-        """How many of its findings hold, since one that does not decides the verdict; empty where nothing was run."""
-        ran = [finding for finding in self.findings if finding.verdict != "not run"]
-        return f"{sum(finding.verdict == 'reproduced' for finding in ran)} of {len(ran)} hold" if ran else ""
+    def primary(self) -> Finding:
+        """The finding that decides: the primary statistic at the largest scale at which it was run."""
+        return self.findings[0]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.primary.verdict
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it is ours, not the paper's."""
+        return self.primary.role == "beyond"
+
+    @property
+    def exceptions(self) -> list[Finding]:
+        """Of a claim that is reproduced, the secondary findings on the other side of their rule, at the same scale."""
+        return [
+            finding
+            for finding in self.findings[1:]
+            if self.verdict == "reproduced"
+            and (finding.verdict, finding.scale) == ("not reproduced", self.primary.scale)
+        ]
 
 
 # From one to the other ------------------------------------------------------------------------------------------------
 
 
 def evaluate(spec: ClaimSpec, results: Results) -> Claim:
-    """All findings of a claim, the largest scale first, and its verdict (see `overall`)."""
-    by_key = {statistic.key: findings_of(spec.number, statistic, results) for statistic in spec.statistics}
-    return conclude(spec, by_key, results)
+    """Test a claim in all settings that it is about."""
+    samples = {statistic.key: list[Sample]() for statistic in spec.statistics}
+    for setting in results.of(*spec.pairs):
+        if spec.scale in (None, setting.scale):
+            for statistic in spec.statistics:
+                for sample in statistic.sample(setting):
+                    located = sample._replace(setting=setting.title, scale=setting.scale, pair=setting.pair)
+                    samples[statistic.key].append(located)
+    return conclude(spec, samples, results)
 
 
-def findings_of(number: int, statistic: Statistic, results: Results) -> list[Finding]:
-    """One statistic in every setting that has the results for it."""
-    findings: list[Finding] = []
-    for setting in results.of(*statistic.pairs):
-        if setting.scale not in statistic.scales:
-            continue
-        labels = setting.validation_labels
-        chosen = f"chosen with {labels} validation labels" if labels else ""
-        for sample in statistic.sample(setting):
-            printed = paper.claim_value(number, statistic.key, setting.pair, sample.target)
-            reference = REFERENCE if printed and setting.scale != "paper" else ""
-            notes = (statistic.note, chosen, reference)
-            findings.append(finding_of(statistic, sample, setting.title, setting.scale, paper=printed, notes=notes))
-    return findings
-
-
-def finding_of(
-    statistic: Statistic, sample: Sample, setting: str, scale: str, *, paper: str = "", notes: Sequence[str] = ()
-) -> Finding:
-    """One statistic in one setting, judged."""
-    values = tuple(round(float(value), _DIGITS) + 0.0 for value in sample.values)  # + 0.0: no negative zero
-    estimate = interval(values, independent=sample.independent)
-    if not sample.complete:
-        estimate = estimate._replace(mean=None, low=None, high=None)
-    no_width = estimate.low is not None and estimate.low == estimate.high
-    equal = "all values are equal, so the interval has no width" if no_width else ""
-    return Finding(
-        key=statistic.key, statistic=statistic.words + (f", on {sample.target}" if sample.target else ""),
-        setting=setting, scale=scale, rule=statistic.rule, verdict=judge(estimate, statistic.rule), values=values,
-        **estimate._asdict(), paper=paper, notes=tuple(note for note in (*sample.notes, equal, *notes) if note),
-    )  # fmt: skip
-
-
-def conclude(spec: ClaimSpec, by_key: dict[str, list[Finding]], results: Results) -> Claim:
-    """The claim with its findings; a statistic without one at the largest scale has one that says what to run."""
-    scale = largest_scale([finding for findings in by_key.values() for finding in findings])
-    findings: list[Finding] = []
-    for statistic in spec.statistics:
-        own = by_key[statistic.key]
-        if not any(finding.scale == scale for finding in own):
-            own = [_not_run(statistic, scale, results), *own]
-        findings += sorted(own, key=lambda finding: (-_RANK.get(finding.scale, 0), finding.statistic))
+def conclude(spec: ClaimSpec, samples: Mapping[str, Sequence[Sample]], results: Results) -> Claim:
+    """The claim with its findings: the primary statistic per scale, the largest first, then all of them per setting."""
+    primary = spec.statistics[0]
+    role: Role = "beyond" if spec.beyond else "primary"
+    scales = sorted({sample.scale for sample in samples[primary.key]}, key=_SCALES.index, reverse=True)
+    findings = [
+        find(spec, primary, [sample for sample in samples[primary.key] if sample.scale == scale], role)
+        for scale in scales
+    ] or [_not_run(spec, role, results)]
+    counts = Counter(sample.scale for sample in samples[primary.key])
+    findings += [
+        find(spec, statistic, [sample], "secondary")
+        for statistic in spec.statistics
+        for sample in sorted(samples[statistic.key], key=lambda sample: -_SCALES.index(sample.scale))
+        if statistic is not primary or counts[sample.scale] > 1  # else it is the finding above
+    ]
     return Claim(
-        number=spec.number, title=spec.title, verdict=overall(findings), findings=tuple(findings), note=spec.note,
-        studies=tuple(dict.fromkeys(statistic.study for statistic in spec.statistics)),
+        number=spec.number, title=spec.title, studies=spec.studies, findings=tuple(findings), note=spec.note
     )  # fmt: skip
 
 
-def _not_run(statistic: Statistic, scale: str, results: Results) -> Finding:
-    """The finding of a statistic without results: it says what to run, and how the study stands."""
-    wanted = scale if scale in statistic.scales else "" if "demo" in statistic.scales else statistic.scales[0]
-    command = f"emabank run {statistic.study}" + (f" --scale {wanted}" if wanted else "")
+def find(spec: ClaimSpec, statistic: Statistic, samples: Sequence[Sample], role: Role) -> Finding:
+    """Judge a statistic by its mean over samples of one scale: per seed, and over those seeds that all of them have."""
+    first = samples[0]
+    known = [{seed: value for seed, value in sample.by_seed.items() if _is_known(value)} for sample in samples]
+    every = sorted({seed for sample in samples for seed in sample.by_seed})
+    by_seed = {
+        # Smaller digits are the rounding of a sum; + 0.0: no negative zero.
+        seed: round(statistics.fmean(values[seed] or 0.0 for values in known), _DIGITS) + 0.0
+        for seed in every
+        if all(seed in values for values in known)
+    }
+    estimate = interval(list(by_seed.values()), of_pairs=first.of_pairs)
+    one = len(samples) == 1
+    pairs = {sample.pair for sample in samples}
+    missing = tuple(PAIRS[pair] for pair in spec.pairs if pair not in pairs) if role != "secondary" else ()
+    no_width = estimate.low is not None and estimate.low == estimate.high
+    notes = (
+        *dict.fromkeys(note for sample in samples for note in sample.notes),
+        "all values are equal, so the interval has no width" if no_width else "",
+        statistic.note,
+    )
+    return Finding(
+        role=role,
+        key=statistic.key,
+        statistic=statistic.words + (f", on {first.target}" if one and first.target else ""),
+        rule=statistic.rule,
+        verdict=judge(estimate, statistic.rule),
+        setting=first.setting if one else f"mean of {len(samples)} settings",
+        scale=first.scale,
+        by_seed=by_seed,
+        mean=estimate.mean,
+        low=estimate.low,
+        high=estimate.high,
+        missing=missing,
+        left_out=tuple(seed for seed in every if seed not in by_seed),
+        paper=paper.claim_value(spec.number, statistic.key, first.pair, first.target) if one else "",
+        notes=tuple(note for note in notes if note),
+    )
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _not_run(spec: ClaimSpec, role: Role, results: Results) -> Finding:
+    """The finding of a claim without results: it says what to run, and how the study stands."""
+    primary = spec.statistics[0]
+    command = f"emabank run {spec.studies[0]}" + (f" --scale {spec.scale}" if spec.scale else "")
     states = {"failed": "failed", "running": "is not done yet"}
     unfinished = [
         f"{study.name} ({study.scale}) {states.get(study.state, 'is done, but has no runs with this measure')}"
         + (f": {study.reason}" if study.state == "failed" and study.reason else "")
         for study in results.studies
-        if study.name == statistic.study and wanted in ("", study.scale)
+        if study.name == spec.studies[0] and spec.scale in (None, study.scale)
     ]
     return Finding(
-        key=statistic.key, statistic=statistic.words, setting="", scale=scale, rule=statistic.rule, verdict="not run",
+        role=role, key=primary.key, statistic=primary.words, rule=primary.rule, verdict="not run",
         notes=(command, *unfinished),
     )  # fmt: skip
-
-
-def largest_scale(findings: Sequence[Finding]) -> str:
-    """The largest scale at which something was run; empty where nothing was."""
-    scales = [finding.scale for finding in findings if finding.verdict != "not run"]
-    return max(scales, key=lambda scale: _RANK.get(scale, 0), default="")
-
-
-def overall(findings: Sequence[Finding]) -> Verdict:
-    """The verdict of a claim: of its findings at the largest scale at which any was run.
-
-    Not run if none was; not reproduced if one finding is not; else too few runs if one has too few; else inconclusive
-    if one is, or if one of the claim's statistics was not run at that scale, because half a claim does not stand for
-    the whole; else reproduced. Findings at smaller scales are shown and do not count.
-    """
-    scale = largest_scale(findings)
-    at_scale = {finding.verdict for finding in findings if finding.scale == scale}
-    if not at_scale - {"not run"}:
-        return "not run"
-    order: tuple[Verdict, ...] = ("not reproduced", "too few runs", "inconclusive")
-    for verdict in order:
-        if verdict in at_scale:
-            return verdict
-    return "inconclusive" if "not run" in at_scale else "reproduced"

@@ -159,15 +159,15 @@ def _claim_values() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
     return _asset("claim_values.json")
 
 
-def claim_value(number: int, key: str, pair: str, target: str = "") -> str:
+def claim_value(number: str, key: str, pair: str, target: str = "") -> str:
     """What the paper has for a statistic of a claim in one of its pairs; empty where it has nothing.
 
     A transfer to a data set that the paper does not transfer to has its value to those that it does.
 
-    >>> claim_value(16, "accuracy", "cifar100-resnet18")
+    >>> claim_value("16", "accuracy", "cifar100-resnet18")
     '+0.92 (77.63 → 78.55, Table 1; 78.54 in Table 8), CIFAR-100, ResNet-18'
     """
-    values = _claim_values().get(str(number), {}).get(key, {})
+    values = _claim_values().get(number, {}).get(key, {})
     exact = values.get(f"{pair} {target}" if target else pair)
     texts = [exact] if exact else [text for place, text in values.items() if target and place.startswith(f"{pair} ")]
     return ", ".join([*texts, *([PAIRS[pair]] if texts and pair in PAIRS else [])])

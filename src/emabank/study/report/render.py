@@ -1,4 +1,4 @@
-r"""Tables and claims as people read them: on a terminal, as Markdown, CSV and LaTeX. Computes nothing.
+r"""Tables as people read them: on a terminal, as Markdown, CSV and LaTeX. Computes nothing.
 
 LaTeX is in the paper's layout and needs booktabs and graphicx, nothing else. CSV has one line a cell, in full
 precision, so that the files of many tables make one frame.
@@ -8,7 +8,6 @@ import csv
 import io
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -19,7 +18,6 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from emabank.study.report.claims import REFERENCE, Claim, Finding, Verdict
 from emabank.study.report.tables import DASH, Cell, Table
 
 PAPER = "paper"
@@ -417,139 +415,3 @@ def _grid(table: Table, columns: Sequence[int], widths: Sequence[int]) -> Grid:
         if any(cell.paper for cell in cells):
             grid.add_row(" " * (indent + 2) + PAPER, *(Text(cell.paper) for cell in cells), style="dim")
     return grid
-
-
-# Claims ---------------------------------------------------------------------------------------------------------------
-
-SYMBOLS: dict[Verdict, str] = {
-    "reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "too few runs": "…", "not run": "–",
-}  # fmt: skip
-_STYLES: dict[Verdict, str] = {
-    "reproduced": "green", "not reproduced": "bold red", "inconclusive": "yellow", "too few runs": "cyan",
-    "not run": "dim",
-}  # fmt: skip
-_FOOTER = (
-    "Mean [paired 95% t-interval] over n seeds. Reproduced: the interval lies wholly where the claim has it (above 0, "
-    "below 0, within ±1 point); not reproduced: wholly on the other side; else inconclusive. A claim has the verdict "
-    "of its parts at the largest scale that was run: not reproduced if one part is not, else too few runs if one has "
-    "too few, else inconclusive if one is or was not run, else reproduced. Nothing is smoothed, and nothing is "
-    "corrected for the number of parts. At demo and small scale the data set and the network are not the paper's, "
-    "whose values stand there for orientation only. "
-) + ", ".join(f"{symbol} {verdict}" for verdict, symbol in SYMBOLS.items())
-_CLAIM_FIELDS = (
-    "claim", "title", "claim_verdict", "statistic", "setting", "scale", "mean", "low", "high", "n", "rule", "verdict",
-    "paper", "values", "note",
-)  # fmt: skip
-
-
-def claims_terminal(claims: Sequence[Claim], *, findings: bool = True) -> Group:
-    """Every claim with its verdict and its findings, for 80 columns and more; without `findings` the claims alone."""
-    shown: list[RenderableType] = []
-    for claim in claims:
-        shown.append(_claim_heading(claim))
-        if findings:
-            shown += [*(Padding(line, (0, 0, 0, 4)) for line in _claim_details(claim)), Text()]
-    ending = [Text(_FOOTER, style="italic")] if findings else []
-    return Group(*shown, *([] if findings else [Text()]), Text(claims_summary(claims), style="bold"), *ending)
-
-
-def claims_summary(claims: Sequence[Claim]) -> str:
-    """How many claims have which verdict."""
-    counts = Counter(claim.verdict for claim in claims)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in SYMBOLS if counts[verdict])
-
-
-def _claim_heading(claim: Claim) -> Grid:
-    grid = Grid.grid(padding=(0, 2, 0, 0))
-    grid.add_column(width=2 + max(map(len, SYMBOLS)))
-    grid.add_column(width=2, justify="right")
-    grid.add_column(style="bold")
-    title = Text(claim.title)
-    if claim.tally:
-        title.append(f" ({claim.tally})", style="not bold dim")
-    grid.add_row(Text(_with_symbol(claim.verdict), style=_STYLES[claim.verdict]), str(claim.number), title)
-    return grid
-
-
-def _claim_details(claim: Claim) -> list[RenderableType]:
-    """A line for each statistic, one or two for each setting below it, and the notes."""
-    lines: list[RenderableType] = []
-    for (statistic, rule), group in groupby(claim.findings, key=lambda finding: (finding.statistic, finding.rule)):
-        findings = list(group)
-        width = max(len(_estimate(finding)) for finding in findings)
-        shown: set[str] = set()
-        lines.append(Text(f"{statistic}: {rule.text}"))
-        for finding in findings:
-            # The reference to the paper's own data stands at the foot already.
-            note = "; ".join(note for note in finding.notes if note != REFERENCE)
-            below = [f"paper: {finding.paper}" if finding.paper else "", "" if note in shown else note]
-            lines.append(Padding(_finding_line(finding, width), (0, 0, 0, 2)))
-            lines += [Padding(Text(text, style="dim"), (0, 0, 0, 4)) for text in below if text]
-            shown.add(note)
-    return [*lines, Text(f"Note: {claim.note}.", style="dim italic")] if claim.note else lines
-
-
-def _finding_line(finding: Finding, width: int) -> Grid:
-    """What was found in one setting; the estimates of all settings stand below each other."""
-    grid = Grid.grid(padding=(0, 1, 0, 0), expand=True)
-    grid.add_column(width=1)
-    grid.add_column(ratio=1)
-    grid.add_column(width=width, justify="right", no_wrap=True)
-    grid.add_column(width=0 if finding.verdict == "not run" else len("n=10"), no_wrap=True)
-    where = (finding.setting or finding.verdict) + (f" ({finding.scale})" if finding.scale else "")
-    n = "" if finding.verdict == "not run" else f"n={finding.n}"
-    symbol = Text(SYMBOLS[finding.verdict], style=_STYLES[finding.verdict])
-    grid.add_row(symbol, Text(where), Text(_estimate(finding)), Text(n))
-    return grid
-
-
-def _estimate(finding: Finding) -> str:
-    """The mean with its interval, with digits enough for the larger of them: "0.50 [−0.25, 1.25]"."""
-    if finding.mean is None:
-        return "" if finding.verdict == "not run" else DASH
-    known = [end for end in (finding.mean, finding.low, finding.high) if end is not None]
-    digits = 4 if 0 < max(map(abs, known)) < 0.1 else 2
-    mean, *ends = (f"{end:.{digits}f}".replace("-", "−") for end in known)
-    return f"{mean} [{', '.join(ends)}]" if ends else mean
-
-
-def claims_markdown(claims: Sequence[Claim]) -> str:
-    """A table of the claims, then a section for each with a table of its findings."""
-    lines = ["# The paper's claims", "", f"{claims_summary(claims)}.", ""]
-    verdicts = [(str(claim.number), claim.title, _with_symbol(claim.verdict)) for claim in claims]
-    lines += _plain_table(("", "claim", "verdict"), verdicts)
-    heads = ("verdict", "statistic", "setting", "scale", "mean [95% interval]", "n", "rule", "paper", "note")
-    for claim in claims:
-        lines += ["", f"## {claim.number}. {claim.title}", "", f"**{_with_symbol(claim.verdict)}**", ""]
-        rows = [
-            (_with_symbol(finding.verdict), finding.statistic, finding.setting, finding.scale, _estimate(finding),
-             str(finding.n), finding.rule.text, finding.paper, finding.note)
-            for finding in claim.findings
-        ]  # fmt: skip
-        lines += _plain_table(heads, rows)
-        lines += ["", f"Note: {claim.note}."] if claim.note else []
-    return "\n".join([*lines, "", _FOOTER, ""])
-
-
-def _with_symbol(verdict: Verdict) -> str:
-    return f"{SYMBOLS[verdict]} {verdict}"
-
-
-def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
-    head, *body = (f"| {' | '.join(row)} |" for row in cells)
-    return [head, f"|{' --- |' * len(heads)}", *body]
-
-
-def claims_csv(claims: Sequence[Claim]) -> str:
-    """One line a finding, with a head; numbers in full, values with a blank between them."""
-    lines: list[Sequence[object]] = []
-    for claim in claims:
-        for finding in claim.findings:
-            ends = ["" if end is None else repr(end) for end in (finding.mean, finding.low, finding.high)]
-            lines.append((
-                claim.number, claim.title, claim.verdict, finding.statistic, finding.setting, finding.scale, *ends,
-                finding.n, finding.rule.text, finding.verdict, finding.paper, " ".join(map(repr, finding.values)),
-                finding.note,
-            ))  # fmt: skip
-    return _csv(_CLAIM_FIELDS, lines)

@@ -18,7 +18,8 @@ from emabank.study.report.draw import FORMATS, draw
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure
 from emabank.study.report.page import Provenance, page
-from emabank.study.report.render import claims_csv, claims_markdown, latex, markdown, table_csv
+from emabank.study.report.render import latex, markdown, table_csv
+from emabank.study.report.render_claims import claims_csv, claims_json, claims_markdown
 from emabank.study.report.results import REPORT_FILES, Results
 from emabank.study.report.table_specs import make_tables
 from emabank.study.report.tables import Table
@@ -51,7 +52,8 @@ def build_report(
     files: dict[str, Write] = {
         f"tables/{table.name}{ending}": _text(form(table)) for table in tables for ending, form in FORMS.items()
     }
-    files |= {"claims.md": _text(claims_markdown(claims)), "claims.csv": _text(claims_csv(claims))}
+    forms = {"claims.md": claims_markdown, "claims.csv": claims_csv, "claims.json": claims_json}
+    files |= {name: _text(form(claims)) for name, form in forms.items()}
     files |= {
         f"figures/{figure.name}.{kind}": partial(draw, figure, file_format=kind)
         for figure in figures

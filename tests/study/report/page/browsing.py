@@ -55,11 +55,12 @@ def tables() -> list[Table]:
 
 def claims() -> list[Claim]:
     found = Finding(
-        key="gain", statistic="EMA minus SGD, points", setting="digits, ResNet-8", scale="demo", rule=above(),
-        values=[1.0, 2.0, 3.0], mean=2.0, low=-0.5, high=4.5, n=3, verdict="inconclusive", paper="+0.92",
+        role="primary", key="gain", statistic="EMA minus SGD, points", setting="digits, ResNet-8", scale="demo",
+        rule=above(), by_seed={0: 1.0, 1: 2.0, 2: 3.0}, mean=2.0, low=-0.5, high=4.5, verdict="inconclusive",
+        paper="+0.92",
     )  # fmt: skip
-    return [Claim(number=number, title=f"A claim that needs several words to be said, and has the number {number}",
-                  studies=["dynamics"], verdict="inconclusive", findings=[found]) for number in (1, 2)]  # fmt: skip
+    return [Claim(number=str(number), title=f"A claim that needs several words to be said, and has the number {number}",
+                  studies=["dynamics"], findings=[found]) for number in (1, 2)]  # fmt: skip
 
 
 # The browser --------------------------------------------------------------------------------------------------------

@@ -28,14 +28,14 @@ from tests.support.processes import run
 
 
 def finding(mean: float | None = 2.0, low: float | None = 1.5, high: float | None = 2.5, **more) -> Finding:
-    fields = {"key": "accuracy", "statistic": "EMA minus SGD, points", "setting": "digits, ResNet-8", "scale": "demo",
-              "values": [1.8, 2.0, 2.2] if mean is not None else [], "n": 3 if mean is not None else 0,
+    fields = {"role": "primary", "key": "accuracy", "statistic": "EMA minus SGD, points", "scale": "demo",
+              "setting": "digits, ResNet-8", "by_seed": {0: 1.8, 1: 2.0, 2: 2.2} if mean is not None else {},
               "rule": above(), "verdict": "reproduced", "paper": "+0.92 (Table 1)"}  # fmt: skip
     return Finding(mean=mean, low=low, high=high, **{**fields, **more})
 
 
-def claim(number: int, verdict, **more) -> Claim:
-    return Claim(number=number, title=f"Claim number {number} holds", studies=["dynamics"], verdict=verdict, **more)
+def claim(number: int, *findings: Finding) -> Claim:
+    return Claim(number=str(number), title=f"Claim number {number} holds", studies=["dynamics"], findings=findings)
 
 
 def table(**more) -> Table:
@@ -67,9 +67,9 @@ def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
 
 NOT_RUN = finding(None, verdict="not run")
 CLAIMS = [
-    claim(1, "reproduced", findings=[finding()]),
-    claim(2, "not reproduced"),
-    claim(3, "not run", findings=[NOT_RUN]),
+    claim(1, finding(), finding(-1.0, role="secondary", verdict="not reproduced")),
+    claim(2, finding(-1.0, by_seed={0: -1.0}, verdict="not reproduced")),
+    claim(3, NOT_RUN),
 ]
 
 
@@ -142,11 +142,9 @@ def test_no_text_becomes_an_element():
         line = Line(label=text, x=np.arange(3), y=np.arange(3.0), kind=text)
         panel = Panel(title=text, x_label=text, y_label=text, lines=[line], marks=[(1.0, 1.0, text)])
         figures = [figure(title=text, panels=[panel], caption=text, item=text, notes=[text], study=text)]
-        claims = [
-            claim(
-                1, "reproduced", note=text, findings=[finding(statistic=text, setting=text, paper=text, notes=(text,))]
-            )
-        ]
+        own = finding(statistic=text, setting=text, paper=text, notes=(text,))
+        against = replace(own, role="secondary", verdict="not reproduced")
+        claims = [replace(claim(1, own, against), title=text, note=text)]
         about = Provenance(command=text, facts={text: text})
         return document(results, tables, figures, claims, title=text, provenance=about)
 
@@ -217,8 +215,8 @@ def test_verdicts_are_counted_and_said_in_words():
     }
     listed = [item.text for item in root.one("ol", class_="claims").all("li")]
     assert listed == [
-        "1 reproduced Claim number 1 holds 1 of 1 hold",
-        "2 not reproduced Claim number 2 holds",
+        "1 reproduced Claim number 1 holds 3 of 3 seeds, 1 exception",
+        "2 not reproduced Claim number 2 holds 0 of 1 seeds",
         "3 not run Claim number 3 holds",
     ]
     assert len(root.all("article", class_="claim")) == 3
@@ -230,10 +228,10 @@ def test_verdicts_are_counted_and_said_in_words():
 def test_an_interval_is_printed_and_drawn_to_one_scale():
     findings = [
         finding(),
-        finding(-1.0, -2.0, 0.0, values=[-1.5, -0.5], verdict="not reproduced"),
+        finding(-1.0, -2.0, 0.0, by_seed={0: -1.5, 1: -0.5}, verdict="not reproduced"),
         finding(None, None, None),
     ]
-    root = document(claims=[claim(1, "inconclusive", findings=findings)]).one("article")
+    root = document(claims=[claim(1, *findings)]).one("article")
     drawn = root.all("svg", class_="whisker")
     assert len(drawn) == 2  # what was not run has no interval
     assert [each.text for each in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.0 [−2.0, 0.0]"]
@@ -259,9 +257,7 @@ def test_the_headline_is_the_paired_gain_of_the_slowest_average_over_the_live_we
     best, last, average = (values[title] for title in ("SGD (best)", "SGD", "slowest (acc.)"))
     gain, over_last = 100 * (average - best), 100 * (average - last)
     theirs = finding(setting=setting.title)
-    root = document(made_results(setting), claims=[claim(16, "reproduced", findings=[theirs])]).one(
-        "table", class_="headline"
-    )
+    root = document(made_results(setting), claims=[claim(16, theirs)]).one("table", class_="headline")
     row = root.one("tbody").one("tr")
     assert row.one("td", class_="gain").text == f"+{gain.mean():.2f} ± {gain.std(ddof=1):.2f}"
     assert row.one("td", class_="over-last").text == f"+{over_last.mean():.2f} ± {over_last.std(ddof=1):.2f}"
@@ -329,7 +325,7 @@ def test_the_whole_report_of_made_up_results_becomes_a_page():
     root = document(results, tables, drawings, answers)
     assert len(root.all("section", class_="sheet")) == len(tables) > 10
     assert len(root.all("figure")) == len(drawings) > 10
-    assert len(root.all("article", class_="claim")) == 19
+    assert len(root.all("article", class_="claim")) == 19 + 2
     ids = [each.attributes["id"] for each in root.all() if each.attributes.get("id")]
     assert len(ids) == len(set(ids))
     assert root.one("table", class_="headline").all("span", class_="theirs")

@@ -1,0 +1,155 @@
+"""Claims as people read them: on a terminal, as Markdown, CSV and JSON. Computes nothing."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
+
+from emabank.study.report.claims import Claim, Finding, Verdict
+
+_STYLES: dict[Verdict, str] = {
+    "reproduced": "green", "not reproduced": "bold red", "inconclusive": "yellow", "too few runs": "cyan",
+    "not run": "dim",
+}  # fmt: skip
+_FOOTER = (
+    "One primary statistic decides a claim: per seed, its mean over the settings that were run; then the mean and the "
+    "95% t-interval over the seeds. Reproduced: the whole interval lies where the rule has it; not reproduced: the "
+    "whole interval lies beyond; else inconclusive. Secondary statistics decide nothing; one that lies beyond its rule "
+    "is an exception. Seeds: in how many of them the value lies where the rule has it. Nothing is corrected for the "
+    "number of claims: one false verdict in nineteen is to be expected. At demo and small scale the data sets and "
+    "networks are not the paper's, whose values are for orientation."
+)
+_FIELDS = (
+    "claim", "role", "setting", "statistic", "mean", "low", "high", "n", "seeds_for", "rule", "verdict", "scale",
+    "by_seed", "paper", "note", "title",
+)  # fmt: skip
+
+
+def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Group:
+    """A table of the claims, and a line about those that were not run; with `secondary`, then all findings of each."""
+    ran = [claim for claim in claims if claim.verdict != "not run"]
+    missing = [f"{claim.number} ({claim.primary.note})" for claim in claims if claim.verdict == "not run"]
+    shown: list[RenderableType] = [
+        _grid([(claim.number, [_stated(claim.primary), *_exceptions(claim)], claim.primary) for claim in ran]),
+        Text(f"\n{claims_summary(claims)}.", style="bold"),
+        *([Text(f"Not run: {', '.join(missing)}.")] if missing else []),
+    ]
+    if not secondary:
+        return Group(*shown, Text("--all shows every setting and the secondary statistics.", style="dim"))
+    for claim in ran:
+        rows = [
+            ("", [*([_stated(finding)] if place == 0 else []), *_details(finding)], finding)
+            for _, group in groupby(claim.findings, key=_stated)
+            for place, finding in enumerate(group)
+        ]
+        shown += [Text(f"\n{claim.number}. {claim.title}", style="bold"), _grid(rows)]
+        shown += [Text(f"Note: {claim.note}.", style="dim")] if claim.note else []
+    return Group(*shown, Text(f"\n{_FOOTER}", style="dim"))
+
+
+def claims_summary(claims: Sequence[Claim]) -> str:
+    """How many claims of the paper have which verdict."""
+    counts = Counter(claim.verdict for claim in claims if not claim.beyond)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLES if counts[verdict])
+
+
+def _grid(rows: Sequence[tuple[str, Sequence[str], Finding]]) -> Grid:
+    """A row per finding: a number, lines of text, the numbers; narrow enough for 80 characters."""
+    grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for head in ("", "statistic", "mean [95%]", "seeds", "verdict"):
+        grid.add_column(head, ratio=1 if head == "statistic" else None, overflow="fold")
+    for number, lines, finding in rows:
+        estimate = _estimate(finding).replace(" [", "\n[")
+        verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
+        grid.add_row(number, Text("\n".join(lines)), Text(estimate), _seeds(finding), verdict)
+    return grid
+
+
+def _stated(finding: Finding) -> str:
+    return f"{finding.statistic}: {finding.rule.text}"
+
+
+def _details(finding: Finding) -> list[str]:
+    paper = f"paper: {finding.paper}" if finding.paper else ""
+    return [f"- {text}" for text in (f"{finding.setting} {finding.scale}", paper, finding.note) if text.strip()]
+
+
+def _exceptions(claim: Claim) -> list[str]:
+    return [f"except {finding.setting}: {_stated(finding)}, is {_estimate(finding)}" for finding in claim.exceptions]
+
+
+def _estimate(finding: Finding) -> str:
+    """The mean with its interval, with digits enough for the larger of them: "0.50 [-0.25, 1.25]"."""
+    known = [end for end in (finding.mean, finding.low, finding.high) if end is not None]
+    if not known:
+        return ""
+    digits = 4 if 0 < max(map(abs, known)) < 0.1 else 2
+    mean, *ends = (f"{end:.{digits}f}" for end in known)
+    return f"{mean} [{', '.join(ends)}]" if ends else mean
+
+
+def _seeds(finding: Finding) -> str:
+    return f"{finding.seeds_for} of {finding.n}" if finding.n else ""
+
+
+def claims_markdown(claims: Sequence[Claim]) -> str:
+    """A table of the claims with their primary statistics, then a section for each with a table of its findings."""
+    lines = ["# The paper's claims", "", f"{claims_summary(claims)}.", ""]
+    rows = [
+        (claim.number, claim.title, claim.primary.statistic, _estimate(claim.primary), claim.primary.rule.text,
+         _seeds(claim.primary), "; ".join([claim.verdict, *_exceptions(claim)]))
+        for claim in claims
+    ]  # fmt: skip
+    lines += _table(("", "claim", "primary statistic", "mean [95% interval]", "rule", "seeds", "verdict"), rows)
+    heads = ("role", "statistic", "setting", "scale", "mean [95% interval]", "rule", "seeds", "verdict", "paper",
+             "note")  # fmt: skip
+    for claim in claims:
+        lines += ["", f"## {claim.number}. {claim.title}", ""]
+        findings = [
+            (finding.role, finding.statistic, finding.setting, finding.scale, _estimate(finding), finding.rule.text,
+             _seeds(finding), finding.verdict, finding.paper, finding.note)
+            for finding in claim.findings
+        ]  # fmt: skip
+        lines += _table(heads, findings)
+        lines += ["", f"Note: {claim.note}."] if claim.note else []
+    return "\n".join([*lines, "", _FOOTER, ""])
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in (heads, *rows)]
+    head, *body = (f"| {' | '.join(row)} |" for row in cells)
+    return [head, f"|{' --- |' * len(heads)}", *body]
+
+
+def _rows(claims: Sequence[Claim]) -> list[dict[str, Any]]:
+    """One row per finding, numbers in full."""
+    return [
+        {name: getattr(finding, name, None) for name in _FIELDS}
+        | {"claim": claim.number, "title": claim.title, "rule": finding.rule.text}
+        for claim in claims
+        for finding in claim.findings
+    ]
+
+
+def claims_csv(claims: Sequence[Claim]) -> str:
+    """One line per finding, after a line of names."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_FIELDS)
+    for row in _rows(claims):
+        row["by_seed"] = " ".join(f"{seed}:{value!r}" for seed, value in row["by_seed"].items())
+        writer.writerow(row[name] for name in _FIELDS)
+    return out.getvalue()
+
+
+def claims_json(claims: Sequence[Claim]) -> str:
+    """The same as a list."""
+    return json.dumps(_rows(claims), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
