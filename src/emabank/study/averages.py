@@ -4,6 +4,7 @@ May import config and the library.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from emabank import EMA
@@ -54,15 +55,42 @@ def stops(epochs: int) -> list[int]:
     return sorted(range(epochs, 0, -math.ceil(epochs / _MOST_STOPS)))
 
 
+CRITERIA = {"accuracy": "acc.", "loss": "loss"}
+"""What epochs and averages are chosen by, and how a column's title has it."""
+NOISY_CRITERIA = {f"noisy-{criterion}": f"{short}, noisy" for criterion, short in CRITERIA.items()}
+"""The same by the labels given, where some of the validation images have a wrong one."""
+
+
 def columns(
     averages: AveragesConfig, average: str, epoch: int, criterion: str, has_batchnorm: bool
-) -> tuple[Keep, Keep]:
-    """The two columns that a criterion gives: the average it chose, and the slowest at the same epoch, recomputed.
+) -> tuple[Keep, ...]:
+    """The columns that a criterion gives: the average it chose, and the slowest at the same epoch, recomputed.
+
+    A choice by noisy labels gives the first alone.
 
     >>> [keep.name for keep in columns(AveragesConfig(), "ema-1.8%", 9, "loss", True)]
     ['ema-1.8%-loss', 'ema-7.1%-recomputed-loss']
     """
     chosen = Keep(weights=average, epoch=epoch, batchnorm="averaged", selected_by=criterion)  # type: ignore[arg-type]
+    if criterion in NOISY_CRITERIA:
+        return (chosen,)
     statistics: BatchNorm = "recomputed" if has_batchnorm else "averaged"
     slowest = Keep(weights=averages.names[-1], epoch=epoch, batchnorm=statistics, selected_by=criterion)  # type: ignore[arg-type]
     return chosen, slowest
+
+
+def kept_by_refit(
+    averages: AveragesConfig, live: Mapping[str, int], chosen: Mapping[str, tuple[str, int]], *, has_batchnorm: bool
+) -> tuple[Keep, ...]:
+    """What a refit keeps, by criterion: the live weights of the chosen epochs, and the chosen averages.
+
+    >>> [keep.name for keep in kept_by_refit(AveragesConfig(), {"accuracy": 9}, {}, has_batchnorm=True)]
+    ['live-accuracy']
+    """
+    keep = [
+        Keep(weights="live", epoch=epoch, batchnorm="own", selected_by=criterion)  # type: ignore[arg-type]
+        for criterion, epoch in live.items()
+    ]
+    for criterion, (average, epoch) in chosen.items():
+        keep += columns(averages, average, epoch, criterion, has_batchnorm)
+    return tuple({weights.name: weights for weights in keep}.values())

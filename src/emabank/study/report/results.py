@@ -250,6 +250,7 @@ DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, Recursion
 _REPORT = "report"
 _PROTOCOL = "protocol-"
 _CRITERIA = {"accuracy": "acc.", "loss": "loss"}
+_NOISY_CRITERIA = {"noisy-accuracy": "acc., noisy", "noisy-loss": "loss, noisy"}
 
 
 def read_results(runs: str | os.PathLike[str]) -> Results:
@@ -355,7 +356,9 @@ class _Reader:
         title = rans[-1].title
         ids = _protocol_runs(summary, config)
         for variant, runs in ((variant, runs) for ran in rans for variant, runs in ran.arms.items()):
-            if re.fullmatch(r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}", variant):
+            if re.fullmatch(
+                r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?", variant
+            ):
                 ids[variant] = runs
             else:
                 self._skip(f"{title}: {variant}", "runs of a kind that this emabank does not know")
@@ -481,7 +484,7 @@ def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
         choice["rate"] in config.rates
         and _is_text(choice["run"])
         and is_epoch(choice["live_epoch"])
-        and set(choice["averages"]) == set(_CRITERIA)
+        and set(_CRITERIA) <= set(choice["averages"]) <= {*_CRITERIA, *_NOISY_CRITERIA}
         and all(name in config.averages.names and is_epoch(epoch) for name, epoch in choice["averages"].values())
         for choice in choices
     ):
@@ -519,8 +522,7 @@ def _columns(
 ) -> list[Column]:
     """The columns of tuning on both splits, of the refits, and SWA, as far as their runs are there.
 
-    The live weights are those of the best epoch in tuning and of the last in a refit. A refit shows the other as well,
-    tuning only under label noise, where the two differ most.
+    SGD is the live weights of the best epoch in tuning, and of the last in a refit; the other is beside it.
     """
     statistics = "recomputed" if has_batchnorm else "averaged"
     best, last = [f"{LIVE}-accuracy"] * len(choices), [f"{LIVE}-last"] * len(choices)
@@ -531,8 +533,12 @@ def _columns(
             averages[f"{column} ({short})"] = [
                 kept_name(weights or average, epoch, batchnorm, criterion) for average, epoch in chosen
             ]
-    has_wrong_labels = any(row.metric == "memorised" for run in variants["tune"] for row in run.selected)
-    tuning = {"SGD": best, **({"SGD (last)": last} if has_wrong_labels else {}), **averages}
+    if all(set(_NOISY_CRITERIA) <= set(choice["averages"]) for choice in choices):
+        for criterion, short in _NOISY_CRITERIA.items():
+            chosen = [choice["averages"][criterion] for choice in choices]
+            averages[f"EMA ({short})"] = [kept_name(average, epoch, "averaged", criterion) for average, epoch in chosen]
+        averages["SGD (best, noisy)"] = [f"{LIVE}-noisy-accuracy"] * len(choices)
+    tuning = {"SGD": best, "SGD (last)": last, **averages}
     stages = (
         ("tune", "80%", "val", tuning),
         ("tune", "80%", "test", tuning),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from emabank.study.config import ProtocolConfig
 from emabank.study.report.pairs import CLEAN, CONSTANT, MAIN, NOISY, Scale
-from emabank.study.studies.scales import PERIODS, protocol_of
+from emabank.study.studies.scales import PERIODS, RATES, protocol_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,8 @@ class Study:
     pairs: tuple[str, ...]
     """The paper's data sets and networks that it is about."""
     arms: tuple[str, ...] = ()
-    """Runs beside those of the protocol: "step", "constant", "bootstrap", "posthoc", "every" (one arm a period)."""
+    """Runs beside those of the protocol: "step", "constant", "bootstrap", "posthoc", "every" (one arm per period),
+    "rates" (one arm per learning rate)."""
     stages: tuple[str, ...] = ("tune", "refit", "swa")
     """Which runs of the protocol it needs."""
     transfer: bool = False
@@ -42,11 +43,11 @@ class Study:
         >>> STUDIES["sampling-period"].arms_at("paper")
         ('every 1', 'every 4', 'every 16', 'every 64')
         """
-        return tuple(name for arm in self.arms for name in (_periods(scale) if arm == "every" else (arm,)))
-
-
-def _periods(scale: Scale) -> tuple[str, ...]:
-    return tuple(f"every {period}" for period in PERIODS[scale])
+        several = {
+            "every": tuple(f"every {period}" for period in PERIODS[scale]),
+            "rates": tuple(f"tune at {rate:g}" for rate in RATES[scale]),
+        }
+        return tuple(name for arm in self.arms for name in several.get(arm, (arm,)))
 
 
 _ALL = (
@@ -112,6 +113,7 @@ _ALL = (
         name="lr-search",
         makes="validation accuracy by initial learning rate, table and curves",
         pairs=(MAIN, "cifar100-wrn-28-10"),
+        arms=("rates",),
         stages=("tune",),
     ),
     Study(
