@@ -24,10 +24,9 @@ from emabank.study.config import (
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, Images, fingerprint
-from emabank.study.data.loader import Loader
+from emabank.study.data.loader import Loader, evaluation_batch
 from emabank.study.data.splits import Parts
 from emabank.study.distributed import ALONE, ProcessGroup
-from emabank.study.evaluate import evaluation_batch
 from emabank.study.run_job import network_of
 from emabank.study.runs import storage
 from emabank.study.runs.reader import RunFolder

@@ -68,7 +68,7 @@ def test_a_field_measured_by_hand_is_the_same(run: RunFolder, rows: list[Row]):
     found = synthesize(run.path / "posthoc", windows(RUN.recipe.averages, 20)["ema-85%"], at_step=15)
     model = recalibrated(network_with(RUN, found.weights), parts)
     guessed = logits_of(model, parts.validation, parts).argmax(1)
-    accuracy = float((guessed == parts.validation.labels).double().mean())
+    accuracy = float((guessed == parts.validation.clean).double().mean())
     assert values(rows, "accuracy")["ema-85%", 3] == pytest.approx(accuracy, abs=1e-9)
     assert values(rows, "profile_error")["ema-85%", 3] == found.error
 

@@ -32,6 +32,7 @@ from emabank.study.protocol import (
 from emabank.study.report.results import read_setting
 from emabank.study.run_job import folder_of
 from emabank.study.runs.reader import RunFolder
+from emabank.study.runs.rows import read_rows
 from emabank.study.schedules import Schedule
 from tests.study.small_protocols import DIGITS, EVERYTHING, Here, protocol, without_batchnorm
 
@@ -48,10 +49,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Protocol, Here]:
 # The choice ----------------------------------------------------------------------------------------------------------
 
 
-def said(folder: Path, value: float | None, *, diverged: bool = False, epoch: int = 1) -> RunFolder:
+def said(
+    folder: Path, value: float | None, *, noisy: float | None = None, diverged: bool = False, epoch: int = 1
+) -> RunFolder:
     """A finished tuning run that says no more than how well its live weights did; None: nothing at all."""
     best = {"average": "ema-1.8%", "epoch": epoch, "value": 0.5}
     chosen = {} if value is None else {"live": {"epoch": epoch, "value": value}, "accuracy": best, "loss": best}
+    if noisy is not None:
+        chosen["noisy-live"] = {"epoch": epoch, "value": noisy}
     folder.mkdir()
     done = {"files": {}, "summary": {"diverged": diverged, "chosen": chosen}}
     (folder / "done.json").write_text(json.dumps(done))
@@ -139,12 +144,51 @@ def test_what_a_choice_says_is_what_the_validation_rows_say(finished: tuple[Prot
     done, _ = finished
     for choice, run in zip(done.choices, done.tuned, strict=True):
         rows = [row for row in run.rows() if row.selected_by is None and row.split == "val"]
-        for criterion, sign in (("accuracy", -1), ("loss", 1)):
-            candidates = [r for r in rows if r.metric == criterion and r.batchnorm == "averaged"]
+        for metric, sign in (("accuracy", -1), ("loss", 1), ("noisy_accuracy", -1), ("noisy_loss", 1)):
+            candidates = [r for r in rows if r.metric == metric and r.batchnorm == "averaged"]
             best = min(candidates, key=lambda row: sign * row.value)  # of equals the first: the earliest epoch
-            assert choice.averages[criterion] == (best.weights, best.epoch)
-        live = [r for r in rows if r.metric == "accuracy" and r.weights == "live"]
-        assert choice.live_epoch == max(live, key=lambda row: row.value).epoch
+            assert choice.averages[metric.replace("_", "-")] == (best.weights, best.epoch)
+        for metric, epoch in (("accuracy", choice.live_epoch), ("noisy_accuracy", choice.noisy_live_epoch)):
+            live = [r for r in rows if r.metric == metric and r.weights == "live"]
+            assert epoch == max(live, key=lambda row: row.value).epoch
+
+
+def test_noisy_labels_choose_the_rate_where_they_lead(tmp_path: Path):
+    runs = [said(tmp_path / "a", 0.9, noisy=0.3), said(tmp_path / "b", 0.4, noisy=0.6, epoch=3)]
+    clean, noisy = (choose(0, (0.1, 0.2), runs, labels=labels) for labels in ("clean", "noisy"))
+    assert (clean.rate, noisy.rate) == (0.1, 0.2)
+    assert noisy.live_epochs == {"accuracy": 3, "noisy-accuracy": 3}
+    without = [said(tmp_path / "c", 0.9), said(tmp_path / "d", 0.4)]
+    assert choose(0, (0.1, 0.2), without, labels="noisy").rate == 0.1, "where no label is wrong both are the same"
+
+
+@pytest.mark.parametrize(("labels", "epoch"), [("clean", 3), ("noisy", 2)])
+def test_the_rate_is_held_from_the_epoch_of_the_labels_that_lead(labels: str, epoch: int):
+    choice = CHOICE._replace(averages={**CHOICE.averages, "noisy-accuracy": ("ema-1.8%", 2)})
+    assert held_from(protocol(data=DataConfig(dataset="own", noise=0.3, validation_labels=labels)), choice) == epoch
+
+
+def test_what_noisy_labels_chose_is_kept_beside_the_rest_and_measured_alike(finished: tuple[Protocol, Here]):
+    done, _ = finished
+    shown = read_setting(done.folder)
+    for stage, runs in (("80%", done.tuned), ("100%", done.refitted)):
+        titles = {column.title for column in shown.columns if column.trained_on == stage and column.split == "test"}
+        assert {"EMA (acc., noisy)", "EMA (loss, noisy)", "SGD (best, noisy)"} <= titles
+        for choice, run in zip(done.choices, runs, strict=True):
+            kept = {(row.weights, row.epoch, row.selected_by) for row in run.rows() if row.split == "test"}
+            assert ("live", choice.noisy_live_epoch, "noisy-accuracy") in kept
+            for criterion in ("noisy-accuracy", "noisy-loss"):
+                assert (*choice.averages[criterion], criterion) in kept
+    churn = {
+        (row.trained_on, row.selected_by) for row in read_rows(done.folder / "rows.jsonl") if row.metric == "churn"
+    }
+    assert {("100%", "noisy-accuracy"), ("100%", "noisy-loss"), ("80%", "last")} <= churn
+
+
+def test_where_no_label_is_wrong_nothing_is_chosen_twice(tmp_path: Path):
+    done = Here(tmp_path).carry_out(protocol(rates=(0.1,), seeds=1, swa=False))
+    assert set(done.choices[0].averages) == {"accuracy", "loss"} and done.choices[0].noisy_live_epoch is None
+    assert not any("noisy" in f"{row.metric} {row.selected_by}" for row in done.tuned[0].rows())
 
 
 # The runs of each stage ----------------------------------------------------------------------------------------------
@@ -185,10 +229,10 @@ def test_the_refits_have_the_seed_and_the_rate_that_were_chosen_and_all_images(f
         assert after["recipe"]["measuring"] == {"recompute": "chosen", "on_train": True, "test_curves": True}
         assert {**after["recipe"], "measuring": before["recipe"]["measuring"]} == before["recipe"]
         names = {f"{each['weights']} {each['epoch']} {each['selected_by']}" for each in after["keep"]}
-        assert names == {f"live {choice.live_epoch} accuracy"} | {
+        assert names == {f"live {choice.live_epoch} accuracy", f"live {choice.noisy_live_epoch} noisy-accuracy"} | {
             f"{weights} {epoch} {criterion}"
             for criterion, (average, epoch) in choice.averages.items()
-            for weights in (average, "ema-7.1%")
+            for weights in ((average,) if criterion.startswith("noisy") else (average, "ema-7.1%"))
         }
         assert set(refit.snapshots()) == set(tuned.snapshots()), "the same columns, and the last live weights"
         assert len(refit.load_predictions("live-last")["train"].labels) == 160

@@ -42,7 +42,7 @@ def test_it_leaves_a_complete_folder(run: RunFolder, place: Place):
     assert run.config()["recipe"]["training"]["network"] == "resnet8"
     assert [each["epoch"] for each in run.history()] == [1, 2, 3, 4]
     names = run.snapshots()
-    assert len(names) == 6
+    assert len(names) == 9
     assert run.predictions() == names
     assert read_state(run.fork_path(1))["steps"] == 5
     assert not list(run.path.glob("checkpoint*"))
@@ -60,6 +60,9 @@ def test_what_was_chosen_is_what_was_kept_and_told_in_rows(run: RunFolder):
         epoch = chosen[criterion]["epoch"]
         want |= {(chosen[criterion]["average"], "averaged", criterion, epoch)}
         want |= {("ema-60%", "recomputed", criterion, epoch)}
+    want |= {("live", "own", "noisy-accuracy", chosen["noisy-live"]["epoch"])}
+    for criterion in ("noisy-accuracy", "noisy-loss"):
+        want |= {(chosen[criterion]["average"], "averaged", criterion, chosen[criterion]["epoch"])}
     assert selected == want
     history = {
         (row.weights, row.epoch): row.value
@@ -88,7 +91,7 @@ def test_stored_predictions_have_the_accuracy_that_the_rows_say(run: RunFolder):
         for row in run.rows()
         if row.selected_by and row.metric == "accuracy"
     }
-    assert len(told) == 6 * 3
+    assert len(told) == 9 * 3
     for name in run.predictions():
         notes = run.load_snapshot(name)[1]
         for split, (logits, labels) in run.load_predictions(name).items():

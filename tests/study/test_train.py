@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,17 +139,21 @@ def test_what_is_measured_is_what_a_network_with_these_weights_gives(run):
     given, parts = training.config, parts_of(training.config)
     assert parts.validation is not None
     for split, part in (("val", parts.validation), ("train", parts.train)):
-        for metric in ("accuracy", "loss"):
-            found = values(training.measured, split, metric, "averaged") | values(
-                training.measured, split, metric, "own"
+        by = {
+            "": part.labels if split == "train" else part.clean,
+            **({"noisy_": part.labels} if split == "val" else {}),
+        }
+        for (kind, labels), metric in product(by.items(), ("accuracy", "loss")):
+            found = values(training.measured, split, kind + metric, "averaged") | values(
+                training.measured, split, kind + metric, "own"
             )
             assert found.keys() == {(name, epoch) for name in ("live", *NAMES) for epoch in range(1, 5)}
             for place, value in found.items():
                 logits = logits_of(network_with(given, weights[place]), part, parts)
                 if metric == "accuracy":
-                    assert value == accuracy_score(part.labels, logits.argmax(1))
+                    assert value == accuracy_score(labels, logits.argmax(1))
                 else:
-                    assert value == pytest.approx(log_loss(part.labels, logits.double().softmax(1), labels=range(10)))
+                    assert value == pytest.approx(log_loss(labels, logits.double().softmax(1), labels=range(10)))
 
 
 def test_recomputed_statistics_are_those_of_the_training_images_under_the_average(run):
@@ -159,7 +165,7 @@ def test_recomputed_statistics_are_those_of_the_training_images_under_the_averag
     for place, value in found.items():
         model = recalibrated(network_with(training.config, weights[place]), parts)
         logits = logits_of(model, parts.validation, parts)
-        want = log_loss(parts.validation.labels, logits.double().softmax(1), labels=range(10))
+        want = log_loss(parts.validation.clean, logits.double().softmax(1), labels=range(10))
         assert value == pytest.approx(want, rel=1e-5)
 
 
@@ -205,7 +211,7 @@ def best_by_search(measured: Sequence[EpochMetric], names: Sequence[str], metric
     for epoch in range(1, 5):
         for name in names:
             value = table[name, epoch]
-            if best is None or (value > best[2] if metric == "accuracy" else value < best[2]):
+            if best is None or (value > best[2] if metric.endswith("accuracy") else value < best[2]):
                 best = name, epoch, value
     assert best is not None
     return best
@@ -214,11 +220,13 @@ def best_by_search(measured: Sequence[EpochMetric], names: Sequence[str], metric
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_choice_is_what_a_search_through_the_measurements_finds(seed):
     training = trained(config(seed=seed, measuring=ALL))
-    _, epoch, value = best_by_search(training.measured, ["live"], "accuracy")
-    want = {"live": {"epoch": epoch, "value": value}}
-    for metric in ("accuracy", "loss"):
+    want: dict[str, dict[str, Any]] = {}
+    for kind, metric in (("live", "accuracy"), ("noisy-live", "noisy_accuracy")):
+        _, epoch, value = best_by_search(training.measured, ["live"], metric)
+        want[kind] = {"epoch": epoch, "value": value}
+    for metric in ("accuracy", "loss", "noisy_accuracy", "noisy_loss"):
         name, epoch, value = best_by_search(training.measured, NAMES, metric)
-        want[metric] = {"average": name, "epoch": epoch, "value": value}
+        want[metric.replace("_", "-")] = {"average": name, "epoch": epoch, "value": value}
     assert training.selector.selected() == want
 
 
@@ -239,6 +247,10 @@ def test_what_is_kept_has_the_weights_of_the_chosen_epoch(run):
     for criterion in ("accuracy", "loss"):
         place = chosen[criterion]["average"], chosen[criterion]["epoch"]
         want |= {f"{place[0]}-{criterion}": place, f"{slowest}-recomputed-{criterion}": (slowest, place[1])}
+    want["live-noisy-accuracy"] = "live", chosen["noisy-live"]["epoch"]
+    for criterion in ("noisy-accuracy", "noisy-loss"):
+        place = chosen[criterion]["average"], chosen[criterion]["epoch"]
+        want[f"{place[0]}-{criterion}"] = place
     assert kept.keys() == want.keys()
     for name, place in want.items():
         assert (kept[name].keep.weights, kept[name].keep.epoch) == place
@@ -258,7 +270,8 @@ def test_a_run_on_all_images_keeps_what_it_is_told_to():
 
 
 def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where_it_was_chosen():
-    training = trained(config(training={"network": "vgg-small", "epochs": 2}, averages={"half_lives": (5.0,)}))
+    given = config(data={"noise": 0.0}, training={"network": "vgg-small", "epochs": 2}, averages={"half_lives": (5.0,)})
+    training = trained(given)
     names = [each.keep.name for each in training.kept()]
     assert names == ["live-last", "live-accuracy", "ema-5%-accuracy", "ema-5%-loss"]
 

@@ -56,22 +56,45 @@ def stops(epochs: int) -> list[int]:
     return sorted(range(epochs, 0, -math.ceil(epochs / _MOST_STOPS)))
 
 
+CRITERIA = {"accuracy": "acc.", "loss": "loss"}
+"""What epochs and averages are chosen by, and how a column's title has it."""
+NOISY_CRITERIA = {f"noisy-{criterion}": f"{short}, noisy" for criterion, short in CRITERIA.items()}
+"""The same by the labels given, where some of the validation images have a wrong one."""
+
+
 def columns(
     averages: AveragesConfig, average: str, epoch: int, criterion: str, has_batchnorm: bool
-) -> tuple[Keep, Keep]:
-    """The two columns that a criterion gives: the average it chose, and the slowest at the same epoch, recomputed.
+) -> tuple[Keep, ...]:
+    """The columns that a criterion gives: the average it chose, and the slowest at the same epoch, recomputed.
+
+    A choice by noisy labels gives the first alone.
 
     >>> [keep.name for keep in columns(AveragesConfig(), "ema-1.8%", 9, "loss", True)]
     ['ema-1.8%-loss', 'ema-7.1%-recomputed-loss']
     """
     chosen = Keep(weights=average, epoch=epoch, batchnorm="averaged", selected_by=criterion)  # type: ignore[arg-type]
+    if criterion in NOISY_CRITERIA:
+        return (chosen,)
     statistics: BatchNorm = "recomputed" if has_batchnorm else "averaged"
     slowest = Keep(weights=averages.names[-1], epoch=epoch, batchnorm=statistics, selected_by=criterion)  # type: ignore[arg-type]
     return chosen, slowest
 
 
-CRITERIA = {"accuracy": "acc.", "loss": "loss"}
-"""What epochs and averages are chosen by, and how a column's title has it."""
+def kept_by_refit(
+    averages: AveragesConfig, live: Mapping[str, int], chosen: Mapping[str, tuple[str, int]], *, has_batchnorm: bool
+) -> tuple[Keep, ...]:
+    """What a refit keeps, by criterion: the live weights of the chosen epochs, and the chosen averages.
+
+    >>> [keep.name for keep in kept_by_refit(AveragesConfig(), {"accuracy": 9}, {}, has_batchnorm=True)]
+    ['live-accuracy']
+    """
+    keep = [
+        Keep(weights="live", epoch=epoch, batchnorm="own", selected_by=criterion)  # type: ignore[arg-type]
+        for criterion, epoch in live.items()
+    ]
+    for criterion, (average, epoch) in chosen.items():
+        keep += columns(averages, average, epoch, criterion, has_batchnorm)
+    return tuple({weights.name: weights for weights in keep}.values())
 
 
 class TableStage(NamedTuple):
@@ -86,20 +109,16 @@ class TableStage(NamedTuple):
 
 
 def table_stages(
-    averages: AveragesConfig,
-    choices: Sequence[Mapping[str, tuple[str, int]]],
-    *,
-    has_batchnorm: bool,
-    has_wrong_labels: bool,
+    averages: AveragesConfig, choices: Sequence[Mapping[str, tuple[str, int]]], *, has_batchnorm: bool
 ) -> list[TableStage]:
     """The columns of all tables of a protocol.
 
-    `choices` are what validation chose per seed: by criterion, an average and an epoch. The live weights are those of
-    the best epoch in tuning and of the last in a refit. A refit shows the other as well, tuning only under label noise,
-    where the two differ most.
+    `choices` are what validation chose per seed: by criterion, an average and an epoch. SGD is the live weights of the
+    best epoch in tuning, and of the last in a refit; the other is beside it. Where noisy labels chose as well, their
+    choices come last.
 
     >>> choices = [{"accuracy": ("ema-1.8%", 9), "loss": ("ema-1.8%", 7)}]
-    >>> table_stages(AveragesConfig(), choices, has_batchnorm=True, has_wrong_labels=False)[2].columns["slowest (acc.)"]
+    >>> table_stages(AveragesConfig(), choices, has_batchnorm=True)[2].columns["slowest (acc.)"]
     ('ema-7.1%-recomputed-accuracy',)
     """
     seeds = len(choices)
@@ -108,13 +127,19 @@ def table_stages(
     slowest: dict[str, tuple[str, ...]] = {}
     for criterion, short in CRITERIA.items():
         kept = [columns(averages, *choice[criterion], criterion, has_batchnorm) for choice in choices]
-        chosen[f"EMA ({short})"] = tuple(keep.name for keep, _ in kept)
-        slowest[f"slowest ({short})"] = tuple(keep.name for _, keep in kept)
+        chosen[f"EMA ({short})"] = tuple(keeps[0].name for keeps in kept)
+        slowest[f"slowest ({short})"] = tuple(keeps[1].name for keeps in kept)
+    noisy: dict[str, tuple[str, ...]] = {}
+    if all(set(NOISY_CRITERIA) <= set(choice) for choice in choices):
+        for criterion, short in NOISY_CRITERIA.items():
+            kept = [columns(averages, *choice[criterion], criterion, has_batchnorm) for choice in choices]
+            noisy[f"EMA ({short})"] = tuple(keeps[0].name for keeps in kept)
+        noisy["SGD (best, noisy)"] = ("live-noisy-accuracy",) * seeds
     swa = Keep(weights="swa", epoch=0, batchnorm="recomputed" if has_batchnorm else "averaged", selected_by="last")
-    tuning = {"SGD": best, **({"SGD (last)": last} if has_wrong_labels else {}), **chosen, **slowest}
+    tuning = {"SGD": best, "SGD (last)": last, **chosen, **slowest, **noisy}
     return [
         TableStage("tune", "80%", "val", tuning),
         TableStage("tune", "80%", "test", tuning),
-        TableStage("refit", "100%", "test", {"SGD": last, "SGD (best)": best, **chosen, **slowest}),
+        TableStage("refit", "100%", "test", {"SGD": last, "SGD (best)": best, **chosen, **slowest, **noisy}),
         TableStage("swa", "100%", "test", {"SWA": (swa.name,) * seeds}),
     ]

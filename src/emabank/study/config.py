@@ -59,7 +59,8 @@ class DataConfig:
     split_seed: int = 0
     """Which fifth of the training images is held out for validation."""
     validation_labels: Literal["clean", "noisy"] = "clean"
-    """Whether the held-out images keep wrong labels, as in practice they often do."""
+    """Where some labels are wrong, epochs and averages are chosen by the true and by the wrong labels of the held-out
+    images; these decide on the learning rate, and from which epoch a study holds it."""
     crop: int | None = None
     """Pixels of padding, by reflection, for random crops. By default 4, on Tiny-ImageNet 8, on digits 0: no crops."""
     flip: bool | None = None

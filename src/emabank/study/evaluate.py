@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from emabank import recalibrate_batchnorm
+from emabank.study.averages import NOISY_CRITERIA
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset, Images
 from emabank.study.data.splits import Parts
@@ -42,21 +43,25 @@ def by_split(parts: Parts) -> dict[Part, Images]:
     return {split: part for split, part in named.items() if part is not None}
 
 
-def evaluation_batch(part: Images) -> int:
-    """How many images are measured at a time: on a CPU few large ones are fastest, or many small ones.
-
-    Recomputed statistics depend on it, because each batch is normalised by itself while they are measured.
-    """
-    height, width = part.images.shape[2:]
-    return max(64, min(512, 128 * 32 * 32 // (height * width)))
+def measured_labels(split: Part, part: Images) -> np.ndarray:
+    """The labels that accuracy, loss and calibration are measured by: on training images those that are learned."""
+    return (part.labels if split == "train" else part.clean).cpu().numpy()
 
 
 def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, float]:
-    """What is measured each epoch; on training images, right and wrong labels apart."""
+    """What is measured each epoch; on training images, right and wrong labels apart.
+
+    On validation images of which some have a wrong label, "noisy_accuracy" and "noisy_loss" are by the labels given.
+    """
     labels, clean = part.labels.cpu().numpy(), part.clean.cpu().numpy()
+    by = {"": measured_labels(split, part)}
+    if split == "val" and bool(part.wrong.any()):
+        by["noisy_"] = labels
     if not np.isfinite(logits).all():  # such an average is bad, but no reason to end a run
-        return {"accuracy": math.nan, "loss": math.nan}
-    metrics: dict[str, float | None] = {"accuracy": accuracy(logits, labels), "loss": loss(logits, labels)}
+        return {f"{kind}{metric}": math.nan for kind in by for metric in ("accuracy", "loss")}
+    metrics: dict[str, float | None] = {}
+    for kind, own in by.items():
+        metrics |= {f"{kind}accuracy": accuracy(logits, own), f"{kind}loss": loss(logits, own)}
     if split == "train":
         metrics |= {
             "clean_accuracy": clean_accuracy(logits, labels, clean),
@@ -77,14 +82,21 @@ class Predicted(NamedTuple):
 
 
 def predicted(training: "Training", parts: Parts, make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
-    """Each set of weights that the run keeps, with its statistics recomputed where asked, and its predictions."""
+    """Each set of weights that the run keeps, with its statistics recomputed where asked, and its predictions.
+
+    Several criteria may have chosen the same weights: these are predicted once.
+    """
+    same: dict[tuple[str, int, BatchNorm], list[SelectedWeights]] = {}
     for kept in training.kept():
-        model = _module(kept, training, make_model)
+        same.setdefault((kept.keep.weights, kept.keep.epoch, kept.keep.batchnorm), []).append(kept)
+    for first, *others in same.values():
+        model = _module(first, training, make_model)
         predictions: dict[Part, tuple[np.ndarray, np.ndarray]] = {}
         for split, part in by_split(parts).items():
             logits = training.logits(model, {"kept": None}, split)["kept"]
-            predictions[split] = logits, part.labels.numpy()
-        yield Predicted(kept.keep, model, predictions)
+            predictions[split] = logits, measured_labels(split, part)
+        for kept in (first, *others):
+            yield Predicted(kept.keep, model, predictions)
 
 
 def _module(kept: "SelectedWeights", training: "Training", make_model: Callable[[], nn.Module]) -> nn.Module:
@@ -108,14 +120,19 @@ def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> 
 
 
 def _temperatures(kept: Predicted, parts: Parts) -> dict[str, float]:
-    """Fitted on the validation labels, and ("_noisy") on those the images came with, where some of these are wrong."""
-    if "val" not in kept.predictions or not np.isfinite(kept.predictions["val"][0]).all():
+    """Fitted on the true labels of validation, and ("_noisy") on those given, where some of these are wrong."""
+    if parts.validation is None or not np.isfinite(kept.predictions["val"][0]).all():
         return {}
     logits, labels = kept.predictions["val"]
     fitted = {"": fit_temperature(logits, labels).temperature}
-    if parts.validation_given is not None:
-        fitted["_noisy"] = fit_temperature(logits, parts.validation_given.numpy()).temperature
+    if bool(parts.validation.wrong.any()):
+        fitted["_noisy"] = fit_temperature(logits, parts.validation.labels.numpy()).temperature
     return fitted
+
+
+def is_transferred(keep: Keep, config: RunConfig) -> bool:
+    """Whether features of these weights are evaluated on other data sets: not those of SWA or of a noisy choice."""
+    return not config.swa and keep.selected_by not in NOISY_CRITERIA
 
 
 def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts, target: Dataset) -> list[Row]:
@@ -129,7 +146,7 @@ def final_metrics(
     split: Part, part: Images, logits: np.ndarray, *, temperatures: Mapping[str, float]
 ) -> dict[str, float | None]:
     """Accuracy, loss and calibration; the same after each temperature; on training images memorisation."""
-    labels = part.labels.numpy()
+    labels = measured_labels(split, part)
     metrics: dict[str, float | None] = {**epoch_metrics(split, part, logits)}
     if not np.isfinite(logits).all():
         return metrics

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from emabank.study.averages import CRITERIA, columns, table_stages
+from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit, table_stages
 from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
-from emabank.study.config import Keep, MeasuringConfig, Place, ProtocolConfig, RunConfig
+from emabank.study.config import MeasuringConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.predict import features_of
@@ -23,6 +23,7 @@ from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfe
 from emabank.study.runs.reader import ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
 from emabank.study.runs.storage import file_checksum, with_checksum, write_json
 from emabank.study.runs.writer import write_rows
+from emabank.study.selection import NOISY_LIVE
 from emabank.study.serialize import run_id, to_dict
 from emabank.study.train import LIVE
 
@@ -36,6 +37,14 @@ class Choice(NamedTuple):
     """The id of the tuning run that had this rate."""
     live_epoch: int
     averages: Mapping[str, tuple[str, int]]
+    noisy_live_epoch: int | None = None
+    """The epoch of the live weights that noisy validation labels choose, where there are any."""
+
+    @property
+    def live_epochs(self) -> dict[str, int]:
+        """The epochs of the live weights by criterion."""
+        noisy = {} if self.noisy_live_epoch is None else {"noisy-accuracy": self.noisy_live_epoch}
+        return {"accuracy": self.live_epoch, **noisy}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,17 +101,21 @@ def tuning_jobs(config: ProtocolConfig, *, data: str, model: str = "") -> list[J
     ]
 
 
-def choose(seed: int, rates: Sequence[float], runs: Sequence[RunFolder]) -> Choice:
+def choose(seed: int, rates: Sequence[float], runs: Sequence[RunFolder], *, labels: str = "clean") -> Choice:
     """The choice of one seed among its tuning runs: the learning rate by the live weights' best validation accuracy
     (of equals the first), then per criterion what that run chose. It reads the runs' summaries and nothing else.
+
+    With `labels` "noisy" the learning rate is chosen by the validation labels of which some are wrong.
     """
+    led_by = NOISY_LIVE if labels == "noisy" else LIVE
     best: tuple[float, RunFolder, dict[str, Any]] | None = None
     for rate, run in zip(rates, runs, strict=True):
         summary = run.summary()
         chosen = summary.get("chosen")
         if not chosen or summary.get("diverged"):
             continue
-        if best is None or chosen[LIVE]["value"] > best[2][LIVE]["value"]:
+        # Where no label is wrong, clean and noisy labels are the same, and were measured once.
+        if best is None or chosen.get(led_by, chosen[LIVE])["value"] > best[2].get(led_by, best[2][LIVE])["value"]:
             best = rate, run, chosen
     if best is None:
         raise ValueError(
@@ -110,18 +123,15 @@ def choose(seed: int, rates: Sequence[float], runs: Sequence[RunFolder]) -> Choi
             "give lower rates"
         )
     rate, run, chosen = best
-    averages = {name: (chosen[name]["average"], chosen[name]["epoch"]) for name in CRITERIA}
-    return Choice(seed, rate, run.id, chosen[LIVE]["epoch"], averages)
+    criteria = [name for name in (*CRITERIA, *NOISY_CRITERIA) if name in chosen]
+    averages = {name: (chosen[name]["average"], chosen[name]["epoch"]) for name in criteria}
+    return Choice(seed, rate, run.id, chosen[LIVE]["epoch"], averages, chosen.get(NOISY_LIVE, {}).get("epoch"))
 
 
 def refit_job(
     config: ProtocolConfig, choice: Choice, tuned: RunConfig, *, has_batchnorm: bool, targets: tuple[str, ...] = ()
 ) -> Job:
     """The run on all training images with what a seed chose; it keeps the weights of the chosen epochs."""
-    keep = [Keep(weights=LIVE, epoch=choice.live_epoch, batchnorm="own", selected_by="accuracy")]
-    for criterion, (average, epoch) in choice.averages.items():
-        keep += columns(config.averages, average, epoch, criterion, has_batchnorm)
-    unique = tuple({weights.name: weights for weights in keep}.values())
     forks = {config.swa_epoch} if config.swa else set[int]()
     if config.data.has_wrong_labels:  # there a study holds the learning rate from the chosen epoch on
         forks.add(held_from(config, choice))
@@ -129,7 +139,7 @@ def refit_job(
         tuned,
         recipe=config.recipe,
         trained_on="100%",
-        keep=unique,
+        keep=kept_by_refit(config.averages, choice.live_epochs, choice.averages, has_batchnorm=has_batchnorm),
         transfer=config.transfer,
         transfer_fingerprints=targets,
     )
@@ -140,7 +150,10 @@ def held_from(config: ProtocolConfig, choice: Choice) -> int:
     """The epoch from which the learning rate is held: the one chosen for the best accuracy of an average, or the next
     in which the warm-up is over.
     """
-    chosen = min(choice.averages["accuracy"][1], config.training.epochs - 1)
+    _, epoch = choice.averages["accuracy"]
+    if config.data.validation_labels == "noisy":
+        _, epoch = choice.averages.get("noisy-accuracy", choice.averages["accuracy"])
+    chosen = min(epoch, config.training.epochs - 1)
     return max(chosen, math.ceil(config.training.warmup))
 
 
@@ -160,8 +173,6 @@ class Planned(NamedTuple):
     tuning: list[Job]
     prints: dict[str, Any]
     """Fingerprints of data, model and targets: with the configuration they are the protocol's identity."""
-    noisy: bool
-    """Whether some training images have wrong labels."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -195,8 +206,7 @@ def plan_protocol(
     jobs = tuning_jobs(config, **prints)
     targets = transfer_targets(config.transfer, place, config.data)
     check_model(make_model or network_of(jobs[0].config, dataset), dataset, targets=targets)
-    noisy = config.data.noise > 0 or bool(dataset.train.wrong.any())
-    return Planned(jobs, {**prints, "transfer": tuple(fingerprint(target) for target in targets)}, noisy)
+    return Planned(jobs, {**prints, "transfer": tuple(fingerprint(target) for target in targets)})
 
 
 def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen:
@@ -208,7 +218,7 @@ def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen
     for place_of_seed, seed in enumerate(config.seed_numbers):
         jobs = planned.tuning[place_of_seed * count : (place_of_seed + 1) * count]
         runs = [folder_of(job.config, place) for job in jobs]
-        choice = choose(seed, config.rates, runs)
+        choice = choose(seed, config.rates, runs, labels=config.data.validation_labels)
         at = next(i for i, run in enumerate(runs) if run.id == choice.run)
         has_batchnorm = bool(runs[at].summary()["has_batchnorm"])
         choices.append(choice)
@@ -235,7 +245,7 @@ def conclude(
     _check_converged(chosen.choices, refitted, "on all training images, though not on 80% of them; give lower rates")
     swa = runs_of("swa", chosen.swa)
     _check_converged(chosen.choices, swa, "when SWA kept the learning rate constant; use no-swa, or lower rates")
-    measured = _stages(config, chosen.choices, chosen.tuned, refitted, swa, noisy=planned.noisy)
+    measured = _stages(config, chosen.choices, chosen.tuned, refitted, swa)
     rows = [row for stage in measured for row in pairs(stage)]
     rows += with_tuned_temperatures(chosen.tuned, refitted) if refitted else []
     identity = {"config": to_dict(config), **planned.prints}
@@ -314,8 +324,6 @@ def _stages(
     tuned: Sequence[RunFolder],
     refitted: Sequence[RunFolder],
     swa: Sequence[RunFolder],
-    *,
-    noisy: bool,
 ) -> list[Stage]:
     """What is measured of which runs."""
     runs = {"tune": tuned, "refit": refitted, "swa": swa}
@@ -323,7 +331,6 @@ def _stages(
         config.averages,
         [choice.averages for choice in choices],
         has_batchnorm=bool(tuned[0].summary()["has_batchnorm"]),
-        has_wrong_labels=noisy,
     )
     return [
         Stage(trained_on, split, runs[variant], [Column(title, names) for title, names in titles.items()])

@@ -21,7 +21,7 @@ from emabank.study.config import DataConfig, Place, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
-from emabank.study.evaluate import predicted, rows_of_history, rows_of_kept, rows_of_transfer
+from emabank.study.evaluate import is_transferred, predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.executors import Task
 from emabank.study.executors.worker import LOCKED, stop_with_executor
 from emabank.study.loggers import loggers
@@ -184,7 +184,7 @@ def _train(
         run.save_snapshot(kept.keep.name, kept.model.state_dict(), metadata=about)
         run.save_predictions(kept.keep.name, {**kept.predictions})
         rows += rows_of_kept(run.id, config, kept, parts)
-        for target in targets:
+        for target in targets if is_transferred(kept.keep, config) else ():
             rows += rows_of_transfer(run.id, config, kept, parts, target)
     run.save_history(training.history())
     run.write_rows(rows)

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from emabank import Best, BestTracker, EMABank
-from emabank.study.averages import columns
+from emabank.study.averages import CRITERIA, NOISY_CRITERIA, columns
 from emabank.study.config import AveragesConfig, Keep
 
 LIVE = "live"
+NOISY_LIVE = "noisy-live"
+"""The live weights at the epoch that noisy validation labels choose."""
 
 Weights = dict[str, Tensor]
 
@@ -23,11 +25,15 @@ class SelectedWeights(NamedTuple):
 
 
 class WeightSelector:
-    """Trackers of the best average and of the best live weights, and what was kept beside them, by name."""
+    """Trackers of the best average and of the best live weights, and what was kept beside them, by name.
 
-    def __init__(self, bank: EMABank) -> None:
-        self.averages = BestTracker(bank)
-        self.live = BestTracker(bank, {"accuracy": "max"})
+    With `noisy`, all of it is selected by noisy validation labels as well.
+    """
+
+    def __init__(self, bank: EMABank, *, noisy: bool = False) -> None:
+        criteria = (*CRITERIA, *NOISY_CRITERIA) if noisy else tuple(CRITERIA)
+        self.averages = BestTracker(bank, {name: "min" if name.endswith("loss") else "max" for name in criteria})
+        self.live = BestTracker(bank, {name: "max" for name in criteria if name.endswith("accuracy")})
         self._kept: dict[str, Weights] = {}
 
     def keep(self, name: str, weights: Weights) -> None:
@@ -38,25 +44,34 @@ class WeightSelector:
         """Take in the metrics of the live weights and of every average after an epoch; `slowest` gives the weights of
         the slowest average, which are kept whenever an epoch is the best so far.
         """
-        self.live.observe(epoch, {LIVE: metrics[LIVE]})
-        averages = {name: values for name, values in metrics.items() if name != LIVE}
+        # A criterion is called like its metric, with a dash: it is part of the names of files.
+        values = {name: {metric.replace("_", "-"): v for metric, v in own.items()} for name, own in metrics.items()}
+        self.live.observe(epoch, {LIVE: values.pop(LIVE)})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* are equal so far")  # the paper's are, while they warm up
-            self.averages.observe(epoch, averages, batchnorm="averaged")
-        for criterion in ("accuracy", "loss"):
+            self.averages.observe(epoch, values, batchnorm="averaged")
+        for criterion in CRITERIA:
             best = _best(self.averages, criterion)
             if best is not None and best.epoch == epoch:
                 self._kept[f"slowest-{criterion}"] = slowest()
 
     def selected(self) -> dict[str, dict[str, Any]]:
         """What validation selected: per criterion the average and the epoch, and for the live weights the epoch."""
-        live = _best(self.live, "accuracy")
-        by_accuracy, by_loss = (_best(self.averages, criterion) for criterion in ("accuracy", "loss"))
-        if live is None or by_accuracy is None or by_loss is None:
+        live = [_best(self.live, criterion) for criterion in self.live.criteria]
+        averages = [_best(self.averages, criterion) for criterion in self.averages.criteria]
+        if None in (*live, *averages):
             return {}
         return {
-            LIVE: {"epoch": live.epoch, "value": live.value},
-            **{b.criterion: {"average": b.average, "epoch": b.epoch, "value": b.value} for b in (by_accuracy, by_loss)},
+            **{
+                LIVE if best.criterion in CRITERIA else NOISY_LIVE: {"epoch": best.epoch, "value": best.value}
+                for best in live
+                if best is not None
+            },
+            **{
+                best.criterion: {"average": best.average, "epoch": best.epoch, "value": best.value}
+                for best in averages
+                if best is not None
+            },
         }
 
     def kept(self, asked: Sequence[Keep], averages: AveragesConfig, *, has_batchnorm: bool) -> list[SelectedWeights]:
@@ -65,9 +80,11 @@ class WeightSelector:
         selected = self.selected()
         if not selected:
             return kept
-        live = Keep(weights=LIVE, epoch=selected[LIVE]["epoch"], batchnorm="own", selected_by="accuracy")
-        kept.append(SelectedWeights(live, dict(self.live.weights("accuracy"))))
-        for criterion in ("accuracy", "loss"):
+        for criterion in self.live.criteria:
+            epoch = selected[LIVE if criterion in CRITERIA else NOISY_LIVE]["epoch"]
+            keep = Keep(weights=LIVE, epoch=epoch, batchnorm="own", selected_by=criterion)  # type: ignore[arg-type]
+            kept.append(SelectedWeights(keep, dict(self.live.weights(criterion))))
+        for criterion in self.averages.criteria:
             best = selected[criterion]
             for keep in columns(averages, best["average"], best["epoch"], criterion, has_batchnorm):
                 own = keep.weights == best["average"] and keep.batchnorm == "averaged"

@@ -21,10 +21,10 @@ from emabank import EMABank, Uniform, recalibrate_batchnorm
 from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.images import Images
-from emabank.study.data.loader import Batches, Loader, batches
+from emabank.study.data.loader import Batches, Loader, batches, evaluation_batch
 from emabank.study.data.splits import Parts, stratified_subset
 from emabank.study.distributed import ALONE, ProcessGroup
-from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics, evaluation_batch
+from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics
 from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.models.whitened_cnn import WhitenedCNN
 from emabank.study.posthoc import PosthocRecorder
@@ -136,7 +136,8 @@ class Training:
         self.bank.attach(self.optimizer)  # a step that the loss scaler leaves out is no step
         self.recorder = PosthocRecorder(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
         self.swa: EMABank | None = None
-        self.selector = WeightSelector(self.bank)
+        noisy = parts.validation is not None and bool(parts.validation.wrong.any())
+        self.selector = WeightSelector(self.bank, noisy=noisy)
         self.steps = 0
         self.diverged = False
         self.measured: list[EpochMetric] = []

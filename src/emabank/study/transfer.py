@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from emabank.study.data.images import Dataset, Normalisation
-from emabank.study.data.loader import batches
+from emabank.study.data.loader import batches, evaluation_batch
 from emabank.study.metrics.classification import accuracy
 from emabank.study.predict import features_of
-
-FEATURES_BATCH = 500
 
 
 def evaluate_transfer(
@@ -45,7 +43,7 @@ def evaluate_transfer(
     device = next(model.parameters()).device
     tensors: list[Tensor] = []
     for part in (target.train, target.test):
-        images = batches(part, size=FEATURES_BATCH, normalisation=normalisation, device=device)
+        images = batches(part, size=evaluation_batch(part), normalisation=normalisation, device=device)
         tensors += [features_of(model, images).cpu(), part.clean]
     return linear_evaluation(*tensors, classes=target.classes, seed=seed, threads=threads)
 

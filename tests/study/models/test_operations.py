@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from emabank.study.models import build_network
 from emabank.study.models.operations import COUNTED, Counted, counted
 from emabank.study.studies.catalogue import STUDIES, wanted
-from emabank.study.studies.cost import SIZES
+from emabank.study.studies.cost import size_of
 from emabank.study.studies.scales import SCALES
 
 Key = tuple[str, int | None, tuple[int, int, int], int]
@@ -37,7 +37,7 @@ def test_control_other_networks_have_other_numbers():
 
 def test_every_network_of_every_study_is_there_and_no_other():
     configs = [pair.config.completed() for scale in SCALES for pair in wanted(STUDIES.values(), scale)]
-    sizes = [(config.training, SIZES[config.data.dataset]) for config in configs]
+    sizes = [(config.training, size_of(config.data)) for config in configs]
     assert {(training.network, training.width, size.image, size.classes) for training, size in sizes} == set(COUNTED)
 
 

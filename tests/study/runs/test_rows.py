@@ -75,7 +75,7 @@ def test_a_row_cannot_be_changed_and_a_whole_value_becomes_a_float():
         ("metric", None, "a string with something in it"),
         ("trained_on", "90%", "'80%' or '100%'"),
         ("batchnorm", "live", "'averaged' or 'recomputed' or 'own'"),
-        ("selected_by", "ece", "'accuracy' or 'loss' or 'last' or None"),
+        ("selected_by", "ece", "'accuracy' or 'loss' or 'noisy-accuracy' or 'noisy-loss' or 'last' or None"),
         ("split", "validation", "'train' or 'val' or 'test'"),
         ("seed", -1, "a whole number, 0 or more"),
         ("seed", True, "a whole number, 0 or more"),

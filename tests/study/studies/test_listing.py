@@ -50,7 +50,7 @@ def test_it_says_what_the_time_stands_for_and_where_to_have_it_measured(scale: A
     assert words.startswith(f"Scale {scale}, 3 seeds, networks of ")
     assert f"Time: about, for everything from nothing, on {CORES} cores like ours" in words
     assert "`emabank run STUDY --dry-run` measures this machine" in words
-    sizes = {"demo": "18,370 to 42,430", "small": "72,730 to 75,290", "paper": "11,173,962 to 36,536,884"}
+    sizes = {"demo": "18,370 to 42,430", "small": "299,908 to 497,802", "paper": "11,173,962 to 36,536,884"}
     assert f"networks of {sizes[scale]} parameters" in words
 
 

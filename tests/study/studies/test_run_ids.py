@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from emabank.study.averages import CRITERIA, NOISY_CRITERIA
 from emabank.study.config import Place, ProtocolConfig
-from emabank.study.protocol import CRITERIA, Choice, Chosen, refit_job, swa_job, tuning_jobs
+from emabank.study.protocol import Choice, Chosen, refit_job, swa_job, tuning_jobs
 from emabank.study.run_job import folder_of
 from emabank.study.studies.catalogue import studies_named, wanted
 from emabank.study.studies.scales import SCALES, Scale
@@ -19,9 +20,13 @@ PLACE = Place()
 
 
 def chosen(config: ProtocolConfig, *, average: int, epoch: int) -> Chosen:
-    """What follows when every seed chooses its first rate, this average and this epoch, by both criteria."""
+    """What follows when every seed chooses its first rate, this average and this epoch, by all criteria."""
     best = config.averages.names[average], epoch
-    choices = [Choice(seed, config.rates[0], "", epoch, dict.fromkeys(CRITERIA, best)) for seed in range(config.seeds)]
+    noisy = config.data.has_wrong_labels
+    averages = dict.fromkeys((*CRITERIA, *NOISY_CRITERIA) if noisy else CRITERIA, best)
+    choices = [
+        Choice(seed, config.rates[0], "", epoch, averages, epoch if noisy else None) for seed in config.seed_numbers
+    ]
     tuned = tuning_jobs(config, data=DATA)[:: len(config.rates)]
     targets = (DATA,) * len(config.transfer)
     refits = [

@@ -11,7 +11,7 @@ from emabank.study.averages import rules
 from emabank.study.config import AveragesConfig, DataConfig, DatasetName, Network, ProtocolConfig, TrainingConfig
 from emabank.study.models import build_network
 from emabank.study.protocol import resolve
-from emabank.study.studies.cost import SIZES
+from emabank.study.studies.cost import SIZES, size_of
 from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PERIODS, SCALES, protocol_of, title_of
 from tests.support.processes import run
 
@@ -88,7 +88,7 @@ def test_every_pair_has_a_stand_in_at_demo_scale_and_the_small_scale_has_both_ki
 
 def steps_of(config: ProtocolConfig) -> dict[str, int]:
     """Steps of a run on 80% and on 100% of the images; the last batch of an epoch may be a smaller one."""
-    images = config.data.subset or SIZES[config.data.dataset].train
+    images = config.data.subset or size_of(config.data).train
     return {
         trained_on: config.training.epochs * math.ceil(count / config.training.batch)
         for trained_on, count in (("80%", images - images // 5), ("100%", images))
@@ -108,7 +108,7 @@ def distinct(averages: AveragesConfig, steps: int) -> set[int]:
 @pytest.mark.parametrize(("pair", "scale"), SHORT)
 def test_the_five_averages_of_a_short_run_differ_at_every_step(pair: str, scale: str):
     config = protocol(pair, scale)
-    assert (config.averages.every, config.averages.decay_warmup, len(config.averages.names)) == (1, "none", 5)
+    assert (config.averages.decay_warmup, len(config.averages.names)) == ("none", 5)
     for steps in steps_of(config).values():
         assert distinct(config.averages, steps) == {5}
 
@@ -129,14 +129,14 @@ def test_horizons_of_a_short_run_are_the_papers_shares_of_it(pair: str, scale: s
     config = protocol(pair, scale)
     assert config.averages.half_lives == pytest.approx(shares, rel=0.02)
     for length in steps_of(config).values():
-        found = [rule.per_step(1) for rule in rules(config.averages, length).values()]
+        found = [rule.per_step(config.averages.every) for rule in rules(config.averages, length).values()]
         assert found == pytest.approx([0.5 ** (100 / (share * length)) for share in shares], rel=0.02)
 
 
 @pytest.mark.parametrize(("pair", "scale"), SHORT)
 def test_a_short_protocol_measures_what_the_papers_does_and_has_as_many_seeds(pair: str, scale: str):
     paper, config = protocol(pair, "paper"), protocol(pair, scale)
-    assert config.measuring == paper.measuring
+    assert replace(config.measuring, curve_images=None, train_every=1) == paper.measuring
     assert (config.seeds, config.swa, config.training.schedule) == (paper.seeds, paper.swa, paper.training.schedule)
     assert config.data.has_wrong_labels or not paper.data.has_wrong_labels
     assert paper.transfer or not config.transfer
@@ -160,7 +160,7 @@ def test_every_network_fits_the_images_it_is_for_and_those_of_its_targets(scale:
         if config is None:
             continue
         config = resolve(config)
-        size = SIZES[config.data.dataset]
+        size = size_of(config.data)
         with torch.device("meta"):  # shapes alone
             model = build_network(
                 config.training.network, classes=size.classes, channels=size.image[0], width=config.training.width
@@ -189,6 +189,8 @@ def test_titles_say_what_is_trained_so_that_different_things_have_different_ones
     assert title_of(protocol("cifar100-wrn-28-10", "paper")) == "CIFAR-100, WideResNet-28-10"
     for given, said in (({"noise": 0.4}, "digits, 40% with wrong labels"), ({"subset": 4000}, "digits, 4,000 images")):
         assert title_of(ProtocolConfig(data=DataConfig(**given))) == f"{said}, ResNet-8"
+    assert title_of(protocol(MAIN, "small")) == "CIFAR-100, 10,000 images, at 16 × 16, ResNet-8 of width 32"
+    assert title_of(protocol("cifar10n-resnet34", "small")) == "CIFAR-10N, 15,000 images, whitened CNN"
     wide = ProtocolConfig(training=TrainingConfig(width=24))
     assert title_of(wide) == "digits, ResNet-8 of width 24"
 

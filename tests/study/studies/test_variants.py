@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from emabank.study.averages import rules
-from emabank.study.config import AveragesConfig, Place, ProtocolConfig
+from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, Place, ProtocolConfig
 from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.studies.scales import CLEAN, CONSTANT, NOISY, PERIODS, SCALES, protocol_of
 from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
-from emabank.study.studies.variants import equals_refit, example_config, needs_refits, runs_needed, with_period
+from emabank.study.studies.variants import (
+    equals_refit,
+    example_config,
+    needs_refits,
+    runs_needed,
+    variant_config,
+    with_period,
+)
 from tests.support.processes import run
 
 PAPER = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
@@ -39,7 +46,7 @@ def test_a_run_of_a_kind_is_what_protocol_and_arms_make_of_it_before_tuning(pair
 @pytest.mark.parametrize("kind", ["", "steps", "every", "SWA"])
 def test_an_unknown_kind_is_one_sentence(kind: str):
     with pytest.raises(
-        ValueError, match=f"^there is no arm {kind!r}; give step, constant, bootstrap, posthoc, or every"
+        ValueError, match=f"^there is no arm {kind!r}; give step, constant, bootstrap, posthoc, every or tune at"
     ):
         example_config(kind, ProtocolConfig())
 
@@ -73,16 +80,22 @@ def test_what_is_known_before_tuning_loads_no_torch():
     assert "AssertionError" in run(code.format("scheduler")).stderr, "a control: what makes jobs of it does load torch"
 
 
-def test_at_demo_and_small_scale_the_first_period_costs_nothing():
-    for scale in ("demo", "small"):
+def test_at_demo_and_small_scale_one_period_costs_nothing():
+    for scale, own in (("demo", 1), ("small", 4)):
         config = protocol_of("cifar100-resnet18", scale)
         assert config is not None
-        assert [equals_refit(f"every {period}", config) for period in PERIODS[scale]] == [True, False, False, False]
+        assert [period for period in PERIODS[scale] if equals_refit(f"every {period}", config)] == [own]
+
+
+def test_a_tuning_run_at_another_rate_is_the_one_that_tuning_would_have():
+    config = ProtocolConfig(rates=(0.1,), data=DataConfig(noise=0.2), measuring=MeasuringConfig(on_train=True))
+    made = variant_config("tune at 0.25", config, example_config("refit", config), held_from=1)
+    assert made == example_config("tune", replace(config, rates=(0.25,)))
 
 
 def test_only_what_starts_from_a_refit_or_is_one_waits_for_it():
-    arms = ("step", "bootstrap", "posthoc", "constant", "every 1", "every 64")
-    assert [needs_refits(arm) for arm in arms] == [False, False, False, True, True, True]
+    arms = ("step", "bootstrap", "posthoc", "tune at 0.4", "constant", "every 1", "every 64")
+    assert [needs_refits(arm) for arm in arms] == [False, False, False, False, True, True, True]
 
 
 # Equal horizons ------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class ListArguments:
     """Say which studies there are: what each makes, from which runs."""
 
     scale: Scale = "demo"
-    """demo: embedded digits, minutes. small: parts of CIFAR-10 and CIFAR-10N, hours on a CPU. paper: for a GPU."""
+    """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
 
     def run(self, words: list[str]) -> None:
         from emabank.study.studies.listing import list_studies
@@ -78,7 +78,7 @@ class RunArguments:
     study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
     """Its name, or all."""
     scale: Scale = "demo"
-    """demo: embedded digits, minutes. small: parts of CIFAR-10 and CIFAR-10N, hours on a CPU. paper: for a GPU."""
+    """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
     seeds: Seeds | None = None
     """How many seeds, from 0 on; or which, as 10-19 or 10,12,15. By default 3."""
     set: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()

@@ -58,7 +58,6 @@ def load_parts(config: DataConfig, dataset: Dataset, trained_on: str) -> Parts:
         split_seed=config.split_seed,
         noise=config.noise,
         noise_seed=config.noise_seed,
-        validation_labels=config.validation_labels,
     )
 
 

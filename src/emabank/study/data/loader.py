@@ -209,6 +209,15 @@ def batches(
     return Batches(pixels, images.labels[chosen].to(device), size=size, scale=scale)
 
 
+def evaluation_batch(part: Images) -> int:
+    """How many images are measured at a time: on a CPU few large ones are fastest, or many small ones.
+
+    Recomputed statistics depend on it, because each batch is normalised by itself while they are measured.
+    """
+    height, width = part.images.shape[2:]
+    return max(64, min(512, 128 * 32 * 32 // (height * width)))
+
+
 # Below here pixels are [n, planes, height, row], as they lie in memory. Contiguous images have a plane for each channel
 # and a row of `width` values; images that are channels_last have one plane, and the channels of a pixel are neighbours
 # in a row of `width * channels` values. So one way of cutting serves both.

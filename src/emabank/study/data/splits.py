@@ -17,8 +17,8 @@ from emabank.study.data.images import Dataset, Images, Normalisation, normalisat
 class Parts:
     """What one run sees. `test` is for the stage that measures: nothing that selects may reach for it.
 
-    `validation` is None where a run trains on everything. `normalisation` is that of the training part alone.
-    `validation_given` holds the labels that the validation images came with, where some were wrong and were put right.
+    `validation` is None where a run trains on everything; it has its labels as given beside the true ones, and who
+    measures says by which. `normalisation` is that of the training part alone.
     """
 
     train: Images
@@ -26,7 +26,6 @@ class Parts:
     test: Images
     classes: int
     normalisation: Normalisation
-    validation_given: Tensor | None = None
 
 
 def make_parts(
@@ -38,7 +37,6 @@ def make_parts(
     split_seed: int = 0,
     noise: float = 0.0,
     noise_seed: int = 0,
-    validation_labels: Literal["clean", "noisy"] = "clean",
 ) -> Parts:
     """Cut a data set into the parts of one run.
 
@@ -54,26 +52,21 @@ def make_parts(
         split_seed: one for a data set, shared by all seeds of a study.
         noise: the share of the (subset of the) training images that get the label of another class, 0 to 1.
         noise_seed: which of them, and which label.
-        validation_labels: "clean" gives the validation part its true labels, "noisy" leaves them as given.
 
     >>> from emabank.study.data.digits import digits_dataset
     >>> parts = make_parts(digits_dataset(), subset=1000, noise=0.4)
-    >>> len(parts.train), len(parts.validation), len(parts.test), int(parts.validation.wrong.sum())
+    >>> len(parts.train), len(parts.validation), len(parts.test), int(parts.test.wrong.sum())
     (800, 200, 500, 0)
     """
     _check_choice("trained_on", trained_on, ("80%", "100%"))
-    _check_choice("validation_labels", validation_labels, ("clean", "noisy"))
     test = dataset.test.with_clean_labels()
     if test_subset is not None:
         test = test.take(stratified_subset(test.clean, test_subset, seed=split_seed))
-    train, validation, original = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None, None
+    train, validation = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None
     if trained_on == "80%":
         index, held_back = stratified_split(train.clean, 0.2, seed=split_seed)
         train, validation = train.take(index), train.take(held_back)
-        if validation_labels == "clean":
-            original = validation.labels if bool(validation.wrong.any()) else None
-            validation = validation.with_clean_labels()
-    return Parts(train, validation, test, dataset.classes, normalisation_of(train), original)
+    return Parts(train, validation, test, dataset.classes, normalisation_of(train))
 
 
 def stratified_subset(labels: Tensor, size: int, *, seed: int) -> Tensor:

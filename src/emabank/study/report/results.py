@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emabank.study.averages import CRITERIA, table_stages
+from emabank.study.averages import CRITERIA, NOISY_CRITERIA, table_stages
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
 from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
 from emabank.study.runs.reader import (
@@ -354,7 +354,9 @@ class _Reader:
         title = rans[-1].title
         ids = _protocol_runs(summary, config)
         for variant, runs in ((variant, runs) for ran in rans for variant, runs in ran.arms.items()):
-            if re.fullmatch(r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}", variant):
+            if re.fullmatch(
+                r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?", variant
+            ):
                 ids[variant] = runs
             else:
                 self._skip(f"{title}: {variant}", "runs of a kind that this emabank does not know")
@@ -480,7 +482,7 @@ def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
         choice["rate"] in config.rates
         and _is_text(choice["run"])
         and is_epoch(choice["live_epoch"])
-        and set(choice["averages"]) == set(CRITERIA)
+        and set(CRITERIA) <= set(choice["averages"]) <= {*CRITERIA, *NOISY_CRITERIA}
         and all(name in config.averages.names and is_epoch(epoch) for name, epoch in choice["averages"].values())
         for choice in choices
     ):
@@ -517,12 +519,7 @@ def _columns(
     has_batchnorm: bool,
 ) -> list[Column]:
     """The columns of tuning on both splits, of the refits, and SWA, as far as their runs are there."""
-    stages = table_stages(
-        config.averages,
-        [choice["averages"] for choice in choices],
-        has_batchnorm=has_batchnorm,
-        has_wrong_labels=any(row.metric == "memorised" for run in variants["tune"] for row in run.selected),
-    )
+    stages = table_stages(config.averages, [choice["averages"] for choice in choices], has_batchnorm=has_batchnorm)
     columns: list[Column | None] = []
     for variant, trained_on, split, titles in stages:
         runs = variants.get(variant, ())

@@ -13,7 +13,8 @@ from typing import Any, Literal, get_args
 
 TrainedOn = Literal["80%", "100%"]
 BatchNorm = Literal["averaged", "recomputed", "own"]
-SelectedBy = Literal["accuracy", "loss", "last"]
+SelectedBy = Literal["accuracy", "loss", "noisy-accuracy", "noisy-loss", "last"]
+"""What chose an epoch and an average; "noisy-": by validation labels of which some are wrong."""
 Part = Literal["train", "val", "test"]
 
 

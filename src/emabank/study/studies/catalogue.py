@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from emabank.study.config import ProtocolConfig
-from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PERIODS, Scale, protocol_of
+from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PERIODS, RATES, Scale, protocol_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,8 @@ class Study:
     pairs: tuple[str, ...]
     """The paper's data sets and networks that it is about."""
     arms: tuple[str, ...] = ()
-    """Runs beside those of the protocol: "step", "constant", "bootstrap", "posthoc", "every" (one arm a period)."""
+    """Runs beside those of the protocol: "step", "constant", "bootstrap", "posthoc", "every" (one arm per period),
+    "rates" (one arm per learning rate)."""
     stages: tuple[str, ...] = ("tune", "refit", "swa")
     """Which runs of the protocol it needs."""
     transfer: bool = False
@@ -44,11 +45,11 @@ class Study:
         >>> STUDIES["sampling-period"].arms_at("paper")
         ('every 1', 'every 4', 'every 16', 'every 64')
         """
-        return tuple(name for arm in self.arms for name in (_periods(scale) if arm == "every" else (arm,)))
-
-
-def _periods(scale: Scale) -> tuple[str, ...]:
-    return tuple(f"every {period}" for period in PERIODS[scale])
+        several = {
+            "every": tuple(f"every {period}" for period in PERIODS[scale]),
+            "rates": tuple(f"tune at {rate:g}" for rate in RATES[scale]),
+        }
+        return tuple(name for arm in self.arms for name in several.get(arm, (arm,)))
 
 
 _ALL = (
@@ -141,6 +142,7 @@ _ALL = (
         question="Is the rate that is best for the live weights best for the averages?",
         makes="validation accuracy by initial learning rate, table and curves",
         pairs=(MAIN, "cifar100-wrn-28-10"),
+        arms=("rates",),
         stages=("tune",),
     ),
     Study(

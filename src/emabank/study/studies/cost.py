@@ -4,6 +4,7 @@ What an image costs is measured by estimate.py, or taken from the operations of 
 nothing but numbers that are known: that is for `emabank list`.
 """
 
+import math
 from typing import NamedTuple
 
 from emabank.study.averages import stops, windows
@@ -11,6 +12,8 @@ from emabank.study.config import DataConfig, Recipe, RunConfig
 from emabank.study.models.operations import Counted, counted
 
 _CHOSEN = 5  # sets of weights that validation chooses, to be kept and measured at the end
+_CHOSEN_NOISY = 3  # and by noisy validation labels
+_TRANSFERRED = 6  # of these, those whose features are evaluated on other data sets
 _HEAD = 2  # for each set, images of a target: their features, and about as much for the head
 
 
@@ -140,14 +143,16 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
     most = recipe.measuring.curve_images or max(learnt, test)
     on_test = min(test, most) if recipe.measuring.test_curves and config.trained_on == "100%" else 0
     on_train = min(learnt, most)
-    each_epoch = sets * (held_out + on_test + (on_train if recipe.measuring.on_train else 0))
+    each_epoch = sets * (held_out + on_test)
     each_epoch += averages * (on_train + held_out + on_test) if recomputed else 0
     epochs = recipe.training.epochs - ((config.constant_from or 0) if config.swa else 0)
     targets = sum(SIZES[name].train + SIZES[name].test for name in config.transfer)
-    kept = 1 + (_CHOSEN if config.trained_on == "80%" else len(config.keep) + config.swa)
-    at_the_end = kept * (learnt + held_out + test + _HEAD * targets)
+    chosen = _CHOSEN + _CHOSEN_NOISY * recipe.data.has_wrong_labels
+    kept = 1 + (chosen if config.trained_on == "80%" else len(config.keep) + config.swa)
+    at_the_end = kept * (learnt + held_out + test) + (0 if config.swa else _TRANSFERRED * _HEAD * targets)
     tried = len(stops(epochs)) * len(windows(recipe.averages, epochs)) if config.posthoc else 0
-    forward = epochs * each_epoch + at_the_end + tried * (learnt + held_out)
+    looks = math.ceil(epochs / recipe.measuring.train_every) if recipe.measuring.on_train else 0
+    forward = epochs * each_epoch + looks * sets * on_train + at_the_end + tried * (learnt + held_out)
     trained = epochs * learnt
     return Cost(trained * speed.training + forward * speed.forward, (3 * trained + forward) * speed.flops)
 

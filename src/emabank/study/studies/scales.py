@@ -1,13 +1,20 @@
 """The paper's pairs of data set and network at three scales, each as a complete protocol. Imports no torch.
 
-`paper` has the paper's own settings; `small` stands for them with parts of CIFAR-10 and CIFAR-10N and small networks,
-for a CPU; `demo` with the embedded digits, in seconds. Not every pair has a stand-in at every scale.
+`paper` has the paper's own settings; `small` stands for them with parts of the same data sets and small networks, for a
+CPU; `demo` with the embedded digits, in seconds. Not every pair has a stand-in at every scale.
 """
 
 from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
-from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, ProtocolConfig, TrainingConfig
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    ProtocolConfig,
+    TrainingConfig,
+)
 
 Scale = Literal["demo", "small", "paper"]
 """At which size a study stands for the paper's: embedded digits, parts of real data sets, the paper's own settings."""
@@ -32,6 +39,9 @@ CLEAN = tuple(PAIRS)[:5]
 """Those of its main tables, without label noise."""
 NOISY = tuple(PAIRS)[5:7]
 """Those of its label-noise tables."""
+
+RATES: dict[Scale, tuple[float, ...]] = {"paper": (), "small": (0.05, 0.2), "demo": ()}
+"""Learning rates that the learning-rate search tries beside those of the protocol."""
 
 PERIODS: dict[Scale, tuple[int, ...]] = {"paper": (1, 4, 16, 64), "small": (1, 2, 4, 8), "demo": (1, 2, 4, 8)}
 """Sampling periods that are compared; runs of a few hundred steps have shorter ones, the third of which is the paper's
@@ -136,33 +146,61 @@ _PAPER = {
     }.items()
 }
 
-# For a CPU: capacity decides what is seen there (docs/log.md) --------------------------------------------------------
+# For a CPU: networks that memorise, but late in the run; chosen on pilot seeds (docs/preregistration.md) --------------
 
-_CIFAR = ProtocolConfig(
-    data=DataConfig(dataset="cifar10", subset=3_000, test_subset=2_000, crop=0),
-    training=TrainingConfig(network="resnet8", width=16, epochs=30),
-    measuring=_EACH_EPOCH,
-    rates=(0.2, 0.4, 0.8),
-    transfer=("cifar100",),
-)
-_CIFAR_N = ProtocolConfig(
-    data=DataConfig(dataset="cifar10n", subset=2_500, test_subset=2_000, crop=0),
-    training=TrainingConfig(network="resnet8", width=16, epochs=40),
-    measuring=_MEMORISATION,
-    rates=(0.2, 0.4),
-)
+_CURVES = MeasuringConfig(test_curves=True, curve_images=2_000)
+_LATE_MEMORISATION = replace(_CURVES, on_train=True, train_every=2)
+
+
+class _Small(NamedTuple):
+    dataset: str
+    network: str
+    rate: float
+    epochs: int
+    batch: int
+    images: int
+    size: int | None = None
+    width: int | None = None
+    transfer: tuple[str, ...] = ()
+    measuring: MeasuringConfig = _CURVES
+
+
+def _small(small: _Small) -> ProtocolConfig:
+    return ProtocolConfig(
+        data=DataConfig(
+            dataset=small.dataset,  # type: ignore[arg-type]
+            subset=small.images,
+            size=small.size,
+            crop=0,
+            # Who has noisy labels has no clean ones to choose by.
+            validation_labels="noisy" if small.dataset.endswith("n") else "clean",
+        ),
+        training=TrainingConfig(network=small.network, width=small.width, epochs=small.epochs, batch=small.batch),  # type: ignore[arg-type]
+        averages=AveragesConfig(every=4),
+        measuring=small.measuring,
+        hardware=HardwareConfig(precision="bf16" if small.network == "whitened-cnn" else "float32"),
+        rates=(small.rate,),
+        transfer=small.transfer,  # type: ignore[arg-type]
+    )
+
+
+_NOISY_TEN = _Small("cifar10n", "whitened-cnn", 0.15, 28, 128, 15_000, measuring=_LATE_MEMORISATION)
 _SMALL = {
-    MAIN: _CIFAR,
-    "cifar100-vgg16": replace(  # without batch norm it takes four times the steps to memorise
-        _CIFAR,
-        training=replace(_CIFAR.training, network="vgg-small", epochs=40, batch=32),
-        measuring=_FIGURES,
-        rates=(0.02, 0.05),
-        transfer=(),
-    ),
-    "cifar10n-resnet34": _CIFAR_N,
-    CONSTANT: _CIFAR_N,
-}
+    pair: _small(small)
+    for pair, small in {
+        MAIN: _Small(
+            "cifar100", "resnet8", 0.1, 28, 64, 10_000, size=16, width=32, transfer=("cifar10",),
+            measuring=replace(_CURVES, recompute="each-epoch"),
+        ),
+        "cifar100-vgg16": _Small("cifar100", "vgg-small", 0.05, 28, 64, 10_000, size=16, width=32),
+        "cifar10-resnet18": _Small("cifar10", "whitened-cnn", 0.15, 16, 128, 15_000, transfer=("cifar100",)),
+        "cifar100n-resnet34": _Small(
+            "cifar100n", "resnet8", 0.1, 28, 64, 10_000, size=16, width=32, measuring=_LATE_MEMORISATION
+        ),
+        "cifar10n-resnet34": _NOISY_TEN,
+        CONSTANT: _NOISY_TEN,
+    }.items()
+}  # fmt: skip
 
 # The embedded digits: so easy that without wrong labels there is next to nothing to see; so all have some -------------
 

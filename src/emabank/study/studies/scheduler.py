@@ -10,11 +10,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from emabank.study.averages import CRITERIA, NOISY_CRITERIA
 from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, raise_if_failed
 from emabank.study.protocol import (
-    CRITERIA,
     Choice,
     Chosen,
     Planned,
@@ -267,9 +267,10 @@ def _manifest(
 def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
     """What follows if every seed chooses the first rate, and the slowest average at the end."""
     slowest, end = config.averages.names[-1], config.training.epochs
-    choices = [
-        Choice(seed, config.rates[0], "", end, dict.fromkeys(CRITERIA, (slowest, end))) for seed in config.seed_numbers
-    ]
+    averages, noisy_end = dict.fromkeys(CRITERIA, (slowest, end)), None
+    if config.data.has_wrong_labels:
+        averages, noisy_end = averages | dict.fromkeys(NOISY_CRITERIA, (slowest, end)), end
+    choices = [Choice(seed, config.rates[0], "", end, averages, noisy_end) for seed in config.seed_numbers]
     tuned = tuning_jobs(config, data="")[:: len(config.rates)]
     refits = [
         refit_job(config, choice, job.config, has_batchnorm=True) for choice, job in zip(choices, tuned, strict=True)

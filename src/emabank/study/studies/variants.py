@@ -1,7 +1,7 @@
 """The kinds of runs that studies need: how many of each, and the configuration of a run of each. Imports no torch.
 
 A kind is a stage of the protocol ("tune", "refit", "swa") or a variant beside it ("step", "constant", "bootstrap",
-"posthoc", "every 4"), which has the seed and learning rate of a refit and one thing changed.
+"posthoc", "every 4", "tune at 0.4"), which has the seed and learning rate of a refit and one thing changed.
 """
 
 import math
@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from emabank.study.averages import columns
-from emabank.study.config import AveragesConfig, Keep, MeasuringConfig, ProtocolConfig, RunConfig
+from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit
+from emabank.study.config import AveragesConfig, MeasuringConfig, ProtocolConfig, RunConfig
 
-_CURVES = MeasuringConfig(test_curves=True)
 _POSTHOC = 100  # snapshots in a run: about 9 GB of a ResNet-18
 BOOTSTRAPPED = 2
 """Which of the five averages is copied back into training: the third, the paper's 0.992."""
@@ -57,10 +56,15 @@ def example_config(kind: str, config: ProtocolConfig) -> RunConfig:
     if kind == "tune":
         return tuning
     end = config.training.epochs
-    keep = [Keep(weights="live", epoch=end, batchnorm="own", selected_by="accuracy")]
-    for criterion in ("accuracy", "loss"):
-        keep += columns(config.averages, config.averages.names[-1], end, criterion, has_batchnorm=True)
-    refit = replace(tuning, recipe=config.recipe, trained_on="100%", keep=tuple(keep), transfer=config.transfer)
+    noisy = config.data.has_wrong_labels
+    criteria = (*CRITERIA, *NOISY_CRITERIA) if noisy else tuple(CRITERIA)
+    keep = kept_by_refit(
+        config.averages,
+        dict.fromkeys(("accuracy", "noisy-accuracy") if noisy else ("accuracy",), end),
+        dict.fromkeys(criteria, (config.averages.names[-1], end)),
+        has_batchnorm=True,
+    )
+    refit = replace(tuning, recipe=config.recipe, trained_on="100%", keep=keep, transfer=config.transfer)
     if kind == "refit":
         return refit
     if kind == "swa":
@@ -74,16 +78,18 @@ def variant_config(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_f
     step: the rate falls in steps. constant: it is held from an epoch on. bootstrap: on 80% of the images, an average
     copied into the live weights after each epoch. posthoc: on 80% of the images, with snapshots from which windows and
     stopping epochs are chosen afterwards, and statistics recomputed after each epoch to compare with. every T: averages
-    with the same horizon, sampled every T steps without a warm-up of the decay.
+    with the same horizon, sampled every T steps without a warm-up of the decay. tune at R: the tuning run at another
+    learning rate.
 
     >>> config = ProtocolConfig()
     >>> variant_config("step", config, example_config("refit", config), held_from=1).recipe.training.schedule
     'step'
     """
     bare = replace(refit, keep=(), transfer=(), transfer_fingerprints=())
+    curves = replace(config.measuring, recompute="chosen", on_train=False, train_every=1)
     if arm == "step":
         training = replace(config.training, schedule="step")
-        return replace(bare, recipe=replace(refit.recipe, training=training, measuring=_CURVES))
+        return replace(bare, recipe=replace(refit.recipe, training=training, measuring=curves))
     if arm == "constant":
         return replace(bare, constant_from=held_from)
     if arm == "bootstrap":
@@ -92,14 +98,18 @@ def variant_config(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_f
         recipe = replace(refit.recipe, training=training, measuring=MeasuringConfig())
         return replace(bare, recipe=recipe, trained_on="80%")
     if arm == "posthoc":
-        recipe = replace(refit.recipe, measuring=MeasuringConfig(recompute="each-epoch"))
+        measuring = MeasuringConfig(recompute="each-epoch", curve_images=config.measuring.curve_images)
+        recipe = replace(refit.recipe, measuring=measuring)
         return replace(bare, recipe=recipe, trained_on="80%", posthoc=_POSTHOC)
     if arm.startswith("every "):
         if equals_refit(arm, config):
             return refit
         averages = with_period(config.averages, _period(arm))
-        return replace(bare, recipe=replace(refit.recipe, averages=averages, measuring=_CURVES))
-    raise ValueError(f"there is no arm {arm!r}; give step, constant, bootstrap, posthoc, or every and a number")
+        return replace(bare, recipe=replace(refit.recipe, averages=averages, measuring=curves))
+    if arm.startswith("tune at "):
+        rate, recipe = float(arm.removeprefix("tune at ")), replace(refit.recipe, measuring=MeasuringConfig())
+        return replace(bare, recipe=recipe, trained_on="80%", rate=rate)
+    raise ValueError(f"there is no arm {arm!r}; give step, constant, bootstrap, posthoc, every or tune at and a number")
 
 
 def _period(arm: str) -> int:
