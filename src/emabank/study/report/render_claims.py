@@ -77,7 +77,7 @@ def _grid(rows: Sequence[tuple[str, Sequence[str], Finding, str]]) -> Grid:
 
 
 def _stated(finding: Finding) -> str:
-    return f"{finding.statistic}: {finding.rule.text}"
+    return f"{'beyond the paper: ' * (finding.role == 'beyond')}{finding.statistic}: {finding.rule.text}"
 
 
 def _verdict(claim: Claim) -> str:
@@ -111,11 +111,11 @@ def claims_markdown(claims: Sequence[Claim]) -> str:
     """A table of the claims with their primary statistics, then a section for each with a table of its findings."""
     lines = ["# The paper's claims", "", f"{claims_summary(claims)}.", ""]
     rows = [
-        (claim.number, claim.title, claim.primary.statistic, _estimate(claim.primary), claim.primary.rule.text,
-         _seeds(claim.primary), ", ".join([claim.verdict, *_exceptions(claim)]))
+        (claim.number, claim.title, _stated(claim.primary), _estimate(claim.primary), _seeds(claim.primary),
+         ", ".join([claim.verdict, *_exceptions(claim)]))
         for claim in claims
     ]  # fmt: skip
-    lines += _table(("", "claim", "primary statistic", "mean [95% interval]", "rule", "seeds", "verdict"), rows)
+    lines += _table(("", "claim", "primary statistic", "mean [95% interval]", "seeds", "verdict"), rows)
     heads = ("role", "statistic", "setting", "scale", "mean [95% interval]", "rule", "seeds", "verdict", "paper",
              "note")  # fmt: skip
     for claim in claims:
