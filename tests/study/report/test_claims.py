@@ -232,6 +232,11 @@ def test_only_the_settings_that_a_claim_is_about_take_part():
     assert {finding.scale for finding in at_scale.findings} == {"paper"}
 
 
+def test_a_seed_of_the_setting_that_a_statistic_does_not_have_is_named():
+    claim = evaluate(spec(everywhere(), pairs=(MAIN,)), results(setting()))
+    assert (list(claim.primary.by_seed), claim.primary.left_out) == ([0, 1], (2,))
+
+
 def test_what_goes_beyond_the_paper_has_its_own_role():
     claim = evaluate(spec(everywhere(), number="b", beyond=True), results(setting(), setting(VGG)))
     assert claim.beyond and [finding.role for finding in claim.findings] == ["beyond", "secondary", "secondary"]

@@ -251,7 +251,10 @@ def evaluate(spec: ClaimSpec, results: Results) -> Claim:
         if spec.scale in (None, setting.scale):
             for statistic in spec.statistics:
                 for sample in statistic.sample(setting):
-                    located = sample._replace(setting=setting.title, scale=setting.scale, pair=setting.pair)
+                    by_seed = {**dict.fromkeys(setting.seeds), **sample.by_seed}  # no seed is missed in silence
+                    located = sample._replace(
+                        by_seed=by_seed, setting=setting.title, scale=setting.scale, pair=setting.pair
+                    )
                     samples[statistic.key].append(located)
     return conclude(spec, samples, results)
 

@@ -37,8 +37,11 @@ def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Grou
     """A table of the claims, and a line about those that were not run; with `secondary`, then all findings of each."""
     ran = [claim for claim in claims if claim.verdict != "not run"]
     missing = [f"{claim.number} ({claim.primary.note})" for claim in claims if claim.verdict == "not run"]
+    rows = [
+        (claim.number, [_stated(claim.primary), *_exceptions(claim)], claim.primary, _verdict(claim)) for claim in ran
+    ]
     shown: list[RenderableType] = [
-        _grid([(claim.number, [_stated(claim.primary), *_exceptions(claim)], claim.primary) for claim in ran]),
+        _grid(rows),
         Text(f"\n{claims_summary(claims)}.", style="bold"),
         *([Text(f"Not run: {', '.join(missing)}.")] if missing else []),
     ]
@@ -46,7 +49,7 @@ def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Grou
         return Group(*shown, Text("--all shows every setting and the secondary statistics.", style="dim"))
     for claim in ran:
         rows = [
-            ("", [*([_stated(finding)] if place == 0 else []), *_details(finding)], finding)
+            ("", [*([_stated(finding)] if place == 0 else []), *_details(finding)], finding, finding.verdict)
             for _, group in groupby(claim.findings, key=_stated)
             for place, finding in enumerate(group)
         ]
@@ -61,20 +64,24 @@ def claims_summary(claims: Sequence[Claim]) -> str:
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLES if counts[verdict])
 
 
-def _grid(rows: Sequence[tuple[str, Sequence[str], Finding]]) -> Grid:
-    """A row per finding: a number, lines of text, the numbers; narrow enough for 80 characters."""
+def _grid(rows: Sequence[tuple[str, Sequence[str], Finding, str]]) -> Grid:
+    """A row per finding, with a number, lines of text and a verdict; narrow enough for 80 characters."""
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for head in ("", "statistic", "mean [95%]", "seeds", "verdict"):
         grid.add_column(head, ratio=1 if head == "statistic" else None, overflow="fold")
-    for number, lines, finding in rows:
+    for number, lines, finding, verdict in rows:
         estimate = _estimate(finding).replace(" [", "\n[")
-        verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
-        grid.add_row(number, Text("\n".join(lines)), Text(estimate), _seeds(finding), verdict)
+        shown = Text(verdict, style=_STYLES[finding.verdict])
+        grid.add_row(number, Text("\n".join(lines)), Text(estimate), _seeds(finding), shown)
     return grid
 
 
 def _stated(finding: Finding) -> str:
-    return f"{finding.statistic}: {finding.rule.text}"
+    return f"{'beyond the paper: ' * (finding.role == 'beyond')}{finding.statistic}: {finding.rule.text}"
+
+
+def _verdict(claim: Claim) -> str:
+    return f"{claim.verdict},\nwith exceptions" if claim.exceptions else claim.verdict
 
 
 def _details(finding: Finding) -> list[str]:
@@ -104,11 +111,11 @@ def claims_markdown(claims: Sequence[Claim]) -> str:
     """A table of the claims with their primary statistics, then a section for each with a table of its findings."""
     lines = ["# The paper's claims", "", f"{claims_summary(claims)}.", ""]
     rows = [
-        (claim.number, claim.title, claim.primary.statistic, _estimate(claim.primary), claim.primary.rule.text,
-         _seeds(claim.primary), "; ".join([claim.verdict, *_exceptions(claim)]))
+        (claim.number, claim.title, _stated(claim.primary), _estimate(claim.primary), _seeds(claim.primary),
+         ", ".join([claim.verdict, *_exceptions(claim)]))
         for claim in claims
     ]  # fmt: skip
-    lines += _table(("", "claim", "primary statistic", "mean [95% interval]", "rule", "seeds", "verdict"), rows)
+    lines += _table(("", "claim", "primary statistic", "mean [95% interval]", "seeds", "verdict"), rows)
     heads = ("role", "statistic", "setting", "scale", "mean [95% interval]", "rule", "seeds", "verdict", "paper",
              "note")  # fmt: skip
     for claim in claims:
