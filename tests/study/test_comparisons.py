@@ -10,7 +10,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.special import logsumexp
 
-from emabank.study.comparisons import Column, Stage, pairs, steps_to_target, with_tuned_temperatures
+from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
 from emabank.study.config import Keep
 from emabank.study.report.results import Column as ResultColumn
 from emabank.study.report.results import make_column, rows_by_name
@@ -284,21 +284,3 @@ def history(weights: str, values: list[float | None], *, metric: str = "accuracy
         Row(**{**like, "weights": weights, "epoch": epoch, "metric": metric, "value": value, **more})
         for epoch, value in enumerate(values, start=1)
     ]
-
-
-def test_steps_to_target_are_the_first_epoch_at_which_an_average_is_as_good_as_the_live_weights_ever_were():
-    rows = [
-        *history("live", [0.1, 0.5, None, 0.6, 0.6]),
-        *history("fast", [0.2, 0.6, 0.7, 0.1, 0.1]),
-        *history("slow", [None, 0.3, 0.4, 0.5, 0.59]),
-        *history("slow", [0.9] * 5, batchnorm="recomputed"),
-        *history("fast", [0.9] * 5, split="train"),
-        *history("fast", [0.9] * 5, selected_by="accuracy"),
-        *history("fast", [0.0, 0.1, 0.1, 0.1, 0.4], metric="noisy_accuracy"),
-        *history("live", [0.1, 0.4, 0.1, 0.1, 0.1], metric="noisy_accuracy"),
-    ]
-    reached = steps_to_target(rows)
-    assert reached == {"fast": (2, 4), "slow": (None, 4)}
-    assert (reached["fast"].share, reached["slow"].share) == (0.5, None)
-    assert steps_to_target(rows, metric="noisy_accuracy") == {"fast": (5, 2)}
-    assert steps_to_target([]) == {}

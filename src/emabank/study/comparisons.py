@@ -1,5 +1,4 @@
-"""What is measured of finished runs: steps to a target; of several at once, agreement between seeds, and refits with
-the temperatures of tuning.
+"""What is measured of several runs at once: agreement between seeds, and refits with the temperatures of tuning.
 
 Reads finished runs; may import metrics, rows, folders and config.
 """
@@ -33,45 +32,6 @@ class Stage(NamedTuple):
     split: str
     runs: Sequence[RunFolder]
     columns: Sequence[Column]
-
-
-# Rows of one run ------------------------------------------------------------------------------------------------------
-
-
-class ReachedTarget(NamedTuple):
-    """When an average was first as good as the live weights ever were."""
-
-    epoch: int | None
-    """The first such epoch; None where there is none."""
-    live_epoch: int
-    """The epoch at which the live weights reached their best, of several the first."""
-
-    @property
-    def share(self) -> float | None:
-        """Its steps as a share of the steps of the live weights: all epochs have the same number of steps."""
-        return None if self.epoch is None else self.epoch / self.live_epoch
-
-
-def steps_to_target(rows: Iterable[Row], *, metric: str = "accuracy") -> dict[str, ReachedTarget]:
-    """Per average of a finished tuning run: when it first reaches the live weights' best validation accuracy.
-
-    With `metric` "noisy_accuracy" both are measured by noisy validation labels. Averages have averaged batch-norm
-    statistics. An epoch without a finite value is passed over; without any of the live weights, nothing is returned.
-    """
-    curves: dict[str, dict[int, float]] = {}
-    for row in rows:
-        of_history = row.selected_by is None and row.batchnorm != "recomputed" and row.split == "val"
-        if of_history and row.metric == metric and row.epoch is not None and row.value is not None:
-            curves.setdefault(row.weights, {})[row.epoch] = row.value
-    live = curves.pop("live", {})
-    if not live:
-        return {}
-    target = max(live.values())
-    live_epoch = min(epoch for epoch, value in live.items() if value == target)
-    return {
-        name: ReachedTarget(min((epoch for epoch, value in curve.items() if value >= target), default=None), live_epoch)
-        for name, curve in curves.items()
-    }
 
 
 # Rows of more than one run --------------------------------------------------------------------------------------------
