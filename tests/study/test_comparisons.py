@@ -270,17 +270,3 @@ def test_weights_without_rows_make_no_column_and_pairs_of_them_say_what_to_do(tm
     runs = [made(tmp_path, seed, BEST) for seed in range(2)]
     stage = Stage("80%", "val", runs, [Column("SGD", (LAST.name,) * 2)])
     assert columns_of(stage, []) == []
-
-
-# Steps to a target ----------------------------------------------------------------------------------------------------
-
-
-def history(weights: str, values: list[float | None], *, metric: str = "accuracy", **more: Any) -> list[Row]:
-    like: dict[str, Any] = {
-        "run": "d8cb8c03b3709a2a", "dataset": "d", "network": "n", "trained_on": "80%", "seed": 0, "selected_by": None,
-        "batchnorm": "own" if weights == "live" else "averaged", "split": "val", "other": None,
-    }  # fmt: skip
-    return [
-        Row(**{**like, "weights": weights, "epoch": epoch, "metric": metric, "value": value, **more})
-        for epoch, value in enumerate(values, start=1)
-    ]
