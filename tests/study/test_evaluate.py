@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset
-from emabank.study.data.splits import Parts
+from emabank.study.data.splits import Parts, stratified_subset
 from emabank.study.evaluate import (
     EpochMetric,
     Predicted,
@@ -45,7 +45,7 @@ def training() -> Training:
 @pytest.fixture(scope="module")
 def kept(training: Training) -> dict[str, Predicted]:
     make_model = network_of(training.config, digits()[0])
-    return {each.keep.name: each for each in predicted(training, parts_of(training.config), make_model)}
+    return {each.keep.name: each for each in predicted(training, make_model)}
 
 
 def values(rows: list[Row]) -> dict[tuple[str, str], float | None]:
@@ -95,6 +95,23 @@ def test_the_model_has_the_kept_weights_and_where_asked_the_statistics_of_the_tr
     assert recomputed == 2
 
 
+def test_at_the_end_all_test_images_are_measured_and_of_the_training_images_those_of_the_curves():
+    given = config(measuring={"curve_images": 30}, training={"epochs": 1})
+    training = trained(given)
+    parts, measured = parts_of(given), training.measured_parts
+    last = next(predicted(training, network_of(given, digits()[0])))
+    assert {split: len(labels) for split, (_, labels) in last.predictions.items()} == {
+        "train": 30,
+        "val": 40,
+        "test": 50,
+    }
+    chosen = stratified_subset(parts.train.clean, 30, seed=0)
+    assert np.array_equal(last.predictions["train"][1], parts.train.labels[chosen].numpy())
+    found = values(rows_of_kept(RUN, given, last, measured))
+    logits, labels = last.predictions["train"]
+    assert found["train", "accuracy"] == accuracy_score(labels, logits.argmax(axis=1))
+
+
 # Rows of what is kept
 
 
@@ -110,7 +127,7 @@ def test_every_measure_is_there(training: Training, kept: dict[str, Predicted]):
 def test_on_all_images_there_is_no_validation_and_no_temperature_and_without_noise_nothing_to_memorise():
     given = config(trained_on="100%", data={"noise": 0.0}, training={"epochs": 1, "network": "vgg-small"})
     training = trained(given)
-    (last,) = predicted(training, parts_of(given), network_of(given, digits()[0]))
+    (last,) = predicted(training, network_of(given, digits()[0]))
     found = rows_of(training, last)
     assert found.keys() == {("train", "clean_accuracy")} | {(s, m) for s in ("train", "test") for m in EVERYWHERE}
 

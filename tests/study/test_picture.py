@@ -47,7 +47,7 @@ def test_under_label_noise_the_best_average_is_far_above_the_last_live_weights_e
     parts = load_parts(recipe.data, digits()[0], "80%")
     on_test = {
         kept.keep.name: row.value
-        for kept in predicted(training, parts, network_of(given, digits()[0]))
+        for kept in predicted(training, network_of(given, digits()[0]))
         for row in rows_of_kept("run", given, kept, parts)
         if (row.split, row.metric) == ("test", "accuracy")
     }

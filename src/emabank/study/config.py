@@ -210,7 +210,8 @@ class MeasuringConfig:
     """Whether all are measured on the test images each epoch."""
     curve_images: int | None = field(default=None, metadata=IF_USED)
     """So many training and test images only for what is measured each epoch beside validation, and for recomputed
-    statistics there: the same every epoch, with all classes alike. By default all."""
+    statistics there: the same every epoch, with all classes alike. At the end all test images are measured, and as many
+    training images. By default all."""
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -81,7 +81,7 @@ class Predicted(NamedTuple):
     predictions: dict[Part, tuple[np.ndarray, np.ndarray]]
 
 
-def predicted(training: "Training", parts: Parts, make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
+def predicted(training: "Training", make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
     """Each set of weights that the run keeps, with its statistics recomputed where asked, and its predictions.
 
     Several criteria may have chosen the same weights: these are predicted once.
@@ -92,7 +92,7 @@ def predicted(training: "Training", parts: Parts, make_model: Callable[[], nn.Mo
     for first, *others in same.values():
         model = _module(first, training, make_model)
         predictions: dict[Part, tuple[np.ndarray, np.ndarray]] = {}
-        for split, part in by_split(parts).items():
+        for split, part in by_split(training.measured_parts).items():
             logits = training.logits(model, {"kept": None}, split)["kept"]
             predictions[split] = logits, measured_labels(split, part)
         for kept in (first, *others):

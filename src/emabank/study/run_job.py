@@ -171,7 +171,7 @@ def _train(
         observe=observe,
         should_stop=should_stop,
     )
-    all_kept = predicted(training, parts, make_model)
+    all_kept = predicted(training, make_model)
     if run is None:
         for _ in all_kept:  # a share of each is computed here
             pass
@@ -183,7 +183,7 @@ def _train(
         about = {**to_dict(kept.keep), "mean": parts.normalisation.mean, "std": parts.normalisation.std}
         run.save_snapshot(kept.keep.name, kept.model.state_dict(), metadata=about)
         run.save_predictions(kept.keep.name, {**kept.predictions})
-        rows += rows_of_kept(run.id, config, kept, parts)
+        rows += rows_of_kept(run.id, config, kept, training.measured_parts)
         for target in targets if is_transferred(kept.keep, config) else ():
             rows += rows_of_transfer(run.id, config, kept, parts, target)
     run.save_history(training.history())

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -111,6 +112,8 @@ class Training:
         self._curve_parts: dict[Part, Images] = {
             split: self._curve_part(split, part) for split, part in self._parts.items()
         }
+        self.measured_parts = replace(parts, train=self._curve_parts["train"])
+        """What the weights that are kept are measured on: of the training images those of the curves."""
         self._curves = {
             split: self._plain[split] if part is self._parts[split] else in_order(part)
             for split, part in self._curve_parts.items()
@@ -320,8 +323,8 @@ class Training:
         ]
 
     def logits(self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], split: Part) -> dict[Key, Logits]:
-        """The logits of several sets of weights for all images of a split."""
-        return self._logits(model, sets, self._plain[split])
+        """The logits of several sets of weights for all images of a split of `measured_parts`."""
+        return self._logits(model, sets, self._curves[split] if split == "train" else self._plain[split])
 
     def _logits(
         self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], share: Batches

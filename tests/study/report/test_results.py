@@ -239,11 +239,11 @@ def test_columns_are_the_rows_of_what_each_seed_chose(setting: Setting, finished
     frame = load_results(finished)
     frame = frame[frame.selected_by.notna()]
     stages = {"80%": "tune", "100%": "refit"}
+    averages = ("EMA (acc.)", "EMA (loss)", "slowest (acc.)", "slowest (loss)",
+                "EMA (acc., noisy)", "EMA (loss, noisy)", "SGD (best, noisy)")  # fmt: skip
     assert [(column.trained_on, column.split, column.title) for column in setting.columns] == [
-        *(("80%", split, title) for split in ("val", "test")
-          for title in ("SGD", "SGD (last)", "EMA (acc.)", "EMA (loss)", "slowest (acc.)", "slowest (loss)")),
-        *(("100%", "test", title)
-          for title in ("SGD", "SGD (best)", "EMA (acc.)", "EMA (loss)", "slowest (acc.)", "slowest (loss)", "SWA")),
+        *(("80%", split, title) for split in ("val", "test") for title in ("SGD", "SGD (last)", *averages)),
+        *(("100%", "test", title) for title in ("SGD", "SGD (best)", *averages, "SWA")),
     ]  # fmt: skip
     for column in setting.columns:
         runs = setting.variants["swa" if column.title == "SWA" else stages[column.trained_on]]
@@ -258,6 +258,9 @@ def test_columns_are_the_rows_of_what_each_seed_chose(setting: Setting, finished
                 "EMA (loss)": (choice["averages"]["loss"][0], "averaged", "loss"),
                 "slowest (acc.)": ("ema-0.9", "recomputed", "accuracy"),
                 "slowest (loss)": ("ema-0.9", "recomputed", "loss"),
+                "EMA (acc., noisy)": (choice["averages"]["noisy-accuracy"][0], "averaged", "noisy-accuracy"),
+                "EMA (loss, noisy)": (choice["averages"]["noisy-loss"][0], "averaged", "noisy-loss"),
+                "SGD (best, noisy)": (LIVE, "own", "noisy-accuracy"),
                 "SWA": ("swa", "recomputed", "last"),
             }[column.title]
             mine = frame[(frame.run == run.id) & frame.other.isna()]

@@ -155,7 +155,9 @@ def test_the_seeds_keep_the_rates_that_they_chose():
 
 @pytest.mark.parametrize("arm", ["", "steps", "every", "swa"])
 def test_an_unknown_arm_is_one_sentence(arm: str):
-    with pytest.raises(ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, posthoc, or"):
+    with pytest.raises(
+        ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, posthoc, every or tune at"
+    ):
         variant_jobs(arm, PAPER, chosen_for(PAPER), Place())
 
 
