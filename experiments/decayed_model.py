@@ -29,6 +29,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -58,7 +59,7 @@ class Settings:
     """One trunk and its branches."""
 
     steps: int = 4000
-    rate: float = 3e-3
+    rate: float = 6e-3
     warmup: int = 200
     batch: int = 16
     context: int = 64
@@ -78,8 +79,8 @@ class Settings:
 
     @property
     def forks(self) -> list[int]:
-        """At 18, 36, 54, 72 and 90 % of the run; the last branch ends with the trunk."""
-        return [18 * self.gap * number for number in range(1, 6)]
+        """At 30, 45, 60, 75 and 90 % of the run; the last branch ends with the trunk."""
+        return [percent * self.steps // 100 for percent in range(30, 91, 15)]
 
 
 # Text and network -----------------------------------------------------------------------------------------------------
@@ -146,10 +147,7 @@ def merge_weights(decay: Decay, window: int, gap: int) -> list[float]:
 
     A branch moves by factor × update where the trunk moves by the update. So its end is the first checkpoint plus
     Σ wⱼ (θⱼ - θⱼ₋₁), with wⱼ the mean factor between two checkpoints: checkpoint j has the weight wⱼ - wⱼ₊₁, and the
-    first has 1 - w₁. A linear decay gives the uniform mean, with half the weight for the first and the last.
-
-    >>> [round(weight, 3) for weight in merge_weights(DECAYS["linear"], 4, 1)]
-    [0.0, 0.25, 0.25, 0.25, 0.25]
+    first has 1 - w₁. A linear decay gives the mean of the window, in which the first and the last count about half.
     """
     factors = [decay(step / window) for step in range(window)]
     means = [statistics.fmean(factors[start : start + gap]) for start in range(0, window, gap)]
@@ -267,6 +265,7 @@ def run_seed(settings: Settings, seed: int, corpus: Corpus, record: Record) -> N
                 branches = {name: run.validate(run.branch(decay)) for name, decay in DECAYS.items()}
                 run.row = {"seed": seed, "fork": fork, "branch": branches, "at_fork": run.predictions()}
                 run.save()
+                tell(f"seed {seed}: step {fork} of {settings.steps}, branches done, {run.seconds():.0f} core-seconds")
             if run.bank.num_steps < fork + settings.window:
                 run.train_to(fork + settings.window)
                 run.row["at_end"] = losses = run.predictions()
@@ -277,6 +276,8 @@ def run_seed(settings: Settings, seed: int, corpus: Corpus, record: Record) -> N
                 texts = [f"{name} {value:.3f}" for name, value in {**losses, **_branches(run.row)}.items()]
                 tell(f"seed {seed}, fork at {fork}: {', '.join(texts)}")
     shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # another process has seeds there
+        folder.parent.rmdir()
 
 
 def _branches(row: dict[str, Any]) -> dict[str, float]:
