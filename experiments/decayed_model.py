@@ -12,13 +12,11 @@ and sees the same batches. At t + D, what would the branch have reached? Three a
 The same is asked at step t, with the checkpoints of [t - D, t]: that needs no further training at all, but the branch
 sees D batches more.
 
-`python experiments/decayed_model.py --seeds 10-19` resumes where it was killed. Two processes may share the folder if
-they have different seeds.
+`python experiments/decayed_model.py` trains one trunk per seed (minutes each) and resumes where it was killed.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import hashlib
 import platform
@@ -45,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python experiments/de
 from emabank import EMABank
 from emabank.averaging import average_checkpoints
 from emabank.checkpoint import write_atomically
-from experiments.record import Record, interval_text, parse_seeds, run_command, tell
+from experiments.record import Record, interval_text, parse_options, run_command, tell
 
 Decay = Callable[[float], float]
 DECAYS: dict[str, Decay] = {"linear": lambda done: 1 - done, "sqrt": lambda done: 1 - done**0.5}
@@ -104,11 +102,8 @@ def standard_library() -> Corpus:
     digest = hashlib.sha256(b"\0".join(texts)).hexdigest()
     random.Random(0).shuffle(texts)
     tenth = len(texts) // 10
-    return Corpus(_characters(texts[tenth:]), _characters(texts[:tenth]), digest)
-
-
-def _characters(texts: list[bytes]) -> Tensor:
-    return torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8).long()
+    parts = (bytearray(b"".join(part)) for part in (texts[tenth:], texts[:tenth]))
+    return Corpus(*(torch.frombuffer(part, dtype=torch.uint8).long() for part in parts), sha256=digest)
 
 
 class CharTransformer(nn.Module):
@@ -154,10 +149,6 @@ def merge_weights(decay: Decay, window: int, gap: int) -> list[float]:
     return [earlier - later for earlier, later in pairwise([1.0, *means, 0.0])]
 
 
-def write_torch(path: Path, content: dict[str, Any]) -> None:
-    write_atomically(path, lambda temporary: torch.save(content, temporary))
-
-
 # One seed -------------------------------------------------------------------------------------------------------------
 
 
@@ -167,11 +158,8 @@ class Run:
     def __init__(self, settings: Settings, seed: int, corpus: Corpus, folder: Path) -> None:
         self.settings, self.seed, self.folder = settings, seed, folder
         self._text = corpus.train
-        starts = torch.randint(
-            len(corpus.validation) - settings.context,
-            (settings.validation,),
-            generator=torch.Generator().manual_seed(0),
-        )
+        generator = torch.Generator().manual_seed(0)
+        starts = torch.randint(len(corpus.validation) - settings.context, (settings.validation,), generator=generator)
         self._validation = windows(corpus.validation, starts, settings.context)
         torch.manual_seed(seed)
         self.model = CharTransformer(settings)
@@ -199,7 +187,7 @@ class Run:
             "row": self.row,
             "seconds": self.seconds(),
         }
-        write_torch(self.folder / "state.pt", state)
+        write_atomically(self.folder / "state.pt", lambda temporary: torch.save(state, temporary))
 
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
         """One step on the batch of this step: the same on the trunk, on every branch and after a restart."""
@@ -212,13 +200,13 @@ class Run:
         optimizer.zero_grad()
 
     def train_to(self, end: int) -> None:
-        """Train the trunk, and keep the checkpoints of the last window."""
+        """Train the trunk, and keep the checkpoints of the last window. A resumed run writes its own once more."""
         gap, window = self.settings.gap, self.settings.window
         for step in range(self.bank.num_steps + 1, end + 1):
             self.train_step(self.model, self.optimizer, step, min(1.0, step / self.settings.warmup))
             self.bank.update()
             if step % gap == 0:
-                write_torch(self._checkpoint(step), self.model.state_dict())
+                torch.save(self.model.state_dict(), self._checkpoint(step))
                 self._checkpoint(step - window - gap).unlink(missing_ok=True)
 
     def branch(self, decay: Decay) -> nn.Module:
@@ -232,7 +220,7 @@ class Run:
     @torch.no_grad()
     def validate(self, model: nn.Module) -> float:
         model.eval()
-        return statistics.fmean(float(loss_of(model, texts)) for texts in self._validation.split(64))
+        return round(statistics.fmean(float(loss_of(model, texts)) for texts in self._validation.split(64)), 6)
 
     def predictions(self) -> dict[str, float]:
         """Losses of the live weights, of every average, and of the merges of the last window."""
@@ -273,32 +261,24 @@ def run_seed(settings: Settings, seed: int, corpus: Corpus, record: Record) -> N
                 if fork not in finished():  # it was killed after this line
                     record.append(run.row)
                 run.save()
-                texts = [f"{name} {value:.3f}" for name, value in {**losses, **_branches(run.row)}.items()]
-                tell(f"seed {seed}, fork at {fork}: {', '.join(texts)}")
+                tell(f"seed {seed}: step {fork + settings.window}, branches {run.row['branch']}, predictions {losses}")
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # another process has seeds there
         folder.parent.rmdir()
 
 
-def _branches(row: dict[str, Any]) -> dict[str, float]:
-    return {f"branch-{name}": loss for name, loss in row["branch"].items()}
-
-
 # Results --------------------------------------------------------------------------------------------------------------
 
 
-def errors(rows: list[dict[str, Any]], at: str, weights: str, decay: str) -> dict[int, list[float]]:
-    """Predicted loss - loss of the branch, fork by fork, by seed."""
-    by_seed: dict[int, list[float]] = {}
-    for row in rows:
-        by_seed.setdefault(row["seed"], []).append(row[at][weights] - row["branch"][decay])
-    return by_seed
+def errors(rows: list[dict[str, Any]], at: str, weights: str, decay: str) -> list[list[float]]:
+    """Predicted loss - loss of the branch: a list per seed, with a value per fork."""
+    seeds = sorted({row["seed"] for row in rows})
+    return [[row[at][weights] - row["branch"][decay] for row in rows if row["seed"] == seed] for seed in seeds]
 
 
 def mean_sizes(rows: list[dict[str, Any]], at: str, weights: str, decay: str) -> list[float]:
-    """The mean |error| of a seed's forks, per seed."""
-    by_seed = errors(rows, at, weights, decay)
-    return [statistics.fmean(map(abs, by_seed[seed])) for seed in sorted(by_seed)]
+    """The mean |error| over the forks, per seed."""
+    return [statistics.fmean(map(abs, values)) for values in errors(rows, at, weights, decay)]
 
 
 def summary(rows: list[dict[str, Any]], settings: Settings, corpus: Corpus) -> str:
@@ -325,7 +305,7 @@ def summary(rows: list[dict[str, Any]], settings: Settings, corpus: Corpus) -> s
         for at, step in (("at_end", "t + D"), ("at_fork", "t")):
             base = mean_sizes(rows, at, "live", decay)
             for weights in rows[0][at]:
-                signed = [statistics.fmean(values) for values in errors(rows, at, weights, decay).values()]
+                signed = [statistics.fmean(values) for values in errors(rows, at, weights, decay)]
                 sizes = mean_sizes(rows, at, weights, decay)
                 gains = [one - other for one, other in zip(base, sizes, strict=True)]
                 cells = [step, weights, interval_text(signed), interval_text(sizes), interval_text(gains)]
@@ -350,17 +330,9 @@ def draw(figure: Figure, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    defaults = Settings()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("10-19"), help="such as 10-19 or 900,901")
-    parser.add_argument("--steps", type=int, default=defaults.steps, help="of the trunk (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=defaults.rate, help="of AdamW (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/decayed_model"), help="default: %(default)s")
-    options = parser.parse_args()
-    if options.steps < 1000 or options.steps % 100:
-        parser.error(f"--steps must be 1000 or more, a multiple of 100; got {options.steps}")
-    if not options.rate > 0:
-        parser.error(f"--rate must be positive; got {options.rate}")
+    options = parse_options(
+        __doc__, seeds="10-19", steps=Settings.steps, rate=Settings.rate, out="results/decayed_model"
+    )
     settings = Settings(steps=options.steps, rate=options.rate)
     corpus = standard_library()
     identity = {**asdict(settings), "python": platform.python_version(), "corpus_sha256": corpus.sha256}

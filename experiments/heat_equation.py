@@ -11,7 +11,6 @@ constant rate. An average does not move with them.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python experiments/heat_equation.py`
 
 from emabank import EMABank
-from experiments.record import Record, interval_text, parse_seeds, run_command, tell
+from experiments.record import Record, interval_text, parse_options, run_command, tell
 
 DIMENSIONS = 10
 TIME = 1.0
@@ -112,16 +111,7 @@ def draw(figure: Figure, rows: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=parse_seeds, default=parse_seeds("10-29"), help="such as 10-29 or 900,901")
-    parser.add_argument("--steps", type=int, default=3000, help="of Adam per seed (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of Adam, constant (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/heat_equation"), help="default: %(default)s")
-    options = parser.parse_args()
-    if options.steps < 100:
-        parser.error(f"--steps must be 100 or more; got {options.steps}")
-    if not options.rate > 0:
-        parser.error(f"--rate must be positive; got {options.rate}")
+    options = parse_options(__doc__, seeds="10-29", steps=3000, rate=1e-3, out="results/heat_equation")
     settings = {"steps": options.steps, "rate": options.rate, "batch": BATCH, "width": WIDTH, "dimensions": DIMENSIONS}
     record = Record(options.out, settings)
     for seed in options.seeds:

@@ -84,6 +84,23 @@ def parse_seeds(text: str) -> list[int]:
     return list(seeds)
 
 
+def parse_options(doc: str | None, *, seeds: str, steps: int, rate: float, out: str) -> argparse.Namespace:
+    """The command line of an experiment, with these defaults."""
+    parser = argparse.ArgumentParser(
+        description=(doc or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--seeds", type=parse_seeds, default=seeds, help="numbers and ranges, such as 10-19 or 900,902")
+    parser.add_argument("--steps", type=int, default=steps, help="optimizer steps per seed, a multiple of 100")
+    parser.add_argument("--rate", type=float, default=rate, help="learning rate")
+    parser.add_argument("--out", type=Path, default=out, help="folder of the results")
+    options = parser.parse_args()
+    if options.steps < 100 or options.steps % 100:
+        parser.error(f"argument --steps: must be a positive multiple of 100; got {options.steps}")
+    if not options.rate > 0.0:
+        parser.error(f"argument --rate: must be positive; got {options.rate}")
+    return options
+
+
 def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,19 @@ from experiments import decayed_model, heat_equation
 from experiments.decayed_model import DECAYS, Corpus, Run, Settings, merge_weights, run_seed
 from experiments.record import Record, parse_seeds
 
-TINY = Settings(steps=100, warmup=5, batch=2, context=8, width=8, layers=1, validation=4)
+
+@dataclass(frozen=True)
+class Tiny(Settings):
+    steps: int = 100
+    warmup: int = 5
+    batch: int = 2
+    context: int = 8
+    width: int = 8
+    layers: int = 1
+    validation: int = 4
+
+
+TINY = Tiny()
 
 
 @pytest.fixture
@@ -109,14 +122,14 @@ def test_a_killed_run_gives_the_same_rows(corpus: Corpus, tmp_path: Path, monkey
 
 def test_decayed_model_command(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decayed_model, "standard_library", lambda: corpus)
-    monkeypatch.setattr(decayed_model, "Settings", lambda **settings: TINY)
-    rows = run_script(decayed_model, monkeypatch, tmp_path, "--seeds", "1,2", "--steps", "1000")
+    monkeypatch.setattr(decayed_model, "Settings", Tiny)
+    rows = run_script(decayed_model, monkeypatch, tmp_path, "--seeds", "1,2")
     assert len(rows) == 10
     live = [abs(row["at_end"]["live"] - row["branch"]["linear"]) for row in rows]
     sizes = decayed_model.mean_sizes(rows, "at_end", "live", "linear")
     assert sizes == pytest.approx([sum(live[:5]) / 5, sum(live[5:]) / 5])
     assert (tmp_path / "predicted.svg").exists() and (tmp_path / "summary.md").exists()
-    assert run_script(decayed_model, monkeypatch, tmp_path, "--seeds", "1,2", "--steps", "1000") == rows
+    assert run_script(decayed_model, monkeypatch, tmp_path, "--seeds", "1,2") == rows
 
 
 def test_heat_equation_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
