@@ -26,6 +26,7 @@ import statistics
 import sys
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -284,14 +285,12 @@ def mean_sizes(rows: list[dict[str, Any]], at: str, weights: str, decay: str) ->
 def summary(rows: list[dict[str, Any]], settings: Settings, corpus: Corpus) -> str:
     """Markdown: every prediction of every decay. Intervals are 95 % t-intervals over seeds."""
     seeds = len({row["seed"] for row in rows})
-    live = statistics.fmean(row["at_end"]["live"] for row in rows)
     lines = [
         "# The decayed model, predicted",
         "",
-        f"{seeds} seeds with {len(settings.forks)} forks each, {settings.steps:,} steps of AdamW at rate "
-        f"{settings.rate:g}, decays over {settings.window} steps. Validation loss in nats per character; the live "
-        f"weights have {live:.3f} at t + D on average. Python {platform.python_version()}, corpus "
-        f"{corpus.sha256[:12]}.",
+        f"Seeds: {seeds}, with {len(settings.forks)} forks each; {settings.steps:,} steps of AdamW at rate "
+        f"{settings.rate:g}, D = {settings.window}. An error is predicted − real loss, in nats per character. Primary: "
+        f"merge-linear at t + D. Python {platform.python_version()}, corpus {corpus.sha256[:12]}.",
     ]
     for decay in DECAYS:
         truth = statistics.fmean(row["branch"][decay] for row in rows)
@@ -299,7 +298,7 @@ def summary(rows: list[dict[str, Any]], settings: Settings, corpus: Corpus) -> s
             "",
             f"## Decay: {decay} (branches: {truth:.3f} on average)",
             "",
-            "| known at | weights | mean error | mean size of the error | live weights' − this one | smaller in |",
+            "| known at | weights | mean error | mean size of the error | smaller than live by | in |",
             "|---|---|---|---|---|---|",
         ]
         for at, step in (("at_end", "t + D"), ("at_fork", "t")):
@@ -314,7 +313,8 @@ def summary(rows: list[dict[str, Any]], settings: Settings, corpus: Corpus) -> s
 
 
 def draw(figure: Figure, rows: list[dict[str, Any]]) -> None:
-    """Predicted against real losses, a panel per decay, at t + D."""
+    shown = [loss for row in rows for loss in (*row["branch"].values(), row["at_end"]["live"])]
+    limits = min(shown) - 0.01, max(shown) + 0.01
     panels = figure.subplots(1, len(DECAYS), sharex=True, sharey=True)
     for axes, decay in zip(panels, DECAYS, strict=True):
         real = [row["branch"][decay] for row in rows]
@@ -323,10 +323,9 @@ def draw(figure: Figure, rows: list[dict[str, Any]]) -> None:
             predicted = [row["at_end"][weights] for row in rows]
             axes.scatter(real, predicted, color=colour, label=label, s=18, alpha=0.8)
         axes.axline((real[0], real[0]), slope=1, color="#444444", linewidth=0.8)
-        axes.set_title(f"decay: {decay}")
-        axes.set_xlabel("loss of the branch after its decay, nats")
+        axes.set(title=f"decay: {decay}", xlabel="loss of the branch after its decay, nats", xlim=limits, ylim=limits)
     panels[0].set_ylabel("predicted at t + D without the branch, nats")
-    panels[0].legend(frameon=False)
+    panels[0].legend(frameon=False, loc="lower right")
 
 
 def main() -> None:
@@ -335,11 +334,12 @@ def main() -> None:
     )
     settings = Settings(steps=options.steps, rate=options.rate)
     corpus = standard_library()
-    identity = {**asdict(settings), "python": platform.python_version(), "corpus_sha256": corpus.sha256}
-    record = Record(options.out, identity)
+    record = Record(options.out, {**asdict(settings), "corpus_sha256": corpus.sha256})
     for seed in options.seeds:
         run_seed(settings, seed, corpus, record)
     rows = sorted(record.rows(), key=lambda row: (row["seed"], row["fork"]))
+    forks = Counter(row["seed"] for row in rows)
+    rows = [row for row in rows if forks[row["seed"]] == len(settings.forks)]  # another process may be at work
     record.write("summary.md", summary(rows, settings, corpus))
     record.draw("predicted.svg", lambda figure: draw(figure, rows), size=(10, 5))
     print(summary(rows, settings, corpus))
