@@ -9,7 +9,7 @@ SAY_SO = @echo "installing into $(VENV) what this needs, torch first of all: min
 INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-commands test-lowest torture docs lint format bench gate clean
+.PHONY: help demo test test-cluster test-commands test-lowest torture docs lint format bench gate experiments clean
 
 help: ## say what each target does
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 19
@@ -55,6 +55,9 @@ bench: $(VENV)/bench.stamp ## time an update against other libraries and the mem
 
 gate: $(VENV)/bench.stamp ## say what became slower than it was by more than 10 % (minutes, idle machine)
 	$(BIN)/python benchmarks/gate.py --measure
+
+experiments: $(VENV)/study.stamp ## averages for the heat equation (2 minutes); experiments/README.md has the other one
+	$(BIN)/python experiments/heat_equation.py --out runs/heat_equation
 
 clean: ## remove the environment, the caches and what the demo wrote
 	rm -rf $(VENV) $(LOWEST) torture site emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
