@@ -42,8 +42,8 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python experiments/decayed_model.py`
 
 from emabank import EMABank
+from emabank.atomic import write_atomically
 from emabank.averaging import average_checkpoints
-from emabank.checkpoint import write_atomically
 from experiments.record import Record, interval_text, parse_options, run_command, tell
 
 Decay = Callable[[float], float]

@@ -14,7 +14,7 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from emabank.checkpoint import write_atomically
+from emabank.atomic import write_atomically
 from emabank.study.bench import conditions
 from emabank.study.report.claims import interval
 from emabank.study.report.draw import RC
