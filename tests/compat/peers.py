@@ -148,6 +148,11 @@ def steps(model: nn.Module, count: int = 12, *, optimizer: str = "sgd", seed: in
         yield step
 
 
+def module_of(average: Any) -> nn.Module:
+    """The average itself."""
+    return average.ema_model if hasattr(average, "ema_model") else average.module
+
+
 def tensors(average: Any) -> dict[str, Tensor]:
     """The tensors of a state dict, in its order."""
     state = average.state_dict()

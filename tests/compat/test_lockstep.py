@@ -20,6 +20,7 @@ from tests.compat.peers import (
     assert_same,
     blend,
     build_model,
+    module_of,
     steps,
     tensors,
     through_a_file,
@@ -68,10 +69,6 @@ def test_a_run_resumes_from_the_other_librarys_checkpoint(case: Case, peer_saves
 
 plain = pytest.mark.parametrize("case", PLAIN.values(), ids=PLAIN)
 module_based = pytest.mark.parametrize("case", [PLAIN[name] for name in MODULES], ids=MODULES)
-
-
-def module_of(average: Any) -> nn.Module:
-    return average.ema_model if hasattr(average, "ema_model") else average.module
 
 
 @module_based

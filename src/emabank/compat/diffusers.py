@@ -35,6 +35,12 @@ class EMAModel:
         on_nonfinite: what to do when parameters hold NaN or inf. "ignore" averages them, as diffusers does; "raise"
             raises a FloatingPointError before anything moves; "skip" leaves this step out.
 
+    Attributes:
+        shadow_params: the averages.
+        optimization_step: how many steps there were.
+        cur_decay_value: the decay of the last one.
+        temp_stored_params: what `store` kept.
+
     >>> model = nn.Linear(2, 1)
     >>> ema = EMAModel(model.parameters(), decay=0.9999, use_ema_warmup=True, power=0.75)
     >>> ema.step(model.parameters())

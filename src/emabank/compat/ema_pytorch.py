@@ -17,8 +17,8 @@ class EMA(nn.Module):
     Integers are copied. The average is on its own device and in its own dtype; live weights are converted.
 
     Args:
-        model: the live model; `online_model` and `model` give it back.
-        ema_model: the module to average in, or a function that makes it. None means a copy of the model.
+        model: the live model.
+        ema_model: the average: a module, or a function that makes it. None means a copy of the model.
         beta: the largest decay per averaging update. 1 freezes the average.
         update_after_step: until this call of `update`, an update copies.
         update_every: every how many calls it averages.
@@ -40,6 +40,11 @@ class EMA(nn.Module):
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as ema_pytorch does; "raise"
             raises a FloatingPointError before anything moves; "skip" leaves this update out.
 
+    Attributes:
+        online_model: the live model, in a list if it is not a submodule.
+        initted: whether there was an update, as a buffer.
+        step: how many calls of `update` there were, as a buffer.
+
     >>> model = nn.Linear(2, 1)
     >>> ema = EMA(model, beta=0.9999, update_after_step=100, update_every=10)
     >>> ema.update()
@@ -48,9 +53,7 @@ class EMA(nn.Module):
     """
 
     initted: Tensor
-    """Whether there was an update, as a buffer."""
     step: Tensor
-    """How many calls of `update` there were, as a buffer."""
 
     def __init__(
         self,

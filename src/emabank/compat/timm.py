@@ -46,6 +46,9 @@ class ModelEmaV2(_ModelEma):
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as timm does; "raise"
             raises a FloatingPointError before anything moves; "skip" leaves this update out.
 
+    Attributes:
+        module: the average, a module like the live model.
+
     >>> model = nn.Linear(2, 1)
     >>> ema = ModelEmaV2(model, decay=0.998)
     >>> ema.update(model)
@@ -86,6 +89,9 @@ class ModelEmaV3(_ModelEma):
         exclude_buffers: whether buffers are copied and not averaged.
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as timm does; "raise"
             raises a FloatingPointError before anything moves; "skip" leaves this update out.
+
+    Attributes:
+        module: the average, a module like the live model.
 
     >>> model = nn.Linear(2, 1)
     >>> ema = ModelEmaV3(model, decay=0.9998, use_warmup=True)

@@ -29,6 +29,10 @@ class AveragedModel(nn.Module):
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as torch does; "raise"
             raises a FloatingPointError before anything moves; "skip" leaves this update out.
 
+    Attributes:
+        module: the average, a module like the live model.
+        n_averaged: how many models are in the average, as a buffer. 0 makes the next update copy.
+
     >>> from torch.optim.swa_utils import get_ema_multi_avg_fn
     >>> model = nn.Linear(2, 1)
     >>> averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
@@ -38,7 +42,6 @@ class AveragedModel(nn.Module):
     """
 
     n_averaged: Tensor
-    """How many models are in the average, as a buffer. 0 makes the next update copy."""
 
     def __init__(
         self,

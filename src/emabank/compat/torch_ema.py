@@ -27,6 +27,11 @@ class ExponentialMovingAverage:
         on_nonfinite: what to do when parameters hold NaN or inf. "ignore" averages them, as torch_ema does; "raise"
             raises a FloatingPointError before anything moves; "skip" leaves this update out.
 
+    Attributes:
+        shadow_params: the averages.
+        num_updates: how many updates there were; None without `use_num_updates`.
+        collected_params: what `store` kept.
+
     >>> model = nn.Linear(2, 1)
     >>> ema = ExponentialMovingAverage(model.parameters(), decay=0.995)
     >>> ema.update()
