@@ -19,6 +19,8 @@ from emabank.compat.timm import ModelEmaV2, ModelEmaV3
 from emabank.compat.torch import AveragedModel, update_bn
 from emabank.compat.torch_ema import ExponentialMovingAverage
 from tests.compat.peers import EVERY_STEP, assert_same, build_model, diffusers, steps, tensors, timm
+from tests.on_ranks import drop_ins
+from tests.support.ranks import FSDP, together
 
 # torch ---------------------------------------------------------------------------------------------------------------
 
@@ -93,6 +95,24 @@ def test_decay_may_change_and_set_copies(version: str):
             if step == 6:
                 average.set(model)
         assert_same(ours, peer, 10 if version == "V2" else 0)
+
+
+class Described(nn.Linear):
+    """A layer whose state dict holds more than tensors."""
+
+    def get_extra_state(self):
+        return {"version": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"version": 1}
+
+
+def test_a_state_dict_may_hold_more_than_tensors():
+    model = Described(2, 2)
+    average = ModelEmaV3(model, 0.5)
+    nn.init.zeros_(average.module.weight)
+    average.update(model)
+    assert torch.equal(average.module.weight, model.weight / 2)
 
 
 def test_a_buffer_outside_the_state_dict_stays_as_it_was():
@@ -374,3 +394,11 @@ def test_a_folder_is_read_both_ways(tmp_path: Path, peer_saves: bool):
     assert next(settings) == next(settings)
     read = kind.from_pretrained(tmp_path / "average")
     assert torch.equal(next(read.parameters()), tensors(saved)["parameter 0"])
+
+
+# Sharded models -------------------------------------------------------------------------------------------------------
+
+
+@FSDP
+def test_lists_of_shards(tmp_path: Path):
+    together(drop_ins.lists_of_shards, folder=tmp_path)

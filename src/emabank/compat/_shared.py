@@ -6,13 +6,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from emabank._distributed import is_sharded
 from emabank._model import check_shapes, nonfinite, tensor_refs, tensor_shapes
 from emabank.bank import check_choice
 
 OnNonfinite = Literal["ignore", "raise", "skip"]
 
 # Private in torch, but what its optimizers are built on: one call for many tensors.
-_copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _lerp_all = torch._foreach_lerp_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
@@ -58,8 +58,8 @@ def lerp_(pairs: Sequence[Pair], weight: float) -> None:
 
 def copy_(pairs: Sequence[Pair]) -> None:
     """Copy the live tensors into the averages, across devices and dtypes."""
-    if pairs:
-        _copy_all([pair.average for pair in pairs], [pair.live for pair in pairs])
+    for pair in pairs:  # one call for all would refuse the shards of FSDP2
+        pair.average.copy_(pair.live)
 
 
 def write_parameters(values: Sequence[Tensor], parameters: Iterable[Tensor]) -> None:
@@ -75,7 +75,10 @@ def warmed_up(step: int, *, decay: float, min_decay: float, inv_gamma: float, po
 def is_skipped(lives: Iterable[tuple[str, Tensor]], on_nonfinite: OnNonfinite) -> bool:
     """Whether live parameters hold NaN or inf and the update is to be left out; "raise" raises instead."""
     check_choice("on_nonfinite", on_nonfinite, ("ignore", "raise", "skip"))
-    bad = [] if on_nonfinite == "ignore" else nonfinite({name: live.detach() for name, live in lives})
+    named = {} if on_nonfinite == "ignore" else {name: live.detach() for name, live in lives}
+    if any(map(is_sharded, named.values())):
+        raise ValueError('on_nonfinite must be "ignore" for sharded parameters: ranks would differ. EMABank has both.')
+    bad = nonfinite(named)
     if bad and on_nonfinite == "raise":
         raise FloatingPointError(f"The live weights must be finite; {bad[0]!r} holds NaN or inf. No average has moved.")
     return bool(bad)

@@ -32,8 +32,10 @@ class _ModelEma(nn.Module):
 
     def _pairs(self, model: nn.Module) -> list[Pair]:
         """Without the buffers that are in no state dict: they stay as they were at construction."""
-        saved = {tensor.data_ptr() for tensor in self.module.state_dict().values()}
-        return [pair for pair in pair_modules(self.module, model) if pair.average.data_ptr() in saved]
+        values = self.module.state_dict().values()
+        saved = {value.data_ptr() for value in values if isinstance(value, torch.Tensor)}
+        pairs = pair_modules(self.module, model)
+        return [pair for pair in pairs if pair.is_parameter or pair.average.data_ptr() in saved]
 
 
 class ModelEmaV2(_ModelEma):
