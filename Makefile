@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
-# What is about packages that the lowest environment has not: the frameworks, the site, the peers of the benchmarks.
-NOT_LOWEST := src/emabank/integrations tests/integrations tests/test_site.py tests/test_benchmarks.py
+# What is about packages that the lowest environment has not: the frameworks, the site, the peers.
+NOT_LOWEST := src/emabank/integrations tests/integrations tests/compat tests/test_site.py tests/test_benchmarks.py
+# Peers of the drop-ins without what they bring: timm wants torchvision, and the tests need one file of it.
+PEERS := timm diffusers
 SAY_SO = @echo "installing into $(VENV) what this needs, torch first of all: minutes, the first time";
 INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
@@ -82,7 +84,8 @@ $(VENV)/study.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) ".[study,dev,docs,lightning,transformers,accelerate]"
+	$(INSTALL) ".[study,dev,docs,bench,lightning,transformers,accelerate]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --no-deps $(PEERS)
 	@touch $@
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
