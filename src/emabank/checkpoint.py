@@ -20,10 +20,15 @@ from emabank.atomic import write_atomically
 if TYPE_CHECKING:
     from emabank.bank import EMABank
 
-__all__ = ["export", "load", "read_state", "save", "write_safetensors", "write_state"]
+__all__ = ["NewerVersionError", "export", "load", "read_state", "save", "write_safetensors", "write_state"]
 
 FORMAT = "emabank"
 VERSION = 1
+
+
+class NewerVersionError(ValueError):
+    """A newer emabank wrote the file; upgrade to read it."""
+
 
 # A bank, and one of its averages --------------------------------------------------------------------------------------
 
@@ -196,7 +201,9 @@ def read_state(path: str | os.PathLike[str], *, kind: str, checksum: int | None 
             "to bank.load_state_dict."
         )
     if content["version"] > VERSION:
-        raise ValueError(f"{path} has format version {content['version']}, newer than {VERSION}: upgrade emabank.")
+        raise NewerVersionError(
+            f"{path} has format version {content['version']}, newer than {VERSION}: upgrade emabank."
+        )
     if content.get("kind") != kind:
         raise ValueError(f"{path} holds an emabank {content.get('kind')}, not a {kind}.")
     state = content.get("state")

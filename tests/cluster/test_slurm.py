@@ -92,7 +92,7 @@ def test_a_job_that_is_lost_is_submitted_again_and_finished_bit_for_bit(tmp_path
     for each in (parent_of(process), process):
         os.kill(each, signal.SIGKILL)
     assert [outcome.state for outcome in started.end()] == ["done", "done"]
-    assert "was lost; it goes on from its checkpoint" in started.said
+    assert "was lost; it resumes from its checkpoint" in started.said
     assert [left(RunFolder(task.folder)) for task in tasks] == undisturbed(tmp_path / "alone", 2)
 
 

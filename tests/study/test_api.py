@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from emabank.study import DataConfig, MeasuringConfig, ProtocolConfig, TrainingConfig, load_results, run_protocol
-from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, make_images
 from emabank.study.protocol import Protocol
 from emabank.study.report.results import read_setting
@@ -279,12 +278,6 @@ def test_what_cannot_work_is_one_sentence_before_anything_is_trained(
     assert not (tmp_path / "runs").exists()
 
 
-def test_human_labels_are_refused_for_data_of_ones_own(tmp_path: Path):
-    config = replace(CONFIG, data=DataConfig(dataset="cifar10n", labels="worse"))
-    with pytest.raises(ValueError, match="labels is worse; own has its own labels only: leave labels out"):
-        carried_out(tmp_path, config=config)
-
-
 # Transfer ------------------------------------------------------------------------------------------------------------
 
 
@@ -329,10 +322,3 @@ def test_transfer_that_cannot_work_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match=sentence):
         carried_out(tmp_path / "runs", make_model, data, replace(CONFIG, transfer=("digits",)))
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_dataset_of_the_study_is_data_too(tmp_path: Path):
-    digits = digits_dataset()
-    config = replace(CONFIG, data=DataConfig(subset=100, test_subset=50))
-    done, _ = carried_out(tmp_path, lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), digits, config)
-    assert len(done.refitted[0].load_predictions("live-last")["train"].labels) == 100

@@ -33,8 +33,10 @@ def short_run(tmp_path_factory) -> tuple[Record, str, Path]:
     return *demo(out), out
 
 
-def test_it_writes_the_page_the_figure_and_the_rows_and_nothing_else(short_run):
-    record, _, out = short_run
+def test_it_writes_the_page_the_figure_and_the_rows_and_says_where(short_run):
+    record, printed, out = short_run
+    assert "epoch 2/2" in printed and all(name in printed for name in ("live", *NAMES))
+    assert f"Open {out}/index.html" in printed.strip().splitlines()[-1]
     assert sorted(path.name for path in out.iterdir()) == ["curves.pdf", "curves.svg", "index.html", "rows.json"]
     assert json.loads((out / "rows.json").read_text()) == json.loads(json.dumps(asdict(record)))
 
@@ -60,15 +62,6 @@ def test_the_choice_is_made_on_validation_with_averaged_statistics(short_run):
         assert chosen.at_choice == max(mine, key=lambda row: row.validation_accuracy)
         assert chosen.at_end == mine[-1]
     assert record.best == max(selectable, key=lambda row: row.validation_accuracy).average
-
-
-def test_it_prints_the_progress_the_table_and_where_the_files_are(short_run):
-    _, printed, out = short_run
-    assert "epoch 2/2" in printed
-    assert all(name in printed for name in ("live", *NAMES))
-    last = printed.strip().splitlines()[-1]
-    assert f"Open {out}/index.html" in last, "what to open"
-    assert "`emabank run all`" in last, "and what to try next"
 
 
 def test_the_same_seed_gives_the_same_numbers_and_the_same_figure(short_run, tmp_path):

@@ -1,13 +1,12 @@
-"""A run that several processes train together comes to what one process with the same batches comes to."""
+"""A run that several processes train together equals the run of one process with the same batches."""
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from emabank.study.distributed import ALONE, ProcessGroup
+from emabank.study.distributed import ProcessGroup
 from tests.on_ranks import training
 from tests.study.small_runs import config, in_float64, trained
 from tests.study.small_runs import one_thread as one_thread
@@ -18,7 +17,7 @@ SHORT = {"epochs": 2, "warmup_epochs": 0.4}
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    "given",
+    "changes",
     [
         {"training": SHORT, "measuring": training.MEASURED},
         {"training": SHORT, "data": {"subset": 163}},  # 130 images: two are left for the last batch
@@ -28,16 +27,16 @@ SHORT = {"epochs": 2, "warmup_epochs": 0.4}
     ],
     ids=["resnet8", "a last batch of two", "without batch norm", "whitened", "refit"],
 )
-def test_it_is_the_training_of_one_process(given: dict[str, Any], world: int, tmp_path: Path):
-    alone = trained(config(**given), make_model=in_float64(config(**given)))
-    everywhere = together(training.training, given, folder=tmp_path, world=world)
+def test_it_is_the_training_of_one_process(changes: dict[str, Any], world: int, tmp_path: Path):
+    alone = trained(config(**changes), make_model=in_float64(config(**changes)))
+    everywhere = together(training.training, changes, folder=tmp_path, world=world)
     for live, averages, measured, losses in everywhere:
         assert_close(live, alone.model.state_dict())
         for name, weights in averages.items():
             assert_close(weights, alone.bank.weights(name))
         assert losses == pytest.approx(alone.losses, rel=1e-9)
         expected = [*alone.measured, *alone.test_curves]
-        assert [each[:5] for each in measured] == [each[:5] for each in expected]
+        assert [metric[:5] for metric in measured] == [metric[:5] for metric in expected]
         for mine, other in zip(measured, expected, strict=True):
             assert mine.value == pytest.approx(other.value, rel=1e-6)
     first = everywhere[0]
@@ -46,21 +45,17 @@ def test_it_is_the_training_of_one_process(given: dict[str, Any], world: int, tm
         assert first[2:] == other[2:]
 
 
-def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert list(found) == list(expected)
+def assert_close(tensors: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(tensors) == list(expected)
     for key, value in expected.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            tensors[key], value, rtol=1e-9, atol=1e-9, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [0, 1, 5, 7, 100])
 def test_shares_are_all_of_it_in_order_and_alike(world: int, count: int):
     shares = [range(count)[ProcessGroup(rank, world).share(count)] for rank in range(world)]
-    assert [each for share in shares for each in share] == list(range(count))
+    assert [place for share in shares for place in share] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_alone_nothing_is_said():
-    assert ALONE.totals(1.5, True) == [1.5, True]
-    assert ALONE.from_first("told") == "told"
-    assert np.array_equal(ALONE.from_all(np.arange(3)), np.arange(3))

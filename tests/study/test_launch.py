@@ -1,4 +1,4 @@
-"""The command `emabank protocol` as people use it: real processes, killed, interrupted and started again."""
+"""The commands `protocol` and `run` as people use them: real processes, killed, interrupted and started again."""
 
 import io
 import json
@@ -16,15 +16,16 @@ from rich.console import Console
 
 from emabank.study import launch
 from emabank.study.commands import main
-from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Keep, Place, ProtocolConfig, TrainingConfig
+from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Place, ProtocolConfig, TrainingConfig
 from emabank.study.data.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
-from emabank.study.launch import executor_for, jobs_on, launch_protocol, show_plan
+from emabank.study.launch import executor_for, jobs_on, launch_protocol
 from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.results import read_setting
 from emabank.study.run_job import Job, folder_of, run_job, task_of, title
 from emabank.study.serialize import read_toml
 from emabank.study.studies.scheduler import RunJobs, Setting, placeholder_choices, run_setting, variant_jobs
+from tests.study.studies.small_studies import manifests, runs_in
 from tests.support.processes import SOURCE, is_alive, wait_until
 
 CONFIG = ProtocolConfig(
@@ -39,20 +40,24 @@ WORDS = ["--subset", "200", "--test-subset", "100", "--width", "4", "--epochs", 
 WORDS += ["--rates", "0.1", "--seeds", "2", "--no-swa"]
 
 
-class Command:
-    """`emabank protocol` in a process of its own, whose lines are read as they come."""
+STUDY = ["run", "constant-lr", "--seeds", "2", "--device", "cpu"]
+SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 
-    def __init__(self, runs: Path) -> None:
+
+class Command:
+    """`emabank` in a process of its own, whose lines are read as they come."""
+
+    def __init__(self, words: Sequence[str], runs: Path) -> None:
         self.errors = runs.parent / "errors.txt"
         with open(self.errors, "w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "emabank.study", "protocol", *WORDS, "--runs", str(runs), "--jobs", "2"],
+                [sys.executable, "-m", "emabank.study", *words, "--runs", str(runs), "--jobs", "2"],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
                 env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"},
             )
-        self.said: list[str] = []
+        self.printed: list[str] = []
         self.workers: set[int] = set()
         self.others: set[int] = set()
 
@@ -68,17 +73,17 @@ class Command:
         """Read on until a line has these words; workers that are seen on the way are remembered."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append(line.rstrip("\n"))
+            self.printed.append(line.rstrip("\n"))
             self.look()
             if words in line:
                 return
-        raise AssertionError(f"{words!r} was not said, but: {self.said} {self.errors.read_text()}")
+        raise AssertionError(f"{words!r} was not said, but: {self.printed} {self.errors.read_text()}")
 
     def end(self) -> int:
         """Read the rest and give the exit code; no process may be left."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append(line.rstrip("\n"))
+            self.printed.append(line.rstrip("\n"))
             self.look()
         code = self.process.wait(timeout=120)
         wait_until(lambda: not any(is_alive(process) for process in self.workers | self.others))
@@ -115,15 +120,16 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
 ):
     runs = tmp_path / "runs"
 
-    with Command(runs) as first:  # a worker is killed, as by the system for want of memory
+    protocol = ["protocol", *WORDS]
+    with Command(protocol, runs) as first:  # a worker is killed, as by the system for want of memory
         first.until("started: tune, rate 0.1, seed 0")
         wait_until(lambda: bool(first.look()))
         os.kill(min(first.workers), signal.SIGKILL)
         assert first.end() == 1
-    report = first.said[first.said.index("1 of 2 runs failed:") :]
+    report = first.printed[first.printed.index("1 of 2 runs failed:") :]
     seed = int(report[1].partition("seed ")[2][0])  # the first of two workers need not have the first seed
     assert report[1] == f"- tune, rate 0.1, seed {seed}: killed by SIGKILL (possibly out of memory)"
-    assert any(line.startswith("done in") and f"seed {1 - seed}" in line for line in first.said), "the other is done"
+    assert any(line.startswith("done in") and f"seed {1 - seed}" in line for line in first.printed), "the other is done"
     log = report[-1].removeprefix("  log: ")
     assert first.errors.read_text() == (
         "emabank: 1 of 2 runs failed, the first with killed by SIGKILL (possibly out of memory): tune, rate 0.1, "
@@ -131,27 +137,27 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
     )
     assert Path(log).exists() and Path(log).is_relative_to(runs)
 
-    with Command(runs) as second:  # Ctrl-C, when the refits have begun
+    with Command(protocol, runs) as second:  # Ctrl-C, when the refits have begun
         second.until("started: refit, rate 0.1, seed 1")
         wait_until(lambda: bool(second.look()))
         second.process.send_signal(signal.SIGINT)
         assert second.end() == 130
-    assert [line for line in second.said if "already done" in line] == [
+    assert [line for line in second.printed if "already done" in line] == [
         f"already done: tune, rate 0.1, seed {1 - seed} [1 of 2]"
     ]
     assert second.workers
     assert second.errors.read_text() == "emabank: interrupted; the same command resumes\n"
     assert not list(runs.glob("protocol-*"))
 
-    with Command(runs) as third:
+    with Command(protocol, runs) as third:
         assert third.end() == 0
     assert third.errors.read_text() == ""
-    said = "\n".join(third.said)
+    said = "\n".join(third.printed)
     assert said.count("started: ") == said.count("started: refit, rate 0.1, seed ") == 2
     assert "Trained on 100% with what validation chose, measured on test; learning rate by seed: 0.1, 0.1" in said
     assert "…" not in said
     [summary] = runs.glob("protocol-*/summary.json")
-    assert third.said[-1] == f"Rows and tables: {summary.parent}, and each run's folder beside it"
+    assert third.printed[-1] == f"Rows and tables: {summary.parent}, and each run's folder beside it"
 
     undisturbed = in_this_process(tmp_path / "undisturbed")
     assert summary.read_bytes() == (undisturbed / "summary.json").read_bytes()
@@ -161,10 +167,10 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
     ended = {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")}
     assert len(ended) == 4
     capsys.readouterr()
-    assert main(["protocol", *WORDS, "--runs", str(runs), "--jobs", "2"]) == 0
+    assert main([*protocol, "--runs", str(runs), "--jobs", "2"]) == 0
     assert "started: " not in (printed := capsys.readouterr().out)
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")} == ended
-    assert printed.splitlines()[-1] == third.said[-1]
+    assert printed.splitlines()[-1] == third.printed[-1]
 
 
 def in_this_process(runs: Path) -> Path:
@@ -182,6 +188,68 @@ def here(place: Place) -> RunJobs:
         return {run_job(job, place).id: Outcome(task=task_of(job, place), state="done") for job in jobs}
 
     return run_jobs
+
+
+@pytest.mark.slow
+def test_a_study_that_was_killed_and_started_again_ends_as_if_nothing_had_happened(tmp_path: Path):
+    place, study = Place(runs=tmp_path / "runs"), [*STUDY, "--set", *SETTINGS]
+    with Command(study, place.runs) as first:
+        first.until("started: refit, rate 0.1, seed 1")
+        first.process.kill()
+        first.end()
+    assert manifests(place)["constant-lr"].state == "running"
+    done = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in runs_in(place)}
+    assert len(done) >= 2, "tuning is over"
+
+    with Command(study, place.runs) as second:
+        assert second.end() == 0, second.errors.read_text()
+    printed = "\n".join(second.printed)
+    assert "tuning: 2 runs" in printed and printed.count("already done: tune") == 2
+    assert second.printed[-2] == "done: constant-lr"
+    assert f"`emabank report {os.path.relpath(place.runs)}`" in second.printed[-1]
+    manifest = manifests(place)["constant-lr"]
+    assert manifest.state == "done" and len(runs_in(place)) == 6
+    now = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in done}
+    assert now == done, "what was done is not trained again"
+
+    elsewhere = study_undisturbed(tmp_path / "undisturbed")
+    [ran] = manifest.pairs
+    for name in ("summary.json", "rows.jsonl"):
+        mine, other = (where.runs / str(ran.protocol) / name for where in (place, elsewhere))
+        assert mine.read_bytes() == other.read_bytes()
+    assert runs_in(place) == runs_in(elsewhere)
+    for run in ran.arms["constant"]:
+        mine, other = (where.runs / run / "rows.jsonl" for where in (place, elsewhere))
+        assert mine.read_bytes() == other.read_bytes()
+
+    with Command(study, place.runs) as third:
+        assert third.end() == 0
+    assert "started: " not in "\n".join(third.printed)
+
+
+def study_undisturbed(runs: Path) -> Place:
+    """The same study without a command, workers or interruptions."""
+    code = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from emabank.study.commands.parsing import parse
+from emabank.study.config import Place
+from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.scheduler import run_studies, settings_of
+from tests.study.studies.small_studies import DIGITS, Counting
+command = parse({[*STUDY, "--runs", str(runs), "--set", *SETTINGS]!r}, description="")
+studies, place = [STUDIES["constant-lr"]], command.place
+settings = settings_of(studies, "demo", command.change)
+run_studies(
+    studies, "demo", settings, place, command="", load=lambda config: DIGITS, run_jobs=Counting(place)
+)
+"""
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    return Place(runs=runs)
 
 
 # In this process -----------------------------------------------------------------------------------------------------
@@ -209,20 +277,6 @@ def test_a_dry_run_trains_nothing_and_what_it_prints_gives_the_same_configuratio
     again = ["protocol", "--config", str(tmp_path / "plan.toml"), "--runs", str(tmp_path / "runs"), "--dry-run"]
     assert main(again) == 0
     assert capsys.readouterr().out == text
-
-
-def test_a_plan_says_which_runs_are_done(tmp_path: Path):
-    place = Place(runs=tmp_path)
-    config = resolve(replace(CONFIG, training=TrainingConfig(width=4, epochs=3), swa=True))
-    dataset = load_dataset(config.data, place.data)
-    jobs = tuning_jobs(config, data=launch.fingerprint(dataset))
-    run_job(jobs[1], place, dataset)
-    console = Console(file=io.StringIO(), width=80)
-    show_plan(config, place, console=console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    states = [line.rpartition(", ")[2] for line in lines if line.startswith("# tune")]
-    assert states == ["waiting", "done"]
-    assert lines[-1] == "# then 2 refits and 2 runs with SWA, with what these choose"
 
 
 class Pretending:
@@ -263,20 +317,6 @@ def test_several_kinds_of_runs_together_have_room_for_the_one_with_the_most_thre
     assert executor_for([], Place(jobs=3)).jobs == 3
 
 
-def test_the_command_of_a_job_is_the_one_that_starts_at_once():
-    task = task_of(tuning_jobs(resolve(CONFIG), data="abc")[0], Place().absolute())
-    assert task.command[:3] == (sys.executable, "-m", executor_for([CONFIG.hardware], Place()).warm[0])
-    assert len(task.command) == 4
-
-
-def test_a_place_becomes_absolute_whatever_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-    given = Place(data=Path("d"), cache=Path("c"), runs=Path("/r"), jobs=2, checkpoint_seconds=3.0, wandb="w")
-    assert given.absolute() == replace(given, data=tmp_path / "d", cache=tmp_path / "c")
-    assert Place().absolute().cache is None
-    assert given.absolute().absolute() == given.absolute()
-
-
 def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -295,16 +335,6 @@ def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
         assert task.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
         given = json.loads(task.command[-1])["place"]
         assert (given["runs"], given["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
-
-
-def test_titles_tell_the_stages_apart():
-    [job, _] = tuning_jobs(resolve(CONFIG), data="")
-    keep = (Keep(weights="live", epoch=1, batchnorm="own", selected_by="accuracy"),)
-    refit = replace(job.config, trained_on="100%", keep=keep)
-    assert title(job.config) == "tune, rate 0.1, seed 0"
-    assert title(refit) == "refit, rate 0.1, seed 0"
-    assert title(replace(refit, keep=(), constant_from=1, swa=True)) == "SWA, rate 0.1, seed 0"
-    assert task_of(Job(refit), Place()).title == title(refit)
 
 
 def test_the_runs_of_studies_have_titles_that_tell_them_apart():

@@ -21,7 +21,6 @@ from emabank.study.launch import launch_studies, show_studies_plan
 from emabank.study.models.operations import Counted
 from emabank.study.protocol import plan_protocol, resolve
 from emabank.study.run_job import folder_of, run_job
-from emabank.study.runs.writer import mark_failed
 from emabank.study.studies import listing, scheduler
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.cost import CORES, Cost, Speed, cost_of, operations
@@ -126,15 +125,6 @@ def test_the_list_names_what_stands_for_what_and_measures_nothing(small: list[Ru
     assert (rows["generalization"][0], rows["lr-search"][0], rows["constant-lr"][0]) == ("abc", "ab", "d")
 
 
-def test_the_list_is_whole_in_80_columns():
-    console = quiet(80)
-    list_studies("demo", console)
-    lines = text_of(console).splitlines()
-    assert all(len(line) <= 80 for line in lines)
-    assert "…" not in text_of(console)
-    assert {line.split()[0] for line in lines if line and not line.startswith(" ")} >= {*STUDIES, "all"}
-
-
 # What is to be done --------------------------------------------------------------------------------------------------
 
 
@@ -198,26 +188,6 @@ def test_when_tuning_is_done_all_runs_are_known_and_when_all_is_done_none_is_lef
     assert total_of(lines)[:2] == (len(finished.trained), 0)
     assert "0 MFLOP, about 0 s with" in lines[-1]
     assert not any("waiting" in line or "then" in line for line in lines)
-
-
-def test_the_plan_says_which_runs_have_failed(tmp_path: Path):
-    place = Place(runs=tmp_path / "runs")
-    job = plan_protocol(resolve(PROTOCOLS[WIDE]), place, DIGITS).tuning[0]
-    folder = folder_of(job.config, place).path
-    folder.mkdir(parents=True)
-    mark_failed(folder, "exit code 1")
-    lines = planned(["lr-search"], place)
-    assert len([line for line in lines if re.search(r"seed 0: failed, about \d+", line)]) == 1
-    assert total_of(lines)[:2] == (0, 3)
-
-
-def test_settings_are_those_that_were_asked_for(tmp_path: Path):
-    def change(config: ProtocolConfig) -> ProtocolConfig:
-        return replace(config, seeds=3, swa=False)
-
-    lines = planned(["generalization"], Place(runs=tmp_path), change=change)
-    assert total_of(lines)[:2] == (0, 3 * (2 + 1) + 3 * (1 + 1) + 3 * (1 + 1)), "without SWA there are no such runs"
-    assert not any("swa" in line for line in lines)
 
 
 def test_without_the_data_the_plan_says_so_and_still_what_it_would_cost(

@@ -47,14 +47,10 @@ def test_nothing_else_of_a_run_changes(tmp_path: Path):
     assert states_equal(plain.model.state_dict(), training.model.state_dict())
     assert states_equal(plain.bank.state_dict(), training.bank.state_dict())
     assert plain.measured == training.measured
-    assert plain.recorder.state_dict() is None
-
-
-def test_a_run_without_them_writes_nothing(tmp_path: Path):
-    training = training_of(config())
-    training.recorder.keep_in(tmp_path / "posthoc")
-    training.run()
-    assert not (tmp_path / "posthoc").exists()
+    bare = training_of(config())
+    bare.recorder.keep_in(tmp_path / "posthoc")
+    bare.run()
+    assert bare.recorder.state_dict() is None and not (tmp_path / "posthoc").exists()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -76,7 +72,7 @@ def test_interrupted_anywhere_the_snapshots_are_the_same(tmp_path: Path):
     first.recorder.keep_in(tmp_path / "parts")
     interrupted(first, drawer, 6)
     state = drawer.load_checkpoint()
-    first.run()  # and goes on without a checkpoint, as if it were killed after the twentieth step
+    first.run()  # continues without a checkpoint, as if it were killed after the twentieth step
     assert max(snapshot_steps(tmp_path / "parts")) == 20
     second = training_of(run)
     second.load_state_dict(state)

@@ -74,19 +74,23 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
     if summary.get("diverged"):
         raise ValueError(f"{folder.path} diverged; there is nothing in it to ship")
     rows = folder.rows()
-    seen = [row for row in rows if row.split == "val" and row.selected_by is None and row.metric == criterion]
-    if not seen:
+    on_val = [row for row in rows if row.split == "val" and row.metric == criterion]
+    epochs = [row for row in on_val if row.selected_by is None]
+    if not epochs:
         raise ValueError(
             f"{folder.path} has no validation images, because it was trained on all of them: what it keeps was chosen "
             "by the run of 80% with the same rate; ask about that one"
         )
     better = "max" if criterion == "accuracy" else "min"
     curves: dict[str, dict[int, float]] = {}
-    for row in seen:
+    for row in epochs:
         if row.batchnorm != "recomputed" and row.value is not None and row.epoch is not None and row.weights != "swa":
             curves.setdefault(row.weights, {})[row.epoch] = row.value
     gains = tuple(_gains(folder, rows, criterion))
-    live, kept = _live(rows, criterion), max(gains, key=lambda gain: gain.on_val[0], default=None)
+    by_name = {_name(row): row for row in on_val if row.selected_by is not None}
+    # The live weights that a run keeps are those of their best accuracy, whatever the criterion.
+    live = _as_best(by_name[f"{LIVE}-accuracy"])
+    kept = max(gains, key=lambda gain: gain.on_val[0], default=None)
     if kept is None:
         advice = advise({LIVE: curves[LIVE]}, criterion=criterion, better=better)
         advice = replace(advice, epoch=live.epoch, value=live.value, live=live, stop=min(advice.stop, live.epoch))
@@ -94,7 +98,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
     gain, error = kept.on_val
     # It was chosen among every epoch of every average, and the kept ones once more with recomputed statistics.
     choices = sum(len(curve) for name, curve in curves.items() if name != LIVE) + len(gains)
-    row = next(row for row in _on_val(rows, criterion) if _name(row) == kept.weights)
+    row = by_name[kept.weights]
     shipped = _as_best(row) if gain > 0.0 else live
     has_statistics = gain > 0.0 and row.batchnorm != "own" and summary.get("has_batchnorm")
     advice = advise(curves, criterion=criterion, better=better, error=error, critical=critical_value(choices))
@@ -111,16 +115,6 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
     )
     name = kept.weights if gain > 0.0 else f"{LIVE}-accuracy"
     return RunAdvice(folder.id, _title(rows[0]), advice, gains, name)
-
-
-def _live(rows: Sequence[Row], criterion: Criterion | str) -> Best:
-    """The live weights that a run keeps: those of their best accuracy, whatever the criterion."""
-    return _as_best(next(row for row in _on_val(rows, criterion) if _name(row) == f"{LIVE}-accuracy"))
-
-
-def _on_val(rows: Sequence[Row], criterion: Criterion | str) -> Iterator[Row]:
-    """What was measured of kept weights on validation images."""
-    return (row for row in rows if row.split == "val" and row.metric == criterion and row.selected_by is not None)
 
 
 def _as_best(row: Row) -> Best:

@@ -27,6 +27,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from emabank import EMABank
 from emabank.study.models import build_network
+from emabank.study.runs.environment import cpu_name
+from emabank.study.runs.storage import write_text
 
 if TYPE_CHECKING:
     from emabank.study.commands.bench import BenchArguments
@@ -56,22 +58,14 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Summarise a sample.
-
-    >>> print(spread([1.0, 2.0, 3.0]))
-    2 (1.2–2.8)
-    """
+    """Summarise a sample."""
     sample = list(values)
     tenths = statistics.quantiles(sample, n=10, method="inclusive") if len(sample) > 1 else sample
     return Spread(statistics.median(sample), tenths[0], tenths[-1], statistics.fmean(sample))
 
 
 def paired_ratio(times: Sequence[float], reference: Sequence[float]) -> Spread:
-    """Summarise times/reference, taken round by round.
-
-    >>> print(paired_ratio([2.0, 20.0], [1.0, 10.0]))
-    2 (2–2)
-    """
+    """Summarise times/reference, taken round by round."""
     return spread(time / other for time, other in zip(times, reference, strict=True))
 
 
@@ -107,10 +101,9 @@ class BackgroundLoad:
 
 def conditions() -> dict[str, Any]:
     """What a reader needs to judge a number, or to measure it again."""
-    names = [line.partition(":")[2].strip() for line in _read("/proc/cpuinfo").splitlines() if "model name" in line]
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "cpu": names[0] if names else platform.processor() or "unknown",
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cache_mib": last_level_cache() // 2**20,
@@ -357,9 +350,4 @@ def _device(name: str) -> torch.device:
 
 def write_json(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result; a file at `path` is replaced once the new one is complete."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(json.dumps(result, indent=1, ensure_ascii=False, default=asdict) + "\n", encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_text(path, json.dumps(result, indent=1, ensure_ascii=False, default=asdict) + "\n")

@@ -63,11 +63,7 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
 
 
 def run_config(config: DemoConfig) -> RunConfig:
-    """The demo as a run of the study: all training images, measured on everything after each epoch.
-
-    >>> run_config(DemoConfig()).recipe.averages.names[-1]
-    'ema-7.1%'
-    """
+    """The demo as a run of the study: all training images, measured on everything after each epoch."""
     recipe = Recipe(
         data=DataConfig(noise=config.noise, noise_seed=config.seed),
         training=TrainingConfig(
@@ -85,12 +81,7 @@ def run_config(config: DemoConfig) -> RunConfig:
 
 
 def demo_parts(config: DemoConfig) -> Parts:
-    """All 1297 training digits, some with wrong labels; the 500 test digits, half to choose on and half to test on.
-
-    >>> parts = demo_parts(DemoConfig(noise=0.4))
-    >>> len(parts.train), int(parts.train.wrong.sum()), len(parts.validation), len(parts.test)
-    (1297, 519, 250, 250)
-    """
+    """All 1297 training digits, some with wrong labels; the 500 test digits, half to choose on and half to test on."""
     digits = digits_dataset()
     clean = digits.train.clean
     noisy, _ = symmetric_noise(clean, config.noise, classes=digits.classes, seed=config.seed)
@@ -114,12 +105,11 @@ def _train(config: DemoConfig, console: Console) -> Record:
     steps = training.schedule.steps
     averages = rules(run.recipe.averages, steps)
     rows = _rows([*training.measured, *training.test_curves])
-    chosen = _chosen(training, averages, rows)
     return Record(
         conditions=_conditions(config, run, steps, seconds=time.monotonic() - started),
-        learning_rate=[each["rate"] for each in training.history()],
+        learning_rate=[epoch["rate"] for epoch in training.history()],
         best=_best(training, averages),
-        chosen=chosen,
+        chosen=_chosen(training, averages, rows),
         rows=rows,
     )
 
@@ -127,19 +117,19 @@ def _train(config: DemoConfig, console: Console) -> Record:
 def _rows(measured: list[EpochMetric]) -> list[Row]:
     """The measurements of one set of weights at one epoch, side by side."""
     table: dict[tuple[int, str, str], dict[str, float]] = {}
-    for each in measured:
-        place = table.setdefault((each.epoch, each.weights, each.batchnorm), {})
-        place[f"{each.split} {each.metric}"] = each.value
+    for metric in measured:
+        values = table.setdefault((metric.epoch, metric.weights, metric.batchnorm), {})
+        values[f"{metric.split} {metric.metric}"] = metric.value
     return [
         Row(
             epoch=epoch,
             average=weights,
             statistics="live" if weights == LIVE else statistics,  # type: ignore[arg-type]
-            validation_accuracy=found["val accuracy"],
-            test_accuracy=found["test accuracy"],
-            memorised=found.get("train memorised"),
+            validation_accuracy=values["val accuracy"],
+            test_accuracy=values["test accuracy"],
+            memorised=values.get("train memorised"),
         )
-        for (epoch, weights, statistics), found in table.items()
+        for (epoch, weights, statistics), values in table.items()
     ]
 
 

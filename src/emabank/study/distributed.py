@@ -21,11 +21,7 @@ RANK, WORLD, LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"  # set by torchrun
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """One process among `world` that work on the same run.
-
-    >>> ProcessGroup().is_alone, ProcessGroup(rank=1, world=3).share(8)
-    (True, slice(3, 6, None))
-    """
+    """One process among `world` that work on the same run."""
 
     rank: int = 0
     world: int = 1
@@ -74,11 +70,7 @@ ALONE = ProcessGroup()
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process as one of several.
-
-    >>> under_torchrun()
-    False
-    """
+    """Whether torchrun started this process as one of several."""
     return int(os.environ.get(WORLD, "1")) > 1
 
 
@@ -87,10 +79,6 @@ def join_group(device: str) -> Generator[ProcessGroup]:
     """This process among those that torchrun started; alone where it did not.
 
     Each process has a GPU of its own, by its number on the machine.
-
-    >>> with join_group("cpu") as group:
-    ...     group.is_alone
-    True
     """
     if not under_torchrun():
         yield ALONE

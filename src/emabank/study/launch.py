@@ -18,11 +18,12 @@ from emabank.study.executors import Executor, Outcome
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.executors.progress import counting, duration, say
 from emabank.study.executors.torchrun import TorchrunExecutor, follow
-from emabank.study.protocol import Chosen, Planned, Protocol, choose_all, plan_protocol, resolve, tuning_jobs
+from emabank.study.protocol import Protocol, choose_all, plan_protocol, resolve, tuning_jobs
 from emabank.study.report.render import terminal
 from emabank.study.report.results import read_setting
 from emabank.study.report.table_specs import protocol_tables
 from emabank.study.run_job import WORKER, Job, folder_of, task_of, title, work_together
+from emabank.study.runs.environment import cores
 from emabank.study.runs.manifest import Manifest
 from emabank.study.serialize import to_toml
 from emabank.study.studies.catalogue import Study
@@ -113,18 +114,14 @@ def _show_end(manifests: Sequence[Manifest], place: Place, say: Callable[[str], 
         say(f"{manifest.study} could not be finished: {manifest.reason}")
     done = [manifest.study for manifest in manifests if manifest.state == "done"]
     if done:
-        runs = _shown(place.runs)
+        is_default = place.runs == Path("runs").absolute()
+        runs = "" if is_default else f" {shlex.quote(os.path.relpath(place.runs))}"
         say(f"done: {', '.join(done)}")
         say(
             f"Next: `emabank report{runs}` for tables, figures and an HTML page, or `emabank claims{runs}` to check "
             "the results against the paper."
         )
     return not failed
-
-
-def _shown(runs: Path) -> str:
-    """The folder of runs as a command takes it; nothing for the default."""
-    return "" if runs == Path("runs").absolute() else f" {shlex.quote(os.path.relpath(runs))}"
 
 
 def _loader(place: Place, console: Console) -> Callable[[ProtocolConfig], Dataset]:
@@ -165,8 +162,7 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
         from emabank.study.executors.ray import RayExecutor
 
         return RayExecutor(address=place.address, jobs=place.jobs, cpus=threads, gpus=gpus, retries=place.retries)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jobs = place.jobs or (max(1, cores // threads) if on_cpu else 1)
+    jobs = place.jobs or (max(1, cores() // threads) if on_cpu else 1)
     # A GPU is left to processes that start from nothing.
     return LocalExecutor(jobs=jobs, warm=_WARM if on_cpu else ())
 
@@ -230,7 +226,7 @@ def show_studies_plan(
     for setting in settings:
         line(f"{title_of(setting.config)}, for {setting.name}")
         try:
-            known = _jobs(setting, plan_protocol(setting.config, place, load(setting.config)), place)
+            known = _known_jobs(setting, place, load(setting.config))
             words = "then, with what tuning chooses"
         except FileNotFoundError as error:  # what it would cost is known without the data
             line(f"  {error}")
@@ -247,26 +243,27 @@ def show_studies_plan(
 
 
 class _Plan:
-    """What is to be trained, as it adds up; what settings share counts once."""
+    """What is to be trained, as it adds up; what settings share counts once, and each network is timed once."""
 
     def __init__(self, place: Place, say: Callable[[str], None]) -> None:
         self.done, self.waiting, self.cost = 0, 0, NOTHING
-        self._place, self._say, self._speeds = place, say, _Speeds()
-        self._known: dict[str, str] = {}
+        self._place, self._say = place, say
+        self._owners: dict[str, str] = {}
         self._later: dict[ProtocolConfig, Counter[str]] = {}
+        self._speeds: dict[tuple[str, int | None, str, int | None], Speed] = {}
 
     def add(self, setting: Setting, kind: str, jobs: Sequence[Job]) -> None:
         """Runs that are known already, of one kind."""
         for job in jobs:
             folder = folder_of(job.config, self._place)
             words = folder.state()
-            if folder.id in self._known:
-                words = f"shared with {self._known[folder.id]}"
+            if folder.id in self._owners:
+                words = f"shared with {self._owners[folder.id]}"
             elif words == "done":
                 self.done += 1
             else:
                 words += f", about {duration(self._wait_for(setting.config, kind, 1).seconds)}"
-            self._known.setdefault(folder.id, setting.name)
+            self._owners.setdefault(folder.id, setting.name)
             self._say(f"  {title(job.config)}: {words}")
 
     def add_later(self, setting: Setting, needed: Counter[str], words: str) -> None:
@@ -280,41 +277,28 @@ class _Plan:
             self._say(f"  {words}: {', '.join(listed)}")
 
     def _wait_for(self, config: ProtocolConfig, kind: str, count: int) -> Cost:
-        cost = self._speeds.cost(config, kind).times(count)
+        network = config.training.network, config.training.width, config.data.dataset, config.data.size
+        if network not in self._speeds:
+            self._speeds[network] = measure_speed(example_config("tune", config))
+        cost = cost_of(example_config(kind, config), self._speeds[network]).times(count)
         self.waiting, self.cost = self.waiting + count, self.cost + cost
         return cost
 
 
-def _jobs(setting: Setting, planned: Planned, place: Place) -> dict[str, list[Job]]:
+def _known_jobs(setting: Setting, place: Place, dataset: Dataset) -> dict[str, list[Job]]:
     """The runs of a setting by kind, as far as they are known: what follows from tuning is, once that is done."""
-    known = {"tune": planned.tuning}
+    planned = plan_protocol(setting.config, place, dataset)
+    jobs = {"tune": planned.tuning}
     if not all(folder_of(job.config, place).is_done() for job in planned.tuning):
-        return known
+        return jobs
     try:
         chosen = choose_all(setting.config, place, planned)
     except ValueError:  # diverged at every learning rate: the run itself will say so
-        return known
-    return known | {kind: _of_kind(kind, setting.config, chosen, place) for kind in _needed(setting) if kind != "tune"}
-
-
-def _of_kind(kind: str, config: ProtocolConfig, chosen: Chosen, place: Place) -> list[Job]:
-    if kind in ("refit", "swa"):
-        return chosen.refits if kind == "refit" else chosen.swa
-    return variant_jobs(kind, config, chosen, place)
+        return jobs
+    jobs |= {"refit": chosen.refits, "swa": chosen.swa}
+    jobs |= {arm: variant_jobs(arm, setting.config, chosen, place) for arm in setting.arms}
+    return {kind: jobs[kind] for kind in _needed(setting)}
 
 
 def _needed(setting: Setting) -> Counter[str]:
     return runs_needed(setting.config, setting.stages, setting.arms)
-
-
-class _Speeds:
-    """What runs cost on this machine; each network is measured once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, int | None, str, int | None], Speed] = {}
-
-    def cost(self, config: ProtocolConfig, kind: str) -> Cost:
-        key = config.training.network, config.training.width, config.data.dataset, config.data.size
-        if key not in self._known:
-            self._known[key] = measure_speed(example_config("tune", config))
-        return cost_of(example_config(kind, config), self._known[key])

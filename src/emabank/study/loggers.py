@@ -19,14 +19,7 @@ Log = Callable[[int, dict[str, float]], None]
 
 @contextmanager
 def loggers(place: Place, folder: Path, config: RunConfig) -> Generator[Observe]:
-    """Yield a function that shows a training, after each epoch, to whoever was asked for.
-
-    >>> from emabank.study.config import Recipe
-    >>> config = RunConfig(recipe=Recipe(), rate=0.4, seed=0, trained_on="80%")
-    >>> with loggers(Place(), Path("runs"), config) as observe:  # nobody was asked for
-    ...     callable(observe)
-    True
-    """
+    """Yield a function that shows a training, after each epoch, to whoever was asked for."""
     place.check_trackers()
     with ExitStack() as open_logs:
         logs: list[Log] = []

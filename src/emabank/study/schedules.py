@@ -38,30 +38,16 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """How many steps the run has.
-
-        >>> Schedule("cosine", peak=0.1, epochs=3, steps_per_epoch=7, warmup_epochs=0).steps
-        21
-        """
+        """How many steps the run has."""
         return self.epochs * self.steps_per_epoch
 
     def first_step(self, epoch: float) -> int:
-        """The first step at which so many epochs have passed.
-
-        >>> schedule = Schedule("cosine", peak=0.1, epochs=3, steps_per_epoch=100, warmup_epochs=0)
-        >>> [schedule.first_step(epoch) for epoch in (0, 0.07, 1, 1.255)]
-        [0, 7, 100, 126]
-        """
+        """The first step at which so many epochs have passed."""
         # 0.07 epochs of 100 steps are 7.000000000000001 steps in floats, and still 7.
         return math.ceil(epoch * self.steps_per_epoch - 1e-6)
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0 to `steps`; the last step of the run is `steps - 1`.
-
-        >>> held = Schedule("cosine", peak=1, epochs=4, steps_per_epoch=1, warmup_epochs=0, constant_from=2)
-        >>> [round(held.rate(step), 3) for step in range(5)]
-        [1.0, 0.854, 0.5, 0.5, 0.5]
-        """
+        """The learning rate of a step, from 0 to `steps`; the last step of the run is `steps - 1`."""
         if not 0 <= step <= self.steps:
             raise ValueError(f"step is {step}; the run has {self.steps} steps, so give 0 to {self.steps}")
         if self.constant_from is not None:

@@ -5,7 +5,6 @@ Unknown keys and values of the wrong kind are errors that name the key.
 
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -29,10 +28,6 @@ def to_dict(value: Any, *, unused: bool = False) -> Any:
     """Dataclasses as dicts, tuples as lists, paths as texts; numbers, texts, booleans and None as they are.
 
     With `unused`, fields marked `IF_USED` are there even at their defaults.
-
-    >>> from emabank.study.config import Keep
-    >>> to_dict(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last"))
-    {'weights': 'live', 'epoch': 3, 'batchnorm': 'own', 'selected_by': 'last'}
     """
     if is_dataclass(value):
         values = {field: getattr(value, field.name) for field in fields(value)}
@@ -47,14 +42,7 @@ def to_dict(value: Any, *, unused: bool = False) -> Any:
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
-    """Build a dataclass from plain values; `where` begins the sentence of an error.
-
-    >>> from emabank.study.config import Keep
-    >>> from_dict(Keep, {"weights": "live", "epoch": "3"}, where="keep.toml")
-    Traceback (most recent call last):
-    ...
-    ValueError: keep.toml: epoch is '3'; give a whole number
-    """
+    """Build a dataclass from plain values; an error begins with `where`, as in `keep.toml: epoch is '3'; give ...`."""
     hints = get_type_hints(kind)
     known = {field.name: field for field in fields(cast("Any", kind))}
     unknown = [repr(key) for key in values if key not in known]
@@ -72,16 +60,7 @@ def from_dict(kind: type[T], values: Mapping[str, Any], *, where: str) -> T:
 
 
 def read_toml(path: Path, kind: type[T]) -> T:
-    r"""Build a dataclass from a TOML file; its tables are the nested dataclasses.
-
-    >>> import tempfile
-    >>> from emabank.study.config import ProtocolConfig
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "study.toml")
-    ...     _ = path.write_text("seeds = 2\n[training]\nepochs = 20")
-    ...     read_toml(path, ProtocolConfig).training.epochs
-    20
-    """
+    """Build a dataclass from a TOML file; its tables are the nested dataclasses."""
     try:
         values = _read(path.read_bytes().decode("utf-8-sig"))
     except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
@@ -101,12 +80,9 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def apply_overrides(config: T, settings: Sequence[str]) -> T:
-    """A configuration with other settings, each as `key=value`: keys as in a TOML file, the table may be left out.
+    """A configuration with other settings, such as `training.epochs=10`, `rates=[0.1, 0.2]` or `network=resnet20`.
 
-    >>> from emabank.study.config import ProtocolConfig
-    >>> config = apply_overrides(ProtocolConfig(), ["epochs=10", "rates=[0.1, 0.2]", "network=resnet20"])
-    >>> config.training.epochs, config.rates, config.training.network
-    (10, (0.1, 0.2), 'resnet20')
+    Keys are those of a TOML file; the table may be left out.
     """
     values = to_dict(config, unused=True)
     for setting in settings:
@@ -135,12 +111,7 @@ def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
 
 
 def to_toml(config: Any) -> str:
-    """A configuration as the TOML file that gives it; what is None is left out, as TOML has no such value.
-
-    >>> from emabank.study.config import Keep
-    >>> to_toml(Keep(weights="live", epoch=3, batchnorm="own", selected_by="last")).splitlines()[:2]
-    ['weights = "live"', 'epoch = 3']
-    """
+    """A configuration as the TOML file that gives it; what is None is left out, as TOML has no such value."""
     return "\n".join(_toml_lines(to_dict(config), "")) + "\n"
 
 
@@ -166,6 +137,8 @@ def _toml(value: Any) -> str:
 
 
 def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
+    if kind is Any:
+        return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
@@ -183,9 +156,12 @@ def _converted(kind: Any, value: Any, where: str, key: str) -> Any:
             raise ValueError(f"{where}: {key} is {value!r}; give a list")
         items = enumerate(cast("list[Any]", value))
         return tuple(_converted(arguments[0], item, where, f"{key}[{i}]") for i, item in items)
-    if is_dataclass(kind):
+    if is_dataclass(kind) or origin is dict:
         if not isinstance(value, Mapping):
             raise ValueError(f"{where}: {key} is {value!r}; give a table")
+        if origin is dict:
+            entries = cast("Mapping[str, Any]", value).items()
+            return {name: _converted(arguments[1], item, where, f"{key}.{name}") for name, item in entries}
         return from_dict(cast("type[Any]", kind), cast("Mapping[str, Any]", value), where=f"{where}, {key}")
     return _converted_value(kind, value, where, key)
 
@@ -208,69 +184,14 @@ def run_id(config: Mapping[str, Any]) -> str:
 
     The order of the keys, a list or a tuple, and 1 or 1.0 make no difference, since a training cannot tell them
     apart; True and 1, or a key that is missing and one that is None, do.
-
-    >>> run_id({"network": "resnet8", "epochs": 60})
-    'd8cb8c03b3709a2a'
-    >>> run_id({"epochs": 60.0, "network": "resnet8"})
-    'd8cb8c03b3709a2a'
     """
-    text = f"emabank run {FORMAT}\n{canonical_json(config)}"
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+    text = json.dumps(_canonical(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(f"emabank run {FORMAT}\n{text}".encode()).hexdigest()[:DIGITS]
 
 
-def canonical_json(config: Mapping[str, Any]) -> str:
-    r"""The one JSON text of a configuration: keys sorted, no spaces, ASCII, whole numbers without a point.
-
-    >>> canonical_json({"rates": (0.1, 1.0), "name": "é", "decay": None})
-    '{"decay":null,"name":"\\u00e9","rates":[0.1,1]}'
-    """
-    if not isinstance(config, Mapping):
-        raise ValueError(f"the configuration of a run is a {type(config).__name__}; give a dict of plain values")
-    return json.dumps(_canonical(config, ""), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-def first_difference(one: Any, other: Any, place: str = "") -> str | None:
-    """Where two configurations differ first, in words; None when they are the same.
-
-    >>> first_difference({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}})
-    'a.b.1 is 2 and not 3'
-    """
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        one = {str(i): item for i, item in enumerate(cast("list[Any]", one))}
-        other = {str(i): item for i, item in enumerate(cast("list[Any]", other))}
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        ones, others = cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other)
-        for key in sorted({*ones, *others}):
-            here = f"{place}.{key}" if place else key
-            if key not in ones or key not in others:
-                return f"{here} is {'missing' if key not in ones else 'there and should not be'}"
-            difference = first_difference(ones[key], others[key], here)
-            if difference is not None:
-                return difference
-        return None
-    same = one == other and isinstance(one, bool) == isinstance(other, bool)
-    return None if same else f"{place or 'it'} is {one!r} and not {other!r}"
-
-
-def _canonical(value: Any, place: str) -> Any:
-    if value is None or isinstance(value, bool | str | int):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{place} is {value}; a run is known by its configuration, so give a finite number")
-        return int(value) if value.is_integer() else float(value)
+def _canonical(value: Any) -> Any:
     if isinstance(value, Mapping):
-        items = cast("Mapping[Any, Any]", value).items()
-        return {_key(key, place): _canonical(item, f"{place}.{key}" if place else str(key)) for key, item in items}
+        return {key: _canonical(item) for key, item in cast("Mapping[str, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [_canonical(item, f"{place}.{i}") for i, item in enumerate(cast("list[Any]", value))]
-    raise ValueError(
-        f"{place} is a {type(value).__name__}; a run is known by plain values alone, so give numbers, strings, "
-        "booleans, None, lists and dicts"
-    )
-
-
-def _key(key: object, place: str) -> str:
-    if not isinstance(key, str):
-        raise ValueError(f"the key {key!r} in {place or 'the configuration'} is not a string; give string keys")
-    return key
+        return [_canonical(item) for item in cast("list[Any]", value)]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

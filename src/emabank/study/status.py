@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emabank.study.executors.progress import duration, say
+from emabank.study.executors.progress import plain_line, say
 from emabank.study.report.results import Skipped, read_studies
 from emabank.study.runs.reader import CONFIG, RunFolder, State
 
@@ -38,16 +38,10 @@ def show_status(runs: Path, console: Console | None = None) -> None:
         if state == "failed":
             say(console, f"  {folder.id} failed: {folder.failure()}")
         elif state != "done":
-            say(console, f"  {folder.id} {state}{_how_far(folder)}")
+            progress = folder.progress()
+            line = progress and plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)
+            say(console, f"  {folder.id} {state}" + (f": {line}" if line else ""))
     tell_skipped(skipped, console)
-
-
-def _how_far(folder: RunFolder) -> str:
-    progress = folder.progress()
-    if progress is None:
-        return ""
-    left = "" if progress.seconds_left is None else f", {duration(progress.seconds_left)} left"
-    return f": epoch {progress.epoch} of {progress.epochs}{left}: {progress.words}"
 
 
 def tell_skipped(skipped: Sequence[Skipped], console: Console) -> None:

@@ -61,11 +61,3 @@ def test_fetching_shows_how_far_it_is_and_how_all_stands(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["bytes: 5 of 11", "bytes: 11 of 11"]
     assert lines[-1] == "made-up: complete" and len(lines) == 6
-
-
-def test_fetching_from_nowhere_raises_what_the_command_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    for variable in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(variable, "127.0.0.1")
-    with pytest.raises(ConnectionError, match="http://127.0.0.1:9/one could not be reached"):
-        act("fetch", "made-up", tmp_path)
-    assert not list(tmp_path.iterdir())

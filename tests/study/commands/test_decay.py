@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from emabank import EMA, EMABank
-from emabank.study.commands.decay import DecayArguments, Meaning, meanings, show_decay
+from emabank.rules import half_life
+from emabank.study.commands.decay import DecayArguments, decays_of, show_decay
 from tests.study.commands.parsing import parsed, refused
 
 PAPER = (0.968, 0.984, 0.992, 0.996, 0.998)
 
 
-def one(**given: float) -> Meaning:
-    every = int(given.pop("every", 16))
-    epoch = given.pop("steps_per_epoch", None)
-    ((name, value),) = given.items()
-    (found,) = meanings(DecayArguments(**{name: (value,)}, every=every, steps_per_epoch=epoch))  # type: ignore[arg-type]
-    return found
+def one(every: int = 16, steps_per_epoch: float | None = None, **form: float) -> tuple[str, float]:
+    """The rule and the decay per step of one decay in any form."""
+    ((name, value),) = form.items()
+    (decay,) = decays_of(DecayArguments(**{name: (value,)}, every=every, steps_per_epoch=steps_per_epoch))  # type: ignore[arg-type]
+    return decay
 
 
 def shown(*words: str) -> str:
@@ -36,45 +36,38 @@ def row(text: str, name: str) -> list[str]:
     return line.strip().removeprefix(name).split()
 
 
-def test_the_papers_table():
-    found = meanings(DecayArguments(per_update=PAPER))
-    assert [meaning.decay for meaning in found] == pytest.approx([0.998, 0.999, 0.9995, 0.99975, 0.999875], abs=4e-5)
-    assert [meaning.window for meaning in found] == pytest.approx([500, 1000, 2000, 4000, 8000], rel=0.02)
-    assert found[-1].warmup == 4490 and found[-1].half_life == pytest.approx(5539.6, abs=0.1)
-
-
 @given(st.floats(0.01, 0.99999), st.integers(1, 64))
 def test_every_form_is_the_same_decay(decay: float, every: int):
-    first = one(decay=decay, every=every)
-    for other in (
+    steps, window = -math.log(2) / math.log(decay), 1 / (1 - decay)
+    for _, other in (
+        one(decay=decay, every=every),
         one(per_update=decay**every, every=every),
-        one(half_life=first.half_life, every=every),
-        one(window=first.window, every=every),
-        one(half_life_epochs=first.half_life / 391, steps_per_epoch=391, every=every),
-        one(window_epochs=first.window / 391, steps_per_epoch=391, every=every),
+        one(half_life=steps, every=every),
+        one(window=window, every=every),
+        one(half_life_epochs=steps / 391, steps_per_epoch=391, every=every),
+        one(window_epochs=window / 391, steps_per_epoch=391, every=every),
     ):
-        assert other.decay == pytest.approx(decay, rel=1e-9)
+        assert other == pytest.approx(decay, rel=1e-9)
 
 
-@pytest.mark.parametrize("given", [{"decay": 0.97}, {"per_update": 0.9}, {"half_life": 20.0}, {"window": 64.0}])
-def test_it_is_what_a_bank_does(given: dict[str, float]):
+@pytest.mark.parametrize("form", [{"decay": 0.97}, {"per_update": 0.9}, {"half_life": 20.0}, {"window": 64.0}])
+def test_it_is_what_a_bank_does(form: dict[str, float]):
     """A step of the live weights from 0 to 1: what is left of the past, against the half-life."""
-    found = one(**given, every=4)
+    text, decay = one(**form, every=4)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    rule = EMA(float(found.rule)) if found.rule[0] == "0" else eval(found.rule, {"EMA": EMA})
+    rule = EMA(float(text)) if text[0] == "0" else eval(text, {"EMA": EMA})
     bank = EMABank(model, {"it": replace(rule, warmup=None)}, every=4, dtype=torch.float64)
     torch.nn.init.ones_(model.weight)
     for _ in range(40):
         bank.update()
     left = 1 - bank.weights("it")["weight"].item()
-    assert left == pytest.approx(0.5 ** (40 / found.half_life), rel=1e-6) == pytest.approx(found.decay**40, rel=1e-6)
+    assert left == pytest.approx(0.5 ** (40 / half_life(decay)), rel=1e-6) == pytest.approx(decay**40, rel=1e-6)
 
 
 def test_the_warm_up_ends_where_a_bank_ends_it():
-    found = one(decay=0.99)
     decays = [EMA(0.99).decay_at(steps=step, elapsed=1, samples=0, every=1) for step in range(1, 200)]
-    assert decays.index(0.99) == found.warmup
+    assert row(shown("0.99"), "warm-up, in steps") == [str(decays.index(0.99))]
 
 
 def test_what_is_shown():
@@ -101,14 +94,13 @@ def test_the_line_of_python_runs(words: str):
 
 
 def test_the_ends():
-    never, at_once = one(decay=1.0), one(decay=0.0)
-    assert (never.half_life, never.window, never.warmup) == (math.inf, math.inf, math.inf) and never.decay == 1
-    assert (at_once.half_life, at_once.window, at_once.decay, at_once.warmup) == (0, 1, 0, 0)
-    assert row(shown("1"), "half-life, in steps") == ["never", "ends"]
+    rows = ("half-life, in steps", "window, in steps", "warm-up, in steps")
+    assert [row(shown("1"), name) for name in rows] == [["never", "ends"]] * 3
+    assert [row(shown("0"), name) for name in rows] == [["0"], ["1"], ["0"]]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("", "nothing is given; give one of decay, per_update, half_life"),
         ("0.9 --half-life 3", "decay and half_life is given; give one of"),
@@ -121,5 +113,5 @@ def test_the_ends():
         ("--window 0.5", "a window of 0.5 steps: give 1 step or more"),
     ],
 )
-def test_what_makes_no_decay_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]):
-    assert said in refused(capsys, "decay", *words.split())
+def test_what_makes_no_decay_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert message in refused(capsys, "decay", *words.split())

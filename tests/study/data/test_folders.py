@@ -1,21 +1,34 @@
-"""A user's own images: one folder a class, of one size or brought to one."""
+"""Folders of images: which files, which labels, which pixels; decoded once into a cache that is never half-made."""
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from emabank.study.data.folders import load_image_folder
+from emabank.study.data import folders
+from emabank.study.data.folders import load_decoded, load_image_folder, load_tiny_imagenet
+
+PUBLISHED = pytest.mark.skipif(
+    "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
+)
 
 
-def save(path: Path, brightness: int, size: tuple[int, int] = (6, 4)) -> None:
+def save(path: Path, brightness: int, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, (brightness, 0, 255)).save(path)
+    Image.new("L", size, brightness).convert(mode).save(path, quality=100)
+
+
+# A user's own images -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def own(tmp_path: Path) -> Path:
     root = tmp_path / "my images [1]"
     save(root / "dogs/b.png", 20)
     save(root / "dogs/a.PNG", 21)
@@ -27,43 +40,323 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_classes_and_files_come_sorted(root: Path):
-    found = load_image_folder(root)
-    assert found.images.shape == (4, 3, 4, 6) and found.images.dtype == np.uint8
-    assert found.images[:, :, 0, 0].tolist() == [[10, 0, 255], [11, 0, 255], [21, 0, 255], [20, 0, 255]]
-    assert found.labels.tolist() == [0, 0, 1, 1] and found.labels.dtype == np.int64
-    assert found.classes == ("cats", "dogs")
+def test_classes_and_files_come_sorted_and_the_cache_is_no_class(own: Path):
+    for _ in range(2):
+        loaded = load_image_folder(own)
+        assert loaded.images.shape == (4, 3, 4, 6) and loaded.images.dtype == np.uint8
+        assert loaded.images[:, :, 0, 0].tolist() == [[value] * 3 for value in (10, 11, 21, 20)]
+        assert loaded.labels.tolist() == [0, 0, 1, 1] and loaded.labels.dtype == np.int64
+        assert loaded.classes == ("cats", "dogs")
+        assert (own / ".emabank-cache").is_dir()
 
 
-def test_images_of_other_sizes_need_a_size(root: Path):
-    save(root / "cats/large.png", 50, (300, 200))
-    with pytest.raises(ValueError, match=r"large.png has 300 x 200 pixels, where 6 x 4 belong; .* or a size to bring"):
-        load_image_folder(root)
-    assert load_image_folder(root, size=5).images.shape == (5, 3, 5, 5)
-
-
-def test_two_sizes_keep_two_caches(root: Path, tmp_path: Path):
-    told: list[int] = []
+def test_two_sizes_keep_two_caches(own: Path, tmp_path: Path):
+    counts: list[int] = []
     for _ in range(2):
         for size in (None, 3, 5):
-            load_image_folder(root, size=size, cache=tmp_path / "cache", tell=lambda done, total: told.append(done))
-    assert told == [0, 4] * 3
-    assert not (root / ".emabank-cache").exists()
+            load_image_folder(own, size=size, cache=tmp_path / "cache", tell=lambda done, total: counts.append(done))
+    assert counts == [0, 4] * 3
+    assert not (own / ".emabank-cache").exists()
 
 
-def test_the_cache_in_the_folder_is_no_class(root: Path):
-    load_image_folder(root)
-    assert (root / ".emabank-cache").is_dir()
-    assert load_image_folder(root).classes == ("cats", "dogs")
-
-
-def test_what_is_no_such_folder_is_refused(root: Path, tmp_path: Path):
+def test_what_is_no_such_folder_is_refused(own: Path, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="there is no folder .*none; give one whose subfolders hold the images"):
         load_image_folder(tmp_path / "none")
-    (root / "empty").mkdir()
+    (own / "empty").mkdir()
     with pytest.raises(ValueError, match="empty holds no images .*; fill the folder or remove it"):
-        load_image_folder(root)
+        load_image_folder(own)
     with pytest.raises(ValueError, match="er has no subfolders; put the images of each class into a folder"):
-        load_image_folder(root / "cats" / "deep" / "er")
+        load_image_folder(own / "cats" / "deep" / "er")
     with pytest.raises(ValueError, match="size is 0; give a number of pixels"):
-        load_image_folder(root, size=0)
+        load_image_folder(own, size=0)
+
+
+# Tiny-ImageNet -------------------------------------------------------------------------------------------------------
+
+WNIDS = ["n03", "n01", "n02"]  # not sorted, as published
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """Three classes: n03 with two images to train with, n01 with one, which is grey, n02 with none; three to test."""
+    root = tmp_path / "tiny-imagenet-200"
+    save(root / "train/n03/images/n03_1.JPEG", 31, (64, 64))
+    save(root / "train/n03/images/n03_0.JPEG", 30, (64, 64))
+    save(root / "train/n01/images/n01_0.JPEG", 10, (64, 64), "L")
+    (root / "train/n03/n03_boxes.txt").write_text("n03_0.JPEG\t0\t0\t63\t63\n")
+    (root / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
+    lines = []
+    for number, wnid in enumerate(["n02", "n03", "n02"]):
+        save(root / f"val/images/val_{number}.JPEG", 100 + number, (64, 64))
+        lines.append(f"val_{number}.JPEG\t{wnid}\t0\t0\t63\t63\n")
+    (root / "val/val_annotations.txt").write_text("".join(lines))
+    return tmp_path
+
+
+def test_labels_are_places_in_wnids(tiny: Path):
+    train, test = (load_tiny_imagenet(tiny, split=split) for split in ("train", "test"))
+    assert train.images.shape == (3, 3, 64, 64) and train.images.dtype == np.uint8
+    assert train.images[:, :, 0, 0].tolist() == [[30] * 3, [31] * 3, [10] * 3]
+    assert train.labels.tolist() == [0, 0, 1] and train.labels.dtype == np.int64
+    assert test.images[:, 0, 0, 0].tolist() == [100, 101, 102] and test.labels.tolist() == [2, 0, 2]
+    assert test.classes == tuple(WNIDS)
+    words = "n01\tgoldfish, Carassius auratus\nn99\tother\nn03\tcat\n"
+    (tiny / "tiny-imagenet-200/words.txt").write_text(words)
+    assert load_tiny_imagenet(tiny, split="test").classes == ("cat", "goldfish, Carassius auratus", "n02")
+
+
+def test_each_part_has_a_cache_which_may_be_elsewhere(tiny: Path, tmp_path: Path):
+    for cache, place in ((None, tiny / ".emabank-cache"), (tmp_path / "elsewhere", tmp_path / "elsewhere")):
+        counts: list[tuple[int, int]] = []
+        for split in ("train", "test") * 2:
+            load_tiny_imagenet(tiny, split=split, cache=cache, tell=lambda *count, counts=counts: counts.append(count))
+        assert counts == [(0, 3), (3, 3)] * 2
+        names = sorted(path.name.split(".")[0] for path in place.glob("[!.]*"))
+        assert names == ["tiny-imagenet-test", "tiny-imagenet-train"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("wnids.txt", "n01\nn01\n", "wnids.txt is damaged: it should hold 200 different words"),
+        ("wnids.txt", "../../n01\n", "wnids.txt is damaged"),
+        ("val/val_annotations.txt", "val_0.JPEG\tn99\t0\n", "names the class 'n99' in line 1, which wnids.txt does"),
+        ("val/val_annotations.txt", "val_0.JPEG\n", "names the class '' in line 1"),
+    ],
+)
+def test_damaged_lists_are_named(tiny: Path, file: str, text: str, message: str):
+    (tiny / "tiny-imagenet-200" / file).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_tiny_imagenet(tiny, split="test")
+    with pytest.raises(ValueError, match="split is 'val'; give 'train' or 'test'"):
+        load_tiny_imagenet(tiny, split="val")  # type: ignore[arg-type]
+
+
+def test_what_is_missing_is_named_with_where_to_get_it(tiny: Path, tmp_path: Path):
+    root = tiny / "tiny-imagenet-200"
+
+    def missing(split: str, folder: Path = tiny) -> str:
+        with pytest.raises(FileNotFoundError) as caught:
+            load_tiny_imagenet(folder, split=split)  # type: ignore[arg-type]
+        fault, _, advice = str(caught.value).partition(";")
+        assert f"`emabank data fetch tiny-imagenet --data {folder}`" in advice
+        return fault
+
+    assert missing("train", tmp_path / "none") == f"{tmp_path / 'none'} holds no tiny-imagenet-200/wnids.txt"
+    (root / "val/images/val_1.JPEG").unlink()
+    assert missing("test") == f"{root} holds no val/images/val_1.JPEG"
+    (root / "val/val_annotations.txt").unlink()
+    assert missing("test") == f"{root} holds no val/val_annotations.txt"
+    (root / "train").rename(root / "no-train")
+    assert missing("train") == f"{root} holds no images to train with"
+
+
+def test_a_name_that_leads_elsewhere_is_not_followed(tiny: Path):
+    save(tiny / "secret.JPEG", 1)
+    (tiny / "tiny-imagenet-200/val/val_annotations.txt").write_text("../../../secret.JPEG\tn01\t0\n")
+    with pytest.raises(FileNotFoundError, match=r"holds no val/images/../../../secret.JPEG"):
+        load_tiny_imagenet(tiny, split="test")
+
+
+@PUBLISHED
+def test_the_published_images_are_read(tmp_path: Path):
+    folder = Path(os.environ["EMABANK_DATA"])
+    train, test = (load_tiny_imagenet(folder, split=split, cache=tmp_path) for split in ("train", "test"))
+    assert train.images.shape[1:] == test.images.shape[1:] == (3, 64, 64)
+    assert set(train.labels) <= set(range(200)) and len(train.classes) == 200
+    annotations = (folder / "tiny-imagenet-200/val/val_annotations.txt").read_text().splitlines()
+    wnids = (folder / "tiny-imagenet-200/wnids.txt").read_text().split()
+    for index in (0, 17, len(annotations) - 1):
+        name, wnid = annotations[index].split("\t")[:2]
+        assert wnids[test.labels[index]] == wnid
+        with Image.open(folder / "tiny-imagenet-200/val/images" / name) as image:
+            assert np.array_equal(test.images[index], np.asarray(image.convert("RGB")).transpose(2, 0, 1))
+
+
+# The cache -----------------------------------------------------------------------------------------------------------
+
+FILES = [f"{number}.png" for number in range(12)]
+
+
+def pixels(number: int, shape: tuple[int, ...] = (6, 6, 3)) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)
+
+
+EXPECTED = np.stack([pixels(number).transpose(2, 0, 1) for number in range(12)])
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number, name in enumerate(FILES):
+        Image.fromarray(pixels(number)).save(folder / name)
+    return folder
+
+
+def load(root: Path, **changes: Any) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """The images, and the counts on the way: none when nothing had to be decoded."""
+    counts: list[tuple[int, int]] = []
+    options = {"files": FILES, "name": "set", "side": 6, "fit": False, "cache": root.parent / "cache", **changes}
+    return load_decoded(root, **options, tell=lambda done, total: counts.append((done, total))), counts
+
+
+def caches(root: Path) -> list[str]:
+    return sorted(path.name for path in (root.parent / "cache").iterdir())
+
+
+def test_images_are_decoded_once_in_their_order_and_mapped_after_that(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(folders, "_TOGETHER", 5)
+    images, counts = load(root)
+    assert counts == [(0, 12), (5, 12), (10, 12), (12, 12)]
+    assert np.array_equal(images, EXPECTED) and images.dtype == np.uint8
+    images[:] = 0
+    images, counts = load(root)
+    assert counts == [] and isinstance(images, np.memmap)
+    assert np.array_equal(images, EXPECTED), "what was written to the images has not reached the cache"
+
+
+def test_any_change_makes_a_new_cache_in_place_of_the_old(root: Path):
+    load(root)
+    before = caches(root)
+
+    def renewed(**changes: Any) -> np.ndarray:
+        nonlocal before
+        images, counts = load(root, **changes)
+        after = caches(root)
+        assert counts and len(after) == 1 and after != before
+        before = after
+        assert load(root, **changes)[1] == []
+        return images
+
+    os.utime(root / "3.png", ns=(10**18, 10**18))
+    renewed()
+    Image.new("RGB", (6, 6), (1, 2, 3)).save(root / "3.png")
+    os.utime(root / "3.png", ns=(10**18, 10**18))  # the size alone tells
+    assert renewed()[3, :, 0, 0].tolist() == [1, 2, 3]
+    assert len(renewed(files=FILES[:5])) == 5
+    assert np.array_equal(renewed(files=FILES[::-1])[0], EXPECTED[-1])
+    assert renewed(side=4, fit=True).shape == (12, 3, 4, 4)
+
+
+def test_a_set_that_was_moved_is_not_decoded_again(root: Path):
+    load(root, cache=root / "cache")
+    moved = root.rename(root.parent / "moved")
+    assert load(moved, cache=moved / "cache")[1] == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "another"])
+def test_a_damaged_cache_is_made_again(root: Path, damage: str):
+    load(root)
+    path = root.parent / "cache" / caches(root)[0]
+    path.write_bytes(path.read_bytes()[:-5] if damage == "cut" else b"garbage" * 9)
+    if damage == "another":
+        np.save(path, np.zeros((12, 3, 6, 6)))
+    images, counts = load(root)
+    assert counts and np.array_equal(images, EXPECTED)
+    assert len(caches(root)) == 1 and load(root)[1] == []
+
+
+def test_a_full_disk_is_one_sentence_and_nothing_is_left(root: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"could not be kept there \(No space left on device\); choose another") as caught:
+        load(root)
+    assert caught.value.filename == str(root.parent / "cache")
+    assert caches(root) == []
+    (root.parent / "file").touch()
+    with pytest.raises(OSError, match=r"could not be kept there \(Not a directory\); choose another cache folder"):
+        load(root, cache=root.parent / "file" / "cache")
+
+
+def test_an_interruption_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(done: int, total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(folders, "_TOGETHER", 2)
+    with pytest.raises(KeyboardInterrupt):
+        load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", tell=interrupt)
+    assert caches(root) == []
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(root: Path):
+    cache = root.parent / "cache"
+    cache.mkdir()
+    old, new = cache / ".set.1.tmp", cache / ".set.2.tmp"
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    load(root)
+    assert not old.exists() and new.exists()
+
+
+def test_a_second_process_at_the_same_time_does_not_corrupt_the_cache(root: Path):
+    code = f"""
+from pathlib import Path
+from emabank.study.data.folders import load_decoded
+cache = Path({str(root.parent / "cache")!r})
+images = load_decoded(Path({str(root)!r}), {FILES}, name="set", side=6, fit=False, cache=cache)
+print(int(images.astype(int).sum()))
+"""
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == total:  # another one, as it were, starts and ends just now
+            other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert other.stdout == f"{int(EXPECTED.astype(int).sum())}\n"
+
+    images = load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", tell=meanwhile)
+    assert np.array_equal(images, EXPECTED) and len(caches(root)) == 1
+
+
+# Decoding ------------------------------------------------------------------------------------------------------------
+
+
+def decoded(path: Path, side: int | None = None, fit: bool = False) -> np.ndarray:
+    return load(path.parent, files=[path.name], side=side, fit=fit)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "mode"),
+    [
+        *((suffix, "RGB") for suffix in ("png", "jpg", "bmp", "webp", "gif", "tif", "ppm")),
+        *(("png", mode) for mode in ("RGBA", "P", "LA", "1")),
+        ("jpg", "L"),
+    ],
+)
+def test_every_format_and_mode_is_read_as_pillow_reads_it(root: Path, suffix: str, mode: str):
+    path = root / f"image.{suffix}"
+    Image.fromarray(pixels(0, (5, 7, 3))).convert(mode).save(path)
+    with Image.open(path) as image:
+        assert np.array_equal(decoded(path), np.asarray(image.convert("RGB")).transpose(2, 0, 1))
+
+
+def test_another_size_is_refused_or_fitted(root: Path):
+    path = root / "image.png"
+    Image.fromarray(pixels(0, (40, 60, 3))).save(path)
+    with pytest.raises(
+        ValueError, match=r"image.png has 60 x 40 pixels, where 20 x 20 belong; give images of one size"
+    ):
+        decoded(path, side=20)
+    with pytest.raises(ValueError, match=r"image.png has 60 x 40 pixels, where 6 x 6 belong; give images of one size"):
+        load(root, files=["0.png", "image.png"], side=None)
+    fitted = decoded(path, side=20, fit=True)
+    with Image.open(path) as image:  # halved, then cut to the square in the middle
+        expected = image.resize((30, 20), Image.Resampling.BILINEAR).crop((5, 0, 25, 20))
+    assert np.array_equal(fitted, np.asarray(expected).transpose(2, 0, 1))
+
+
+def test_what_cannot_be_decoded_is_named_and_nothing_is_left(root: Path):
+    bad, good = root / "7.png", pixels(0, (50, 70, 3))
+    Image.fromarray(good).save(root / "good.jpg")
+    whole = (root / "good.jpg").read_bytes()
+    for content in (b"", b"garbage", whole[:20], whole[:-700], b"%!PS-Adobe-3.0 EPSF-3.0\n"):
+        bad.write_bytes(content)
+        with pytest.raises(ValueError, match=r"7.png cannot be read as an image \(it is damaged or no image\)"):
+            load(root, fit=True)
+    Image.fromarray(np.full((6, 6), 40_000, dtype=np.uint16)).save(bad)
+    with pytest.raises(ValueError, match=r"7.png has more than 8 bits a channel \(I.*\); convert it"):
+        load(root)
+    assert caches(root) == []

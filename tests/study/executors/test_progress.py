@@ -1,50 +1,25 @@
-"""A bar on a terminal, a few plain lines elsewhere."""
+"""How far runs are: bars on a terminal, a few plain lines elsewhere, and a report of what failed."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from emabank.study.executors.progress import counting, duration, is_due, plain_line, progress
+from emabank.study.executors import Outcome, Task
+from emabank.study.executors.progress import counting, display, duration, failures, is_due, progress
+from emabank.study.runs.reader import Progress
+
+TASK = Task(id="a", title="resnet8 [rate 0.1]", folder=Path("runs/a"), command=("train",))
+OTHER = Task(id="b", title="resnet8 [rate 0.8]", folder=Path("runs/b"), command=("train",))
 
 
-def made(*, terminal: bool) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=100)
+def console(*, terminal: bool) -> Console:
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
 
 
-def written(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def shown(*, terminal: bool, epochs: int) -> str:
-    console = made(terminal=terminal)
-    with progress(console, epochs) as tell:
-        for epoch in range(1, epochs + 1):
-            tell(epoch, f"live {epoch}.5%")
-    return written(console)
-
-
-def test_plain_lines_are_few_and_hold_the_first_and_the_last_epoch():
-    lines = shown(terminal=False, epochs=60).splitlines()
-    assert len(lines) <= 15
-    assert lines[0].startswith("epoch 1/60, ")
-    assert lines[0].endswith(" s left: live 1.5%")
-    assert lines[-1] == "epoch 60/60, 0 s left: live 60.5%"
-
-
-def test_a_short_run_tells_of_every_epoch():
-    assert len(shown(terminal=False, epochs=3).splitlines()) == 3
-
-
-def test_a_terminal_gets_a_bar_with_what_was_told():
-    output = shown(terminal=True, epochs=3)
-    assert "3/3" in output
-    assert "live 3.5%" in output
-    assert "━" in output
-
-
-# When a line is due, and what it says --------------------------------------------------------------------------------
+def printed(screen: Console) -> str:
+    return screen.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 11, 12, 13, 25, 60, 200, 1000])
@@ -54,67 +29,91 @@ def test_lines_are_due_now_and_then_whatever_the_length(epochs: int):
     assert len(due) <= 25 and (len(due) == epochs or len(due) >= 12)
 
 
-def test_of_those_told_of_late_one_line_is_enough():
-    # Looked at only every few seconds: of several epochs that have passed, the last is told.
+def test_of_several_epochs_that_have_passed_the_last_is_due():
     assert is_due(17, 60, last=3) and not is_due(4, 60, last=3)
-    assert is_due(5, 60, last=0), "the first look is told whatever it sees"
+    assert is_due(5, 60, last=0), "the first look, whatever it sees"
     assert not is_due(60, 60, last=60), "nothing twice"
     assert not is_due(0, 60, last=0), "nothing has happened yet"
 
 
-def test_what_a_line_says():
-    assert plain_line(3, 60, None, "live 81.0%") == "epoch 3/60: live 81.0%"
-    assert plain_line(3, 60, 0.4, "live 81.0%") == "epoch 3/60, 0 s left: live 81.0%"
-
-
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [
-        (0, "0 s"),
-        (119.4, "119 s"),
-        (120, "2 min"),
-        (7199, "120 min"),
-        (7200, "2.0 h"),
-        (86_400, "24.0 h"),
-        (1e7, "116 days"),
-    ],
+    [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (1e7, "116 days")],
 )
 def test_times_to_wait_are_as_exact_as_one_wants_to_know(seconds: float, words: str):
     assert duration(seconds) == words
 
 
-# Counting ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("terminal", [False, True])
+def test_one_run_is_a_bar_or_a_few_lines(terminal: bool):
+    screen = console(terminal=terminal)
+    with progress(screen, 60) as tell:
+        for epoch in range(1, 61):
+            tell(epoch, f"live [{epoch}.5%]")
+    lines = printed(screen).splitlines()
+    if terminal:
+        assert "━" in lines[-2] and "60/60" in lines[-2] and "live [60.5%]" in lines[-2]
+    else:
+        assert len(lines) <= 15 and lines[0].startswith("epoch 1/60, ")
+        assert lines[-1] == "epoch 60/60, 0 s left: live [60.5%]"
 
 
-def counted(*, terminal: bool, calls: list[int], total: int = 100_000) -> str:
-    console = made(terminal=terminal)
-    with counting(console, "images decoded") as tell:
-        for done in calls:
-            tell(done, total)
-    return written(console)
-
-
-def test_counting_prints_a_few_plain_lines():
-    lines = counted(terminal=False, calls=list(range(0, 100_001, 100))).splitlines()
-    assert lines[0] == "images decoded: 100 of 100,000" and lines[-1] == "images decoded: 100,000 of 100,000"
-    assert len(lines) <= 15
-
-
-def test_counting_to_nothing_or_not_at_all_prints_nothing():
-    assert counted(terminal=False, calls=[]) == ""
-    assert counted(terminal=False, calls=[0], total=0) == ""
-
-
-def test_counting_on_a_terminal_is_a_bar():
-    output = counted(terminal=True, calls=[0, 50_000, 100_000])
-    assert "images decoded" in output and "100000/100000" in output and "━" in output
-
-
-def test_without_anything_to_count_a_terminal_gets_no_bar():
-    assert "images decoded" not in counted(terminal=True, calls=[])
-
-
-def test_an_error_while_counting_is_not_kept():
-    with pytest.raises(OSError, match="full"), counting(made(terminal=True), "bytes") as tell:
-        tell(1, 2)
+@pytest.mark.parametrize("terminal", [False, True])
+def test_counting_is_a_bar_or_a_few_lines_and_nothing_before_the_first_call(terminal: bool):
+    screen = console(terminal=terminal)
+    with counting(screen, "images decoded"):
+        pass
+    assert "images decoded" not in printed(screen)
+    with pytest.raises(OSError, match="full"), counting(screen, "images decoded") as tell:
+        for done in range(0, 100_001, 100):
+            tell(done, 100_000)
         raise OSError("full")
+    lines = printed(screen).splitlines()
+    if terminal:
+        assert "images decoded 100000/100000 ━" in printed(screen)
+    else:
+        assert lines[0] == "images decoded: 100 of 100,000" and lines[-1] == "images decoded: 100,000 of 100,000"
+        assert len(lines) <= 15
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_many_runs_have_a_line_each_when_they_end_and_bars_or_few_lines_before(terminal: bool):
+    screen = console(terminal=terminal)
+    with display(screen, 3) as shown:
+        shown.ended(Outcome(task=OTHER, state="already done"))
+        shown.started(TASK)
+        for epoch in range(1, 61):
+            news = Progress(epoch=epoch, epochs=60, words=f"live [{epoch}%]", seconds_left=660.0 - epoch, time="now")
+            shown.progressed(TASK, news)
+        during = printed(screen)
+        shown.ended(Outcome(task=TASK, state="done", seconds=61.4))
+        shown.ended(Outcome(task=OTHER, state="failed", reason="exit code 3"))
+    text, lines = printed(screen), printed(screen).splitlines()
+    for line in (
+        "already done: resnet8 [rate 0.8] [1 of 3]",
+        "done in 61 s: resnet8 [rate 0.1] [2 of 3]",
+        "failed: resnet8 [rate 0.8] (exit code 3) [3 of 3]",
+    ):
+        assert line in text
+    if terminal:
+        assert "all runs" in lines[-2] and "3/3" in lines[-2]
+    else:
+        assert during.splitlines()[1] == "started: resnet8 [rate 0.1]"
+        assert during.splitlines()[2] == "resnet8 [rate 0.1]: epoch 1/60, 11 min left: live [1%]"
+        assert during.splitlines()[-1] == "resnet8 [rate 0.1]: epoch 60/60, 10 min left: live [60%]"
+        assert len(lines) <= 20
+
+
+def test_the_report_has_every_failure_with_its_reason_its_last_lines_and_its_log():
+    outcomes = [
+        Outcome(task=TASK, state="failed", reason="exit code 1", log=("Traceback", "ValueError: no [such] layer")),
+        Outcome(task=OTHER, state="done"),
+    ]
+    assert failures(outcomes) == [
+        "1 of 2 runs failed:",
+        "- resnet8 [rate 0.1]: exit code 1",
+        "    Traceback",
+        "    ValueError: no [such] layer",
+        f"  log: {Path('runs/a/log.txt')}",
+    ]
+    assert failures(outcomes[1:]) == []

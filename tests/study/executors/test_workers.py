@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from emabank.study.executors.local import FORKS
+from emabank.study.executors.worker import PARENT
 from emabank.study.runs.reader import RunFolder
 from tests.support import processes
 from tests.support.processes import HEAD, SOURCE, is_alive, wait_until
@@ -51,7 +52,7 @@ class Executing:
         warm: tuple[str, ...] = ("small_worker",),
         jobs: int = 2,
         before: str = "",
-        **given: Any,
+        **options: Any,
     ) -> None:
         self.root = root
         (root / "small_worker.py").write_text(MODULE)
@@ -71,7 +72,7 @@ tasks = [
     )
     for name, code in {codes!r}.items()
 ]
-executor = LocalExecutor(jobs={jobs}, warm={warm}, **{ ({"poll": 0.02} | given)!r})
+executor = LocalExecutor(jobs={jobs}, warm={warm}, **{ ({"poll": 0.02} | options)!r})
 {before}
 outcomes = executor.run_all(tasks)
 told = {{o.task.id: [o.state, o.reason, list(o.log)] for o in outcomes}}
@@ -110,9 +111,9 @@ told = {{o.task.id: [o.state, o.reason, list(o.log)] for o in outcomes}}
         return said
 
 
-def carried_out(root: Path, codes: dict[str, str], **given: Any) -> tuple[dict[str, Any], str]:
+def run_workers(root: Path, codes: dict[str, str], **options: Any) -> tuple[dict[str, Any], str]:
     """What became of each worker: state, reason and the end of its log; and what was printed."""
-    with Executing(root, codes, **given) as executing:
+    with Executing(root, codes, **options) as executing:
         said = executing.ended()
     assert executing.process.returncode == 0, said
     return json.loads((root / "outcomes.json").read_text()), said
@@ -143,42 +144,43 @@ ENDS = {
 }
 
 
-def test_however_a_worker_ends_it_is_told_as_of_a_process_that_started_from_nothing(tmp_path: Path):
-    found = {}
+def test_however_a_forked_worker_ends_the_outcome_is_that_of_a_process_started_from_nothing(tmp_path: Path):
+    ends = {}
     for kind in ("warm", "cold"):
         (tmp_path / kind).mkdir()
-        found[kind], said = carried_out(tmp_path / kind, ENDS, warm=("small_worker",) if kind == "warm" else ())
+        ends[kind], said = run_workers(tmp_path / kind, ENDS, warm=("small_worker",) if kind == "warm" else ())
         assert "Traceback" not in said.partition("runs failed:")[0]
-    assert {name: told[:2] for name, told in found["warm"].items()} == {
-        name: told[:2] for name, told in found["cold"].items()
+    assert {name: told[:2] for name, told in ends["warm"].items()} == {
+        name: told[:2] for name, told in ends["cold"].items()
     }
-    assert found["warm"]["done"][0] == "done"
-    assert found["warm"]["three"] == ["failed", "exit code 3", ["three"]]
-    assert found["warm"]["raises"][1] == "exit code 1"
-    assert found["warm"]["raises"][2][-1] == "ValueError: the rate is [too] high"
-    assert found["warm"]["killed"][1] == "killed by SIGKILL (possibly out of memory)"
-    assert found["warm"]["interrupted"][2][0] == "before"
-    assert found["warm"]["interrupted"][2][-1] == "KeyboardInterrupt"
+    assert ends["warm"]["done"][0] == "done"
+    assert ends["warm"]["three"] == ["failed", "exit code 3", ["three"]]
+    assert ends["warm"]["raises"][1] == "exit code 1"
+    assert ends["warm"]["raises"][2][-1] == "ValueError: the rate is [too] high"
+    assert ends["warm"]["killed"][1] == "killed by SIGKILL (possibly out of memory)"
+    assert ends["warm"]["interrupted"][2][0] == "before"
+    assert ends["warm"]["interrupted"][2][-1] == "KeyboardInterrupt"
     for name in ENDS:
         states = {RunFolder(tmp_path / kind / name).state() for kind in ("warm", "cold")}
         assert len(states) == 1, name
-    for name, (_, _, log) in found["warm"].items():
-        assert log == found["cold"][name][2] or name in ("raises", "interrupted", "signalled"), "tracebacks differ"
+    for name, (_, _, log) in ends["warm"].items():
+        assert log == ends["cold"][name][2] or name in ("raises", "interrupted", "signalled"), "tracebacks differ"
     assert not list(tmp_path.glob("*/*/core*"))
 
 
-def test_what_a_worker_prints_is_at_the_end_of_its_log_at_once(tmp_path: Path):
+@BOTH
+def test_what_a_worker_prints_is_at_the_end_of_its_log_at_once(tmp_path: Path, warm: tuple[str, ...]):
     code = """
 print("first")
 print("not on a terminal:", sys.stdout.isatty(), sys.stdin.read() == "")
 os.write(1, b"past Python\\n")
 if "first" in (folder / "log.txt").read_text(): done()
 """
-    _, said = carried_out(tmp_path, {"a": code})
+    _, printed = run_workers(tmp_path, {"a": code}, warm=warm)
     lines = (tmp_path / "a" / "log.txt").read_text().splitlines()
     assert lines[0].startswith("--- 2") and lines[0].endswith(" run a")
     assert lines[1:] == ["first", "not on a terminal: False True", "past Python"]
-    assert "first" not in said
+    assert "first" not in printed
 
 
 def test_the_surroundings_are_those_of_the_executor_and_the_task(tmp_path: Path):
@@ -197,7 +199,7 @@ del os.environ["REMOVED"]
 (root / "elsewhere").mkdir()
 os.chdir(root / "elsewhere")
 """
-    told, _ = carried_out(tmp_path, {"a": code, "b": code}, before=before)
+    told, _ = run_workers(tmp_path, {"a": code, "b": code}, before=before)
     assert [told[name][0] for name in "ab"] == ["already done", "done"]
     [first, cwd, leads, server] = json.loads((tmp_path / "a" / "seen.json").read_text())
     assert first == {"TOLD": "a", "CHANGED": None, "REMOVED": "yes", "EMABANK_EXECUTOR": str(server)}
@@ -217,7 +219,7 @@ def test_the_module_and_torch_are_imported_once_for_all_workers(tmp_path: Path):
         (tmp_path / "torch" / f"{name}.py").write_text(f"import small_worker\nsmall_worker.note('torch.{name}')")
     code = "import torch, torch._dynamo; (folder / 'server').write_text(str(os.getppid())); done()"
     codes = dict.fromkeys("abcd", code)
-    told, _ = carried_out(tmp_path, codes, warm=("small_worker", "torch._dynamo"))
+    told, _ = run_workers(tmp_path, codes, warm=("small_worker", "torch._dynamo"))
     assert {state for state, *_ in told.values()} == {"done"}
     servers = {(tmp_path / name / "server").read_text() for name in "abcd"}
     assert len(servers) == 1
@@ -228,7 +230,7 @@ def test_the_module_and_torch_are_imported_once_for_all_workers(tmp_path: Path):
 
 def test_another_command_is_started_from_nothing(tmp_path: Path):
     before = "executor = LocalExecutor(warm=('small_worker.other',), poll=0.02)"
-    told, _ = carried_out(tmp_path, {"a": "done()"}, before=before)
+    told, _ = run_workers(tmp_path, {"a": "done()"}, before=before)
     assert told["a"][0] == "done"
     assert imported(tmp_path) == [["module", (tmp_path / "a" / "pid").read_text(), "a"]], "by the worker itself"
 
@@ -237,7 +239,7 @@ def test_where_no_worker_can_be_forked_they_start_from_nothing(tmp_path: Path):
     """A folder for temporary files whose path is too long for a socket, say."""
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
-    told, _ = carried_out(tmp_path, {"a": "done()"}, before=f"import tempfile; tempfile.tempdir = {str(deep)!r}")
+    told, _ = run_workers(tmp_path, {"a": "done()"}, before=f"import tempfile; tempfile.tempdir = {str(deep)!r}")
     assert told["a"][0] == "done"
 
 
@@ -298,15 +300,15 @@ def test_an_interrupt_that_comes_before_the_worker_is_ready_is_not_lost(tmp_path
     before = """
 import signal, time
 from emabank.study.executors.local import _Job
-for each in tasks:
-    job = _Job(each, warm=executor.warm)
+for task in tasks:
+    job = _Job(task, warm=executor.warm)
     job.send(signal.SIGINT)
     while job.process.poll() is None: time.sleep(0.01)
-    (root / f"{each.id}.txt").write_text(str(job.process.returncode))
+    (root / f"{task.id}.txt").write_text(str(job.process.returncode))
 tasks = []
 """
     code = "(folder / 'began').touch(); time.sleep(60); done()"
-    carried_out(tmp_path, dict.fromkeys("abc", code), before=before)
+    run_workers(tmp_path, dict.fromkeys("abc", code), before=before)
     for name in "abc":
         assert (tmp_path / f"{name}.txt").read_text() == str(-signal.SIGINT)
         assert (tmp_path / name / "log.txt").read_text().endswith("KeyboardInterrupt\n")
@@ -361,3 +363,46 @@ def test_workers_notice_when_the_process_they_were_forked_from_was_killed(tmp_pa
     assert (tmp_path / "a" / "checkpoint").exists()
     told = json.loads((tmp_path / "outcomes.json").read_text())
     assert (told["a"][0], told["b"][0]) == ("failed", "done"), "the next one is forked from another"
+
+
+# One worker alone -----------------------------------------------------------------------------------------------------
+
+ALONE = """
+import os, signal, sys, time
+from emabank.study.executors.worker import PARENT, stop_with_executor
+"""
+
+
+GONE = 1 if os.getpid() != 1 else 2  # no executor of ours
+
+
+def run(code: str, *, executor: int | None) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    if executor is not None:
+        environment[PARENT] = str(executor)
+    command = [sys.executable, "-c", ALONE + code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("executor", [os.getpid(), None], ids=["its executor runs", "started by hand"])
+def test_nothing_happens_as_long_as(executor: int | None):
+    code = "stop_with_executor(every=0.01, grace=0); time.sleep(0.3); print(PARENT in os.environ)"
+    finished = run(code, executor=executor)
+    assert (finished.returncode, finished.stdout) == (0, "False\n"), finished.stderr
+
+
+def test_an_executor_that_was_gone_before_interrupts_as_ctrl_c_would():
+    code = "try: stop_with_executor(); time.sleep(60)\nexcept KeyboardInterrupt: print('checkpoint written')"
+    finished = run(code, executor=GONE)
+    assert (finished.returncode, finished.stdout) == (0, "checkpoint written\n"), finished.stderr
+    assert "the executor that started this process is gone" in finished.stderr
+
+
+def test_a_deaf_worker_is_killed():
+    code = "signal.signal(signal.SIGINT, lambda *_: None); stop_with_executor(grace=0.1)\nwhile True: time.sleep(60)"
+    assert run(code, executor=GONE).returncode == -signal.SIGKILL
+
+
+def test_an_ignored_interrupt_is_heard_again():
+    code = "signal.signal(signal.SIGINT, signal.SIG_IGN); stop_with_executor(grace=60)\ntime.sleep(60)"
+    assert run(code, executor=GONE).returncode == -signal.SIGINT

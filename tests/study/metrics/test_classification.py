@@ -53,14 +53,6 @@ def test_the_loss_is_torchs(seed, samples, classes, scale):
     assert loss(logits, labels) == pytest.approx(by_torch, rel=1e-10, abs=1e-14)
 
 
-@given(**CASES, order=st.integers(0, 99))
-def test_the_order_of_the_samples_does_not_matter(seed, samples, classes, scale, order):
-    logits, labels = made_up(seed, samples, classes, scale)
-    other = np.random.default_rng(order).permutation(samples)
-    assert accuracy(logits[other], labels[other]) == accuracy(logits, labels)
-    assert loss(logits[other], labels[other]) == pytest.approx(loss(logits, labels), rel=1e-12)
-
-
 def test_the_loss_of_a_sure_mistake_is_finite_and_exact():
     assert loss([[0.0, 5000.0]], [0]) == 5000.0
     assert loss([[0.0, 5000.0]], [1]) == 0.0
@@ -127,15 +119,6 @@ def test_each_is_the_share_that_its_name_says(examples):
     arguments = logits_for(predictions), given_labels, clean
     assert memorised(*arguments) == (sum(p == g for p, g, _ in wrong) / len(wrong) if wrong else None)
     assert clean_accuracy(*arguments) == (sum(p == c for p, _, c in right) / len(right) if right else None)
-
-
-@given(EXAMPLES)
-def test_together_they_are_the_accuracy_on_given_labels(examples):
-    predictions, given_labels, clean = (np.array(column) for column in zip(*examples, strict=True))
-    logits, wrong = logits_for(predictions), given_labels != clean
-    shares = [function(logits, given_labels, clean) or 0.0 for function in (memorised, clean_accuracy)]
-    on_given = wrong.mean() * shares[0] + (~wrong).mean() * shares[1]
-    assert on_given == pytest.approx(accuracy(logits, given_labels))
 
 
 def test_a_share_of_nothing_is_none_which_is_json():

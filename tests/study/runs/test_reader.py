@@ -1,4 +1,4 @@
-"""How a run stands, and what it left, read from its folder without a lock."""
+"""How a run stands, what it left, and all rows below a folder: read without a lock and without torch."""
 
 import json
 import os
@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+from emabank.study import load_results
 from emabank.study.runs.reader import RunFolder, check_name
-from emabank.study.runs.rows import Row
-from emabank.study.runs.storage import read_state
+from emabank.study.runs.rows import COLUMNS, Row, rows_text
+from emabank.study.runs.storage import read_checked, read_state
 from emabank.study.runs.writer import open_run
-from tests.support.processes import run as fresh_python
+from tests.support.processes import run as run_code
 
 CONFIG = {"network": "resnet8", "epochs": 2, "note": 2}
 ROW: dict[str, Any] = {
@@ -34,7 +36,8 @@ def done(tmp_path: Path) -> RunFolder:
     return RunFolder.of(tmp_path, CONFIG)
 
 
-def test_everything_it_left_can_be_read(done: RunFolder):
+def test_everything_it_left_can_be_read_and_reading_writes_nothing(done: RunFolder):
+    before = {path: path.stat().st_mtime_ns for path in done.path.rglob("*")}
     assert done.state() == "done"
     assert done.is_done(contents=True)
     assert done.config() == CONFIG
@@ -48,11 +51,6 @@ def test_everything_it_left_can_be_read(done: RunFolder):
     assert done.load_predictions("ema-0.998")["val"].labels.tolist() == [0, 1, 0, 1]
     assert read_state(done.fork_path(1)) == {"epoch": 1}
     assert [session["threads"] for session in done.environment()] == [1]
-
-
-def test_reading_writes_nothing(done: RunFolder):
-    before = {path: path.stat().st_mtime_ns for path in done.path.rglob("*")}
-    test_everything_it_left_can_be_read(done)
     assert {path: path.stat().st_mtime_ns for path in done.path.rglob("*")} == before
 
 
@@ -135,11 +133,11 @@ def test_a_change_that_can_still_be_read_is_noticed(done: RunFolder, name: str):
 
 def test_a_flipped_bit_in_the_done_mark_takes_it_away(done: RunFolder):
     path = done.path / "done.json"
-    whole, before = path.read_bytes(), (done.summary(), done._left())
+    whole, before = path.read_bytes(), read_checked(path)
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
         if done.is_done():
-            assert (done.summary(), done._left()) == before, f"byte {at}: {path.read_bytes()[at - 9 : at + 9]}"
+            assert read_checked(path) == before, f"byte {at}: {path.read_bytes()[at - 9 : at + 9]}"
 
 
 def test_a_done_mark_of_an_earlier_emabank_is_one(done: RunFolder):
@@ -151,14 +149,17 @@ def test_a_done_mark_of_an_earlier_emabank_is_one(done: RunFolder):
     assert done.is_done(contents=True)
 
 
-@pytest.mark.parametrize("name", ["../outside", "/dev/zero", "snapshots/../../outside"])
+@pytest.mark.parametrize("name", ["../outside", "{absolute}", "snapshots/../../outside"])
 def test_a_done_mark_that_leads_elsewhere_is_none(done: RunFolder, name: str):
-    path = done.path / "done.json"
+    outside, path = done.path.parent / "outside", done.path / "done.json"
+    outside.touch()
     mark = json.loads(path.read_text())
     mark.pop("checksum")
-    mark["files"][name] = [0, 0]
     path.write_text(json.dumps(mark))
-    assert not done.is_done(contents=True)
+    assert done.is_done(contents=True), "control: without a checksum it may be changed"
+    mark["files"][name.format(absolute=outside)] = [0, 0]  # the size and the checksum of an empty file
+    path.write_text(json.dumps(mark))
+    assert not done.is_done()
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "config.json", "done.json"])
@@ -166,9 +167,10 @@ def test_a_pipe_in_place_of_a_file_stops_nobody(done: RunFolder, name: str):
     (done.path / name).unlink()
     os.mkfifo(done.path / name)
     assert not done.is_done(contents=True)
-    if name == "config.json":
+    readers = {"config.json": done.config, "rows.jsonl": done.rows}
+    if name in readers:
         with pytest.raises(ValueError, match="is no regular file"):
-            done.config()
+            readers[name]()
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "../up", "a/b", "a b", "-x", "a" * 101, "a\n"])
@@ -177,8 +179,79 @@ def test_names_that_could_leave_the_folder_are_refused(name: str):
         check_name(name)
 
 
-def test_asking_how_runs_stand_loads_no_torch(done: RunFolder):
-    asked: dict[str, Any] = {"path": str(done.path)}
-    look = f"import sys\nfrom emabank.study.runs.writer import RunFolder\nrun = RunFolder({asked['path']!r})\n"
-    look += "print(run.state(), run.progress(), len(run.rows()), 'torch' in sys.modules, 'numpy' in sys.modules)"
-    assert fresh_python(look).stdout.split() == ["done", "None", "0", "False", "False"]
+# All rows below a folder ----------------------------------------------------------------------------------------------
+
+
+def row(run: str, **changes: Any) -> Row:
+    return Row(run=run, **(ROW | {"epoch": 1, "value": 0.5} | changes))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    files = {
+        "b/rows.jsonl": [row("b", epoch=2), row("b", epoch=None, value=None, metric="churn", other="a")],
+        "a/rows.jsonl": [row("a", selected_by="loss", seed=3, value=1)],
+        "a/test_curves.jsonl": [row("a", split="test", value=0.25)],
+        "study/pairs/rows.jsonl": [row("c")],
+        "a/other.jsonl": [row("d")],
+    }
+    for name, rows in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(rows_text(rows))
+    return tmp_path
+
+
+def test_every_row_is_there_with_its_values(runs: Path):
+    frame = load_results(runs)
+    lines: list[dict[str, Any]] = []
+    for name in ("a/rows.jsonl", "a/test_curves.jsonl", "b/rows.jsonl", "study/pairs/rows.jsonl"):
+        lines += [json.loads(line) for line in (runs / name).read_text().splitlines()]
+    assert len(frame) == len(lines) == 5
+    for record, line in zip(frame.to_dict("records"), lines, strict=True):
+        assert {key: None if pd.isna(value) else value for key, value in record.items()} == line
+    assert load_results(runs / "b")["run"].tolist() == ["b", "b"], "one run's folder gives its rows alone"
+    assert frame[frame["selected_by"] == "loss"]["seed"].tolist() == [3]
+
+
+def test_the_types_are_the_same_with_and_without_rows(runs: Path):
+    (runs / "empty").mkdir()
+    full, empty = load_results(runs), load_results(str(runs / "empty"))
+    assert list(full.columns) == list(empty.columns) == list(COLUMNS)
+    assert empty.shape == (0, 13)
+    assert full.dtypes.tolist() == empty.dtypes.tolist()
+    assert str(full["epoch"].dtype) == "Int64"
+    assert str(full["value"].dtype) == "float64"
+    assert str(full["seed"].dtype) == "int64"
+    assert all(isinstance(full[name].dtype, pd.StringDtype) for name in {*COLUMNS} - {"epoch", "value", "seed"})
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=r"none is not there; give the folder that holds the runs"):
+        load_results(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="file is not a folder; give"):
+        load_results(tmp_path / "file")
+
+
+def test_a_damaged_file_is_named(runs: Path):
+    with open(runs / "a" / "test_curves.jsonl", "a") as file:
+        file.write("{\n")
+    with pytest.raises(ValueError, match=r"test_curves.jsonl, line 2 is damaged"):
+        load_results(runs)
+
+
+def test_reading_needs_no_torch_and_names_resolve_when_used(done: RunFolder, runs: Path):
+    finished = run_code(
+        f"""
+import sys
+from emabank.study.runs.reader import RunFolder
+run = RunFolder({str(done.path)!r})
+print(run.state(), run.progress(), len(run.rows()), 'numpy' in sys.modules)
+import emabank.study as study
+print('load_results' in dir(study), len(study.load_results({str(runs)!r})))
+study.nothing
+""",
+        blocked=("torch",),
+    )
+    assert finished.stdout.split() == ["done", "None", "0", "False", "True", "5"], finished.stderr
+    assert "AttributeError: module 'emabank.study' has no attribute 'nothing'" in finished.stderr

@@ -61,11 +61,8 @@ def test_rows_come_back_from_a_file_bit_for_bit(tmp_path_factory: pytest.TempPat
     assert [math.copysign(1, row.value or 0) for row in back] == [math.copysign(1, row.value or 0) for row in rows]
 
 
-def test_a_row_cannot_be_changed_and_a_whole_value_becomes_a_float():
-    row = Row(**{**FIELDS, "value": 1})
-    assert type(row.value) is float
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        row.value = 2.0  # type: ignore[misc]
+def test_a_whole_value_becomes_a_float():
+    assert type(Row(**{**FIELDS, "value": 1}).value) is float
 
 
 @pytest.mark.parametrize(
@@ -100,7 +97,7 @@ def without(field: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (without("epoch"), " lacks epoch; a row has exactly run, dataset, "),
         (json.dumps({**FIELDS, "note": "x"}), " has unknown note; "),
@@ -112,22 +109,22 @@ def without(field: str) -> str:
         ("", " is damaged"),
     ],
 )
-def test_a_wrong_line_is_named_by_file_and_number(tmp_path: Path, line: str, said: str):
+def test_a_wrong_line_is_named_by_file_and_number(tmp_path: Path, line: str, message: str):
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{to_json_line(Row(**FIELDS))}\n{line}\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl") as caught:
         read_rows(path)
-    assert str(caught.value).startswith(f"{path}, line 2{said}")
+    assert str(caught.value).startswith(f"{path}, line 2{message}")
     with pytest.raises(ValueError, match="^the line"):
         from_json_line(line)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [(rows_text([Row(**FIELDS)]).encode()[:-1], "its last line is cut short"), (b"\xff\xfe\n", "not UTF-8")],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, said: str):
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"rows.jsonl is damaged: .*{said}"):
+    with pytest.raises(ValueError, match=f"rows.jsonl is damaged: .*{message}"):
         read_rows(path)

@@ -21,13 +21,13 @@ from emabank.study.serialize import run_id
 CONFIG = {"network": "resnet8", "rates": (0.1, 1.0), "epochs": 2}
 
 
-def row(run: str, **given: Any) -> Row:
+def row(run: str, **changes: Any) -> Row:
     fields: dict[str, Any] = {
         "dataset": "digits", "network": "resnet8", "trained_on": "80%", "seed": 0, "weights": "live",
         "batchnorm": "own", "selected_by": None, "epoch": 1, "split": "val", "metric": "loss", "value": 1.5,
         "other": None,
     }  # fmt: skip
-    return Row(run=run, **(fields | given))
+    return Row(run=run, **(fields | changes))
 
 
 WRITERS: dict[str, Callable[[RunWriter, int], None]] = {
@@ -84,24 +84,20 @@ def test_a_second_opening_is_refused_by_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    "content",
     [
-        (
-            '{"format": 1, "config": {"network": "vgg", "rates": [0.1, 1], "epochs": 2}}',
-            "config.network is 'vgg' and not",
-        ),
-        ('{"format": 2, "config": {}}', "config.epochs is missing"),
-        ('{"format": 1', "it is no JSON object"),
+        '{"format": 1, "config": {"network": "vgg", "rates": [0.1, 1], "epochs": 2}}',
+        '{"format": 2, "config": {"network": "resnet8", "rates": [0.1, 1], "epochs": 2}}',
+        '{"format": 1, "config": {"network": "resnet8", "rates": [0.1, NaN], "epochs": 2}}',
+        '{"format": 1',
     ],
 )
-def test_an_edited_configuration_is_refused_and_nothing_is_touched(tmp_path: Path, content: str, said: str):
+def test_an_edited_configuration_is_refused_and_nothing_is_touched(tmp_path: Path, content: str):
     with open_run(tmp_path, CONFIG, threads=1) as run:
         run.save_checkpoint({"epoch": 1})
     (run.path / "config.json").write_text(content)
     before = files(run.path)
-    with pytest.raises(
-        ValueError, match=rf"config.json is not the configuration of run {run.id} \({said}.*; restore it"
-    ):
+    with pytest.raises(ValueError, match=rf"config.json .* is not the configuration of run {run.id}; restore it"):
         open_run(tmp_path, CONFIG, threads=1).__enter__()
     assert files(run.path) == before
     assert run.state() == "waiting"

@@ -24,16 +24,16 @@ class DataArguments:
         from rich.console import Console
 
         from emabank.study.data.catalogue import find_dataset
-        from emabank.study.data.download import check, fetch, is_complete, origin
+        from emabank.study.data.download import check, fetch, is_complete
         from emabank.study.executors.progress import counting, say
 
-        console = Console()
+        console, dataset = Console(), find_dataset(self.name)
         if self.action == "check":
             findings = check(self.name, self.data)
         else:
             with counting(console, "bytes") as tell:
                 findings = fetch(self.name, self.data, tell=tell)
-        say(console, origin(find_dataset(self.name)))
+        say(console, f"{dataset.title}: published by {dataset.publisher}; terms: {dataset.terms}")
         for finding in findings:
             say(console, f"{finding.state:15} {finding.sentence}")
         if is_complete(findings):

@@ -55,15 +55,14 @@ class DecayArguments:
         if self.steps_per_epoch is not None and not 0 < self.steps_per_epoch < math.inf:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give a number above 0, such as 391")
         forms = ("decay", "per_update", "half_life", "window", "half_life_epochs", "window_epochs")
-        given = [name for name in forms if getattr(self, name)]
-        if len(given) != 1:
-            said = " and ".join(given) if given else "nothing"
-            raise ValueError(f"{said} is given; give one of decay, {', '.join(forms[1:])}")
-        if given[0].endswith("_epochs") and self.steps_per_epoch is None:
-            raise ValueError(f"{given[0]} needs to know how long an epoch is; give steps_per_epoch, such as 391")
+        used = [name for name in forms if getattr(self, name)]
+        if len(used) != 1:
+            raise ValueError(f"{' and '.join(used) or 'nothing'} is given; give one of {', '.join(forms)}")
+        if used[0].endswith("_epochs") and self.steps_per_epoch is None:
+            raise ValueError(f"{used[0]} needs to know how long an epoch is; give steps_per_epoch, such as 391")
         for decay in (*self.decay, *self.per_update):
             if not 0 <= decay <= 1:
-                raise ValueError(f"{given[0]} is {decay}; a decay must be from 0 to 1, such as 0.999")
+                raise ValueError(f"{used[0]} is {decay}; a decay must be from 0 to 1, such as 0.999")
         for steps in self.half_lives:
             if not 0 < steps < math.inf:
                 raise ValueError(f"a half-life of {steps:g} steps: give a number above 0")
@@ -85,77 +84,41 @@ class DecayArguments:
         show_decay(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meaning:
-    """One decay in all its forms.
-
-    Args:
-        rule: how a bank gets it.
-        decay: the weight of the past per optimizer step.
-    """
-
-    rule: str
-    decay: float
-
-    @property
-    def half_life(self) -> float:
-        """Optimizer steps until half of the past is left."""
-        return half_life(self.decay)
-
-    @property
-    def window(self) -> float:
-        """Optimizer steps that it remembers, its time constant."""
-        return window(self.decay)
-
-    @property
-    def warmup(self) -> float:
-        """Optimizer steps for which the decay warm-up lasts."""
-        return warmup_end(round(self.decay**PAPER_PERIOD, 12))
-
-
-def meanings(asked: DecayArguments) -> list[Meaning]:
-    """The meaning of each of the decays that were asked for.
-
-    >>> [round(meaning.half_life) for meaning in meanings(DecayArguments(per_update=(0.968, 0.998)))]
-    [341, 5540]
-    """
+def decays_of(asked: DecayArguments) -> list[tuple[str, float]]:
+    """The decays that were asked for: the rule that gives each to a bank, and its value per optimizer step."""
     return (
-        [Meaning(rule=f"{decay!r}", decay=decay) for decay in asked.decay]
-        + [Meaning(rule=f"EMA(per_update={decay!r})", decay=per_step(decay, asked.every)) for decay in asked.per_update]
-        + [Meaning(rule=f"EMA(half_life={steps!r})", decay=from_half_life(steps)) for steps in asked.half_lives]
-        + [Meaning(rule=f"{from_window(steps)!r}", decay=from_window(steps)) for steps in asked.windows]
+        [(f"{decay!r}", decay) for decay in asked.decay]
+        + [(f"EMA(per_update={decay!r})", per_step(decay, asked.every)) for decay in asked.per_update]
+        + [(f"EMA(half_life={steps!r})", from_half_life(steps)) for steps in asked.half_lives]
+        + [(f"{from_window(steps)!r}", from_window(steps)) for steps in asked.windows]
     )
 
 
 def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
-    """Print what decays mean.
-
-    >>> show_decay(DecayArguments(half_life=(693.0,)), Console(quiet=True))
-    """
+    """Print what decays mean."""
     console = console or Console()
-    found = meanings(asked)
+    rules, decays = zip(*decays_of(asked), strict=True)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("decay per step")
-    for meaning in found:
-        table.add_column(format_decay(meaning.decay), justify="right", no_wrap=True)
-    table.add_row(f"decay per update, every {asked.every} steps", *(f"{m.decay**asked.every:.6g}" for m in found))
+    for decay in decays:
+        table.add_column(format_decay(decay), justify="right", no_wrap=True)
+    table.add_row(f"decay per update, every {asked.every} steps", *(f"{decay**asked.every:.6g}" for decay in decays))
     for name, steps in (
-        ("half-life, in steps", [meaning.half_life for meaning in found]),
-        ("window, in steps", [meaning.window for meaning in found]),
-        ("warm-up, in steps", [meaning.warmup for meaning in found]),
+        ("half-life, in steps", [half_life(decay) for decay in decays]),
+        ("window, in steps", [window(decay) for decay in decays]),
+        ("warm-up, in steps", [warmup_end(round(decay**PAPER_PERIOD, 12)) for decay in decays]),
     ):
         table.add_row(name, *map(_steps, steps))
         if asked.steps_per_epoch is not None:
             table.add_row("  in epochs", *(_epochs(count / asked.steps_per_epoch) for count in steps), style="dim")
     console.print(table)
-    rules = ", ".join(meaning.rule for meaning in found)
     period = f", every={asked.every}" if asked.per_update else ""
-    for line in (
+    say(
+        console,
         "After a half-life half of the past is left. The window, 1 / (1 - decay), is what an average remembers. The "
         "warm-up holds the decay down at the beginning.",
-        f"In Python: EMABank(model, [{rules}]{period})",
-    ):
-        say(console, line)
+    )
+    say(console, f"In Python: EMABank(model, [{', '.join(rules)}]{period})")
 
 
 def _steps(value: float) -> str:

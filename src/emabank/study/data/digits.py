@@ -20,12 +20,6 @@ def digits_dataset(name: str = "digits") -> Dataset:
     """The embedded digits as a data set: pixels as stored, 0 to 16; the first 1297 to train on, the last 500 to test.
 
     Or one half of it, which is for transfer: `digits-0-4`, or `digits-5-9` with the digit 5 as its class 0.
-
-    >>> digits = digits_dataset()
-    >>> len(digits.train), len(digits.test), list(digits.train.images.shape)
-    (1297, 500, [1297, 1, 8, 8])
-    >>> digits_dataset("digits-5-9").classes
-    5
     """
     images, labels = _read()
     classes = HALVES.get(name, range(CLASSES))

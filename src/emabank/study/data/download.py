@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, NamedTuple, cast
 
-from emabank.study.data.catalogue import Download, File, ImageFolders, Published, find_dataset
+from emabank.study.data.catalogue import Download, File, ImageFolders, find_dataset
 from emabank.study.data.folders import FOLDER, read_wnids, train_files, val_files
 from emabank.study.data.labelled import Tell
 
@@ -32,14 +32,7 @@ class Finding(NamedTuple):
 
 
 def check(name: str, folder: str | os.PathLike[str]) -> list[Finding]:
-    """Verify the files of a data set, and of those that it needs, against published checksums and numbers.
-
-    >>> [finding.state for finding in check("digits", "data")]
-    ['ok']
-    >>> print(check("cifar10n", "/no/such/folder")[-1].sentence)
-    /no/such/folder/cifar-n/CIFAR-10_human.pt is missing; it comes from \
-https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data/CIFAR-10_human.pt
-    """
+    """Verify the files of a data set, and of those that it needs, against published checksums and numbers."""
     dataset, folder = find_dataset(name), Path(folder)
     findings = [finding for other in dataset.needs for finding in check(other, folder)]
     if not dataset.downloads:
@@ -55,21 +48,8 @@ https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data/CIFAR-10_human.pt
 
 
 def is_complete(findings: Iterable[Finding]) -> bool:
-    """Whether nothing is missing or wrong: then the command ends with 0.
-
-    >>> is_complete(check("digits", "data")), is_complete(check("cifar10", "/no/such/folder"))
-    (True, False)
-    """
+    """Whether nothing is missing or wrong."""
     return all(finding.state == "ok" for finding in findings)
-
-
-def origin(dataset: Published) -> str:
-    """Who publishes a data set and under which terms, in a sentence.
-
-    >>> origin(find_dataset("digits")).partition(":")[0]
-    'Optical Recognition of Handwritten Digits, test set'
-    """
-    return f"{dataset.title}: published by {dataset.publisher}; terms: {dataset.terms}"
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -110,11 +90,7 @@ def _check_file(folder: Path, file: File, download: Download) -> Finding:
 
 
 def file_hash(path: Path, kind: str) -> str:
-    """The checksum of a file: `md5` or `sha256`.
-
-    >>> file_hash(Path(os.devnull), "md5")
-    'd41d8cd98f00b204e9800998ecf8427e'
-    """
+    """The checksum of a file: `md5` or `sha256`."""
     total = hashlib.new(kind, usedforsecurity=False)
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -193,9 +169,6 @@ def fetch(name: str, folder: str | os.PathLike[str], *, tell: Tell | None = None
 
     Returns:
         What `check` finds afterwards: nothing missing, nothing wrong.
-
-    >>> [finding.state for finding in fetch("digits", "data")]
-    ['ok']
     """
     folder = Path(folder)
     findings = check(name, folder)
@@ -246,13 +219,11 @@ def _download(name: str, download: Download, folder: Path, temporary: Path, bar:
         f"where there is no network, put {file} into {folder} by hand, and `emabank data check {name} --data {folder}` "
         f"will verify it"
     )
+    pooch.get_logger().setLevel("ERROR")  # the bar says it all
     downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT)
     bar.begin(download)
     try:
-        with _quiet(pooch.get_logger()):
-            path = pooch.retrieve(
-                download.url, download.file.checksum, fname=file, path=temporary, downloader=downloader
-            )
+        path = pooch.retrieve(download.url, download.file.checksum, fname=file, path=temporary, downloader=downloader)
     except HTTPError as error:
         code = getattr(error.response, "status_code", "an error")
         raise ConnectionError(f"{download.url} could not be fetched (it answered {code}); {by_hand}") from error
@@ -314,16 +285,6 @@ def _temporary_folder(folder: Path) -> Generator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=folder) as temporary:
         yield Path(temporary)
-
-
-@contextmanager
-def _quiet(logger: Any) -> Generator[None]:
-    level = logger.level
-    logger.setLevel("ERROR")
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 # Unpacking -----------------------------------------------------------------------------------------------------------

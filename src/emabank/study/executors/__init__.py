@@ -88,12 +88,7 @@ def in_order(tasks: Sequence[Task]) -> list[Task]:
 
 
 def engine(package: str, *, executor: str) -> Any:
-    """The package that an executor is made of; `ValueError` where it is not installed.
-
-    >>> engine("no_such_engine", executor="ray")
-    Traceback (most recent call last):
-    ValueError: --executor ray needs the package no_such_engine: pip install "emabank[ray]"
-    """
+    """The package that an executor is made of; `ValueError` where it is not installed."""
     try:
         return import_module(package)
     except ModuleNotFoundError:

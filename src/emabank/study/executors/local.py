@@ -2,8 +2,8 @@
 
 Each worker has a session of its own, so that Ctrl-C reaches this process alone, which then stops them in good order;
 if this process is killed, they notice (`emabank.study.executors.worker`). Importing torch takes seconds, as long as a
-small run: so workers are forked from a process that has done nothing but import it (Python's "forkserver"), and carry
-over neither threads nor devices.
+small run: so workers are forked from a process that has done nothing but import it (Python's "forkserver"), and inherit
+neither threads nor devices.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ from rich.console import Console
 
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
-from emabank.study.executors.worker import LOCKED, PARENT
+from emabank.study.executors.worker import LOCKED, PARENT, start_worker
 from emabank.study.runs.locks import is_locked
 from emabank.study.runs.reader import LOCK
 
@@ -35,12 +35,7 @@ _AFTER_SIGTERM = 5.0  # seconds until SIGKILL
 
 @dataclass(frozen=True, kw_only=True)
 class LocalExecutor:
-    """Runs tasks here, `jobs` at a time.
-
-    >>> import io
-    >>> LocalExecutor(jobs=2).run_all([], console=Console(file=io.StringIO()))
-    []
-    """
+    """Runs tasks here, `jobs` at a time."""
 
     jobs: int = 1
     grace: float = 10.0
@@ -84,20 +79,11 @@ class _Job(TaskHandle):
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes] | ForkedWorker":
-        warm = self._warm
-        environment = {"PYTHONUNBUFFERED": "1", **self.task.environment}
-        if FORKS and self.task.command[:3] == (sys.executable, "-m", *warm[:1]):
+        command, environment = self.task.command, self.task.environment
+        if FORKS and command[:3] == (sys.executable, "-m", *self._warm[:1]):
             with suppress(OSError):  # its socket cannot be made, say
-                return ForkedWorker(warm, self.task.command[3:], log=self.log, environment=environment)
-        with open(self.log, "ab") as log:
-            return subprocess.Popen(
-                self.task.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, PARENT: str(os.getpid())},
-                start_new_session=True,
-            )
+                return ForkedWorker(self._warm, command[3:], log=self.log, environment=environment)
+        return start_worker(command, log=self.log, environment=environment)
 
     def poll(self) -> Outcome | None:
         code = self.process.poll()

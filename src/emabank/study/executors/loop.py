@@ -17,7 +17,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, in_order
-from emabank.study.executors.progress import Display, display, failures, say
+from emabank.study.executors.progress import display, failures, say
 from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.environment import now
 from emabank.study.runs.reader import FAILED, LOG, Progress, RunFolder
@@ -103,59 +103,43 @@ def run_tasks(
     """
     console = console or Console()
     tasks = in_order(tasks)
+    outcomes: dict[str, Outcome] = {}
+    running: list[Running] = []
     with _interrupts() as interrupts, display(console, len(tasks)) as shown:
-        outcomes = _run(tasks, start, stop, shown, interrupts, at_once or len(tasks), poll)
+
+        def end(outcome: Outcome) -> None:
+            outcomes[outcome.task.id] = outcome
+            shown.ended(outcome)
+
+        for task in tasks:
+            if RunFolder(task.folder).is_done():
+                end(Outcome(task=task, state="already done"))
+        waiting = deque(task for task in tasks if task.id not in outcomes)
+        try:
+            while (waiting or running) and not interrupts:
+                while waiting and len(running) < (at_once or len(tasks)) and not interrupts:
+                    task = waiting.popleft()
+                    try:
+                        running.append(start(task))
+                        shown.started(task)
+                    except OSError as error:
+                        end(Outcome(task=task, state="failed", reason=f"could not be started: {error}"))
+                time.sleep(poll)
+                for handle in list(running):
+                    if (progress := handle.news()) is not None:
+                        shown.progressed(handle.task, progress)
+                    if (outcome := handle.poll()) is not None:
+                        running.remove(handle)
+                        end(outcome)
+        finally:
+            stop(running, interrupts)
         if interrupts:
             shown.say(f"interrupted: {len(outcomes)} of {len(tasks)} runs ended, the same command resumes the rest")
             raise KeyboardInterrupt
-    for line in failures(outcomes):
+    ended = [outcomes[task.id] for task in tasks]
+    for line in failures(ended):
         say(console, line)
-    return outcomes
-
-
-def _run(
-    tasks: list[Task],
-    start: Callable[[Task], Running],
-    stop: Callable[[list[Running], list[int]], None],
-    shown: Display,
-    interrupts: list[int],
-    at_once: int,
-    poll: float,
-) -> list[Outcome]:
-    outcomes: dict[str, Outcome] = {}
-
-    def ended(outcome: Outcome) -> None:
-        outcomes[outcome.task.id] = outcome
-        shown.ended(outcome)
-
-    waiting: deque[Task] = deque()
-    for task in tasks:
-        if RunFolder(task.folder).is_done():
-            ended(Outcome(task=task, state="already done"))
-        else:
-            waiting.append(task)
-    running: list[Running] = []
-    try:
-        while (waiting or running) and not interrupts:
-            while waiting and len(running) < at_once and not interrupts:
-                task = waiting.popleft()
-                try:
-                    running.append(start(task))
-                    shown.started(task)
-                except OSError as error:
-                    ended(Outcome(task=task, state="failed", reason=f"could not be started: {error}"))
-            time.sleep(poll)
-            for handle in list(running):
-                progress = handle.news()
-                if progress is not None:
-                    shown.progressed(handle.task, progress)
-                outcome = handle.poll()
-                if outcome is not None:
-                    running.remove(handle)
-                    ended(outcome)
-    finally:
-        stop(running, interrupts)
-    return [outcomes[task.id] for task in tasks if task.id in outcomes]
+    return ended
 
 
 def reason_of(code: int) -> str:

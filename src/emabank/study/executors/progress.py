@@ -13,8 +13,6 @@ from emabank.study.runs.reader import LOG, Progress
 
 _LINES = 12  # how many plain lines a run may print, roughly
 
-Tell = Callable[[int, str], None]
-
 
 def say(console: Console, sentence: str) -> None:
     """Print a sentence as it is, in one line."""
@@ -22,93 +20,62 @@ def say(console: Console, sentence: str) -> None:
 
 
 @contextmanager
-def progress(console: Console, epochs: int) -> Generator[Tell]:
+def progress(console: Console, epochs: int) -> Generator[Callable[[int, str], None]]:
     """Yield a function to call after each epoch of one run, with its number, counted from 1, and how it went."""
     if console.is_terminal:
-        columns = (
-            TextColumn("epoch"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Bars(*columns, console=console) as bar:
-            task = bar.add_task("", total=epochs)
-            yield lambda epoch, words: bar.update(task, completed=epoch, description=words)
-    else:
-        yield _plain_lines(console, epochs)
-
-
-def _plain_lines(console: Console, epochs: int) -> Tell:
+        columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TimeRemainingColumn())
+        words = TextColumn("{task.description}", markup=False)
+        with Bars(TextColumn("epoch"), *columns, words, console=console) as bars:
+            bar = bars.add_task("", total=epochs)
+            yield lambda epoch, words: bars.update(bar, completed=epoch, description=words)
+        return
     start = time.monotonic()
 
-    def tell(epoch: int, words: str) -> None:
+    def print_line(epoch: int, words: str) -> None:
         if is_due(epoch, epochs, last=epoch - 1):
             left = (time.monotonic() - start) / epoch * (epochs - epoch)
             say(console, plain_line(epoch, epochs, left, words))
 
-    return tell
+    yield print_line
+
+
+@contextmanager
+def counting(console: Console, what: str) -> Generator[Callable[[int, int], None]]:
+    """Yield a function to call with how many of how many are done; nothing is shown before the first call."""
+    if console.is_terminal:
+        with Bars(TextColumn(what), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=console) as bars:
+            bar = bars.add_task("", total=None, visible=False)
+            yield lambda done, total: bars.update(bar, completed=done, total=total, visible=True)
+        return
+    printed = 0
+
+    def print_line(done: int, total: int) -> None:
+        nonlocal printed
+        if is_due(done, total, last=printed):
+            say(console, f"{what}: {done:,} of {total:,}")
+            printed = done
+
+    yield print_line
 
 
 def is_due(epoch: int, epochs: int, *, last: int) -> bool:
-    """Whether a plain line is due at an epoch, when the last one looked at was `last`; 0: none was.
-
-    >>> [epoch for epoch in range(1, 61) if is_due(epoch, 60, last=epoch - 1)]
-    [1, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60]
-    """
+    """Whether a plain line is due at an epoch, when the last one looked at was `last`; 0: none was."""
     between = max(1, epochs // _LINES)
     return epoch > last and (last == 0 or epoch >= epochs or epoch // between > last // between)
 
 
 def plain_line(epoch: int, epochs: int, left: float | None, words: str) -> str:
-    """What a plain line says.
-
-    >>> plain_line(3, 60, 200.0, "live 81.0%")
-    'epoch 3/60, 3 min left: live 81.0%'
-    """
+    """How far a run is, such as `epoch 3/60, 3 min left: live 81.0%`."""
     time_left = "" if left is None else f", {duration(left)} left"
     return f"epoch {epoch}/{epochs}{time_left}: {words}"
 
 
 def duration(seconds: float) -> str:
-    """A time to wait, as exact as one wants to know it.
-
-    >>> duration(119), duration(200), duration(30000), duration(1e7)
-    ('119 s', '3 min', '8.3 h', '116 days')
-    """
+    """A time to wait, as exact as one wants to know it: 119 s, 3 min, 8.3 h or 116 days."""
     for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
         if seconds < most:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
-
-
-@contextmanager
-def counting(console: Console, what: str) -> Generator[Callable[[int, int], None]]:
-    """Yield a function to call with how many of how many are done; nothing is shown before the first call.
-
-    >>> with counting(Console(quiet=True), "images decoded") as tell:
-    ...     tell(1, 2)
-    """
-    if console.is_terminal:
-        with Bars(TextColumn(what), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=console) as bar:
-            tasks: list[TaskID] = []
-
-            def show(done: int, total: int) -> None:
-                if not tasks:
-                    tasks.append(bar.add_task("", total=total))
-                bar.update(tasks[0], completed=done, total=total)
-
-            yield show
-    else:
-        printed = 0
-
-        def print_line(done: int, total: int) -> None:
-            nonlocal printed
-            if is_due(done, total, last=printed):
-                say(console, f"{what}: {done:,} of {total:,}")
-                printed = done
-
-        yield print_line
 
 
 # Many runs on one screen ---------------------------------------------------------------------------------------------
@@ -129,7 +96,8 @@ class Display:
     def progressed(self, task: Task, progress: Progress) -> None:
         """A running one says how far it is."""
         if is_due(progress.epoch, progress.epochs, last=self._last.get(task.id, 0)):
-            self.say(f"{task.title}: {_line(progress)}")
+            line = plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)
+            self.say(f"{task.title}: {line}")
         self._last[task.id] = progress.epoch
 
     def ended(self, outcome: Outcome) -> None:
@@ -174,16 +142,7 @@ class _BarDisplay(Display):
 
 @contextmanager
 def display(console: Console, total: int) -> Generator[Display]:
-    r"""Show so many runs as long as the context lasts.
-
-    >>> import io
-    >>> from pathlib import Path
-    >>> console = Console(file=io.StringIO())
-    >>> with display(console, 2) as shown:
-    ...     shown.started(Task(id="a", title="seed 0", folder=Path("runs/a"), command=("train",)))
-    >>> console.file.getvalue()
-    'started: seed 0\n'
-    """
+    """Show so many runs as long as the context lasts."""
     if not console.is_terminal:
         yield Display(console, total)
         return
@@ -209,7 +168,3 @@ def failures(outcomes: Sequence[Outcome]) -> list[str]:
         lines += [f"    {line}" for line in outcome.log]
         lines += [f"  log: {outcome.task.folder / LOG}"]
     return lines
-
-
-def _line(progress: Progress) -> str:
-    return plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)

@@ -1,6 +1,5 @@
 """Runs as tasks of a Ray cluster, or of a Ray of this machine alone; each has the CPUs and GPUs that it asks for."""
 
-import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from emabank.study.executors import Outcome, Task, engine
 from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
 from emabank.study.executors.progress import say
 from emabank.study.executors.remote import RemoteCommand
+from emabank.study.runs.environment import cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +101,11 @@ def _work(command: RemoteCommand) -> int:
 @contextmanager
 def _connected(address: str | None, *, cpus: int) -> Generator[Any]:
     ray = engine("ray", executor="ray")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A worker of a cluster must find emabank by itself; what is installed here is not sent along.
-    here: dict[str, Any] = (
-        {"num_cpus": max(cores, cpus), "include_dashboard": False} if address is None else {"address": address}
-    )
-    ray.init(**here, log_to_driver=False, configure_logging=False)
+    where: dict[str, Any] = {"address": address}
+    if address is None:
+        where = {"num_cpus": max(cores(), cpus), "include_dashboard": False}
+    ray.init(**where, log_to_driver=False, configure_logging=False)
     try:
         yield ray
     finally:

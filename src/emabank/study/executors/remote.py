@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from emabank.study.executors.worker import LOCKED, PARENT
+from emabank.study.executors.worker import LOCKED, start_worker
 
 _BETWEEN_TRIES = 2.0  # seconds
 _BETWEEN_LOOKS = 0.1
@@ -52,15 +52,7 @@ class RemoteCommand:
         self._code = None
         with open(self.log, "ab") as log:
             log.write(f"--- on {socket.gethostname()}\n".encode())
-            log.flush()
-            process = self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment, PARENT: str(os.getpid())},
-                start_new_session=True,
-            )
+        process = self._process = start_worker(self.command, log=self.log, environment=self.environment)
         # A thread waits for the process: `stop` may be called by a signal handler in the middle of what this thread
         # does, and two waits of one thread for one process would block each other for ever.
         threading.Thread(target=self._wait_for, args=(process,), daemon=True).start()

@@ -75,27 +75,25 @@ class _Array:
 
     def __init__(self, settings: SlurmExecutor, tasks: Sequence[Task]) -> None:
         self.settings, self._tasks = settings, tasks
-        self._first: dict[str, Any] = {}
+        self._first: dict[str, Any] | None = None
         self._queue: set[str] | None = None
-        self._ids: set[str] = set()
         self._looked = -math.inf
 
     def submit(self, task: Task) -> Any:
         """The job of a task: of the array, the first time it is asked for, and afterwards one of its own."""
-        if not self._ids:
+        if self._first is None:
             executor = self._executor()
             with executor.batch():
                 jobs = [executor.submit(self._command(task)) for task in self._tasks]
             self._first = {task.id: job for task, job in zip(self._tasks, jobs, strict=True)}
         job = self._first.pop(task.id, None) or self._executor().submit(self._command(task))
-        self._ids.add(job.job_id)
         self._looked = -math.inf
         return job
 
     def holds(self, job: Any) -> bool:
         """Whether a job waits or runs; asked of Slurm now and then, for all jobs at once."""
         if time.monotonic() - self._looked > _BETWEEN_QUEUES:
-            self._queue = _queued({id.partition("_")[0] for id in self._ids})
+            self._queue = _queue()
             self._looked = time.monotonic()
         return self._queue is None or job.job_id in self._queue
 
@@ -138,7 +136,7 @@ class _Submitted(TaskHandle):
     def poll(self) -> Outcome | None:
         if self.folder.is_done():
             return self.outcome(0, "")
-        if self.is_queued():
+        if self._array.holds(self._job):
             self._gone = None
             return None
         self._gone = self._gone or time.monotonic()
@@ -153,10 +151,6 @@ class _Submitted(TaskHandle):
         self._tell(f"{self.task.title}: its job {self._job.job_id} was lost; it resumes from its checkpoint")
         self._job, self._gone = self._array.submit(self.task), None
         return None
-
-    def is_queued(self) -> bool:
-        """Whether Slurm still has it."""
-        return self._array.holds(self._job)
 
     def cancel(self) -> None:
         """Let it write a checkpoint and end."""
@@ -176,11 +170,11 @@ class _Submitted(TaskHandle):
             return None
 
 
-def _queued(arrays: set[str]) -> set[str] | None:
-    """The ids of those jobs of the arrays that wait or run, such as 12_3; None where Slurm does not answer."""
+def _queue() -> set[str] | None:
+    """The ids of this user's jobs that wait or run, such as 12_3; None where Slurm does not answer."""
     listed = subprocess.run(
         ["squeue", "--noheader", "--array", "--format=%i", "--me"], capture_output=True, text=True, check=False
     )
     if listed.returncode:  # the controller is busy, or restarts
         return None
-    return {line.strip() for line in listed.stdout.splitlines() if line.strip().partition("_")[0] in arrays}
+    return set(listed.stdout.split())

@@ -36,33 +36,21 @@ def loss(logits: ArrayLike, labels: ArrayLike) -> float:
 
 
 def log_softmax(logits: ArrayLike) -> Floats:
-    """The logarithms of the probabilities, `[samples, classes]`, without overflow and without log(0).
-
-    >>> log_softmax([[1000.0, 0.0]]).tolist()
-    [[0.0, -1000.0]]
-    """
+    """The logarithms of the probabilities, `[samples, classes]`, without overflow and without log(0)."""
     table = check_logits(logits)
     shifted = table - table.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def softmax(logits: ArrayLike) -> Floats:
-    """The probabilities, `[samples, classes]`; each sample's sum is 1.
-
-    >>> softmax([[0.0, 0.0], [1000.0, 0.0]]).tolist()
-    [[0.5, 0.5], [1.0, 0.0]]
-    """
+    """The probabilities, `[samples, classes]`; each sample's sum is 1."""
     table = check_logits(logits)
     powers = np.exp(table - table.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
 
 
 def predicted(logits: ArrayLike) -> Integers:
-    """The class with the largest logit, `[samples]`; of equal ones the first, as numpy and torch have it.
-
-    >>> predicted([[0.0, 2.0, 1.0], [3.0, 3.0, 0.0]]).tolist()
-    [1, 0]
-    """
+    """The class with the largest logit, `[samples]`; of equal ones the first, as numpy and torch have it."""
     return check_logits(logits).argmax(axis=1)
 
 
@@ -106,11 +94,7 @@ def _share(hits: np.ndarray, *, among: np.ndarray) -> float | None:
 
 
 def check_logits(logits: ArrayLike, *, name: str = "logits") -> Floats:
-    """The logits `[samples, classes]` in float64; anything but finite numbers is refused.
-
-    >>> check_logits([[1, 2]])
-    array([[1., 2.]])
-    """
+    """The logits `[samples, classes]` in float64; anything but finite numbers is refused."""
     table = _table(logits, name)
     if not np.isfinite(table).all():
         rows = np.flatnonzero(~np.isfinite(table).all(axis=1))
@@ -122,11 +106,7 @@ def check_logits(logits: ArrayLike, *, name: str = "logits") -> Floats:
 
 
 def check_probabilities(probabilities: ArrayLike, *, name: str = "probabilities") -> Floats:
-    """The probabilities `[samples, classes]` in float64; each in [0, 1], each sample's sum 1 within rounding.
-
-    >>> check_probabilities([[0.25, 0.75]])
-    array([[0.25, 0.75]])
-    """
+    """The probabilities `[samples, classes]` in float64; each in [0, 1], each sample's sum 1 within rounding."""
     table = _table(probabilities, name)
     bad = ~((table >= 0) & (table <= 1 + _SUM_TOLERANCE)).all(axis=1)  # so written that NaN is bad
     bad |= ~(np.abs(table.sum(axis=1) - 1) <= _SUM_TOLERANCE)
@@ -139,11 +119,7 @@ def check_probabilities(probabilities: ArrayLike, *, name: str = "probabilities"
 
 
 def check_labels(labels: ArrayLike, *, like: Floats, name: str = "labels") -> Integers:
-    """The labels `[samples]` in int64: one for each sample of `like`, `[samples, classes]`, and a class it has.
-
-    >>> check_labels([0, 1], like=np.zeros((2, 3)))
-    array([0, 1])
-    """
+    """The labels `[samples]` in int64: one for each sample of `like`, `[samples, classes]`, and a class it has."""
     array = np.asarray(labels)
     samples, classes = like.shape
     if array.shape != (samples,):
@@ -157,10 +133,7 @@ def check_labels(labels: ArrayLike, *, like: Floats, name: str = "labels") -> In
 
 
 def check_same_shape(a: Floats, b: Floats, *, names: tuple[str, str]) -> None:
-    """Refuse two tables that cannot be of the same samples and classes.
-
-    >>> check_same_shape(np.zeros((2, 3)), np.zeros((2, 3)), names=("logits_a", "logits_b"))
-    """
+    """Refuse two tables that cannot be of the same samples and classes."""
     if a.shape != b.shape:
         raise ValueError(
             f"{names[0]} have the shape {a.shape} and {names[1]} {b.shape}; "

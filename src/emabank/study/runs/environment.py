@@ -17,11 +17,7 @@ from emabank import __version__
 
 
 def environment(*, threads: int, also: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The conditions of a training that starts now; `also` adds what only the training knows, such as the device.
-
-    >>> sorted(environment(threads=1, also={"device": "cpu"}))
-    ['cores', 'cpu', 'device', 'emabank', 'numpy', 'platform', 'python', 'started', 'threads', 'torch']
-    """
+    """The conditions of a training that starts now; `also` adds what only the training knows, such as the device."""
     return {
         "started": now(),
         "emabank": __version__,
@@ -29,19 +25,15 @@ def environment(*, threads: int, also: Mapping[str, Any] | None = None) -> dict[
         "torch": _version("torch"),
         "numpy": _version("numpy"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu(),
-        "cores": _cores(),
+        "cpu": cpu_name(),
+        "cores": cores(),
         "threads": threads,
         **(also or {}),
     }
 
 
 def now() -> str:
-    """The time in UTC, to the second, as ISO 8601 has it.
-
-    >>> len(now())
-    20
-    """
+    """The time in UTC, to the second, as ISO 8601 has it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -52,13 +44,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cores() -> int | None:
-    if hasattr(os, "sched_getaffinity"):  # a batch system may give a process fewer cores than there are
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+def cores() -> int:
+    """How many cores this process may use: a batch system may give it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """The model of the processor, as well as the system knows it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

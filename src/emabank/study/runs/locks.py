@@ -37,11 +37,6 @@ def locked(path: str | os.PathLike[str], *, what: str) -> Generator[None]:
     """Hold the lock at this path, whose folder must be there; `LockedError` when someone else does.
 
     `what` is locked is for the message. Children made by `fork` or `subprocess` do not hold it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, locked(f"{folder}/lock", what="the run"):
-    ...     is_locked(f"{folder}/lock")
-    True
     """
     path, process = Path(path), os.getpid()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -59,11 +54,7 @@ def locked(path: str | os.PathLike[str], *, what: str) -> Generator[None]:
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Whether a process holds the lock at this path; a lock that was never taken is no file.
-
-    >>> is_locked("no/such/folder/lock")
-    False
-    """
+    """Whether a process holds the lock at this path; a lock that was never taken is no file."""
     path = Path(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -4,12 +4,12 @@ One small JSON file a study and scale; the report finds its way by them. Standar
 """
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from emabank.study.runs.storage import read_checked, with_checksum, write_json
+from emabank.study.serialize import from_dict
 
 FORMAT = 1
 PREFIX = "study-"
@@ -23,7 +23,7 @@ class Ran:
     title: str
     protocol: str | None = None
     """The name of the protocol's folder; None before it has one."""
-    arms: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    arms: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Ids of runs in the order of the seeds, by arm."""
 
 
@@ -37,8 +37,8 @@ class Manifest:
     state: Literal["running", "done", "failed"]
     reason: str = ""
     """Why it failed."""
-    pairs: Sequence[Ran] = ()
-    overheads: Sequence[Mapping[str, Any]] = ()
+    pairs: tuple[Ran, ...] = ()
+    overheads: tuple[dict[str, Any], ...] = ()
     """What averages cost, as `emabank.study.studies.overhead` measured it."""
 
 
@@ -50,50 +50,17 @@ def write_manifest(manifest: Manifest, runs: Path) -> Path:
 
 
 def manifest_lock(study: str, scale: str, runs: Path) -> Path:
-    """The lock (`emabank.study.runs.locks`) of a study at a scale: one process at a time runs it.
-
-    >>> manifest_lock("dynamics", "demo", Path("runs")).as_posix()
-    'runs/.study-demo-dynamics.lock'
-    """
+    """The lock (`emabank.study.runs.locks`) of a study at a scale: one process at a time runs it."""
     return runs / f".{PREFIX}{scale}-{study}.lock"
 
 
 def read_manifest(path: Path) -> Manifest:
-    """What such a file holds; `ValueError` in one sentence where it holds something else.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     manifest = Manifest(study="dynamics", scale="demo", command="emabank run dynamics", state="running")
-    ...     read_manifest(write_manifest(manifest, Path(folder))) == manifest
-    True
-    """
+    """The manifest in a file; `ValueError` in one sentence where it holds something else."""
     try:
         content = read_checked(path)
         json.dumps(content, ensure_ascii=False).encode()  # JSON can have half a character, which no report can print
-        if content.pop("format") != FORMAT:
+        if content.pop("format", None) != FORMAT:
             raise ValueError("another format")
-        pairs = tuple(Ran(**ran) for ran in content.pop("pairs"))
-        overheads = tuple(content.pop("overheads"))
-        manifest = Manifest(**content, pairs=pairs, overheads=overheads)
-        if not _is_whole(manifest):
-            raise ValueError("another shape")
-        return manifest
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return from_dict(Manifest, content, where=path.name)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not what this emabank writes of a study; run the study again") from error
-
-
-def _is_whole(manifest: Manifest) -> bool:
-    """Whether everything in it is of the kind that it should be."""
-    runs = [runs for ran in manifest.pairs for runs in ran.arms.values()]
-    texts = [manifest.study, manifest.scale, manifest.command, manifest.reason]
-    texts += [
-        text
-        for ran in manifest.pairs
-        for text in (ran.pair, ran.title, "" if ran.protocol is None else ran.protocol, *ran.arms)
-    ]
-    return (
-        manifest.state in ("running", "done", "failed")
-        and all(isinstance(ids, list) for ids in runs)
-        and all(isinstance(text, str) for text in [*texts, *(run for some in runs for run in some)])
-        and all(isinstance(overhead, dict) for overhead in manifest.overheads)
-    )

@@ -22,7 +22,7 @@ from emabank.study.runs.storage import (
     read_predictions,
     read_weights,
 )
-from emabank.study.serialize import run_id
+from emabank.study.serialize import from_dict, run_id
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -51,25 +51,13 @@ class Progress:
     time: str
     """When this was said, in UTC."""
 
-    def is_sound(self) -> bool:
-        """Whether all of it is of the kind that it should be: it comes from a file."""
-        numbers = (self.epoch, self.epochs, 0 if self.seconds_left is None else self.seconds_left)
-        return (
-            type(self.epoch) is type(self.epochs) is int
-            and all(type(number) in (int, float) and 0 <= number < 2**53 for number in numbers)
-            and isinstance(self.words, str)
-            and isinstance(self.time, str)
-        )
+    def __post_init__(self) -> None:
+        if not all(0 <= number < 2**53 for number in (self.epoch, self.epochs, self.seconds_left or 0)):
+            raise ValueError("a number of it is negative or far too large")  # it comes from a file
 
 
 class RunFolder:
-    """One run as it lies in its folder. `emabank.study.runs.writer.open_run` writes it.
-
-    >>> RunFolder.of("runs", {"network": "resnet8", "epochs": 60}).path.as_posix()
-    'runs/d8cb8c03b3709a2a'
-    >>> RunFolder("runs/d8cb8c03b3709a2a").state()
-    'waiting'
-    """
+    """One run as it lies in its folder. `emabank.study.runs.writer.open_run` writes it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -126,10 +114,9 @@ class RunFolder:
     def progress(self) -> Progress | None:
         """How far the run says that it is; None before it says so."""
         try:
-            progress = Progress(**read_json(self.path / PROGRESS))
-        except TypeError:  # not there, or written by another emabank
+            return from_dict(Progress, read_json(self.path / PROGRESS), where=PROGRESS)
+        except ValueError:  # not there, damaged, or written by another emabank
             return None
-        return progress if progress.is_sound() else None
 
     # Its configuration, and what it left ------------------------------------------------------------------------------
 

@@ -20,15 +20,7 @@ Part = Literal["train", "val", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number, and everything that is needed to know what it is a number of.
-
-    >>> row = Row(
-    ...     run="d8cb8c03b3709a2a", dataset="digits", network="resnet8", trained_on="80%", seed=0, weights="ema-0.998",
-    ...     batchnorm="averaged", selected_by="loss", epoch=12, split="val", metric="accuracy", value=0.964, other=None,
-    ... )
-    >>> from_json_line(to_json_line(row)) == row
-    True
-    """
+    """One number, and everything that is needed to know what it is a number of."""
 
     run: str
     """The run's id."""
@@ -53,9 +45,9 @@ class Row:
     """The id of the other run, for a measure of two."""
 
     def __post_init__(self) -> None:
-        wrong = next((name for name, holds in _HOLDS.items() if not holds(getattr(self, name))), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong} of a row is {getattr(self, wrong)!r}; give {_ALLOWED[wrong]}")
+        for name, (is_allowed, allowed) in _RULES.items():
+            if not is_allowed(getattr(self, name)):
+                raise ValueError(f"{name} of a row is {getattr(self, name)!r}; give {allowed}")
         if self.value is not None:
             object.__setattr__(self, "value", float(self.value))
 
@@ -69,12 +61,7 @@ def to_json_line(row: Row) -> str:
 
 
 def from_json_line(line: str, *, place: str = "the line") -> Row:
-    """The row that a line of JSON holds; `place` is for the message when it holds none.
-
-    >>> from_json_line('{"run": "d8cb8c03b3709a2a"}', place="rows.jsonl, line 3")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: rows.jsonl, line 3 lacks dataset, network, trained_on, seed, weights, batchnorm, ...
-    """
+    """The row that a line of JSON holds; `place` is for the message when it holds none."""
     try:
         values: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -96,24 +83,12 @@ def from_json_line(line: str, *, place: str = "the line") -> Row:
 
 
 def rows_text(rows: Iterable[Row]) -> str:
-    r"""What a file of rows holds: a line each, every line ended.
-
-    >>> rows_text([])
-    ''
-    """
+    """What a file of rows holds: a line each, every line ended."""
     return "".join(f"{to_json_line(row)}\n" for row in rows)
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a file; what is damaged is named by file and line.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "rows.jsonl")
-    ...     _ = path.write_text("")
-    ...     read_rows(path)
-    []
-    """
+    """The rows of a file; what is damaged is named by file and line."""
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8")
@@ -162,5 +137,3 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "value": (lambda value: value is None or _is_finite(value), "a finite number, or None"),
     "other": (lambda value: value is None or _is_text(value), "another run's id, or None"),
 }
-_HOLDS = {name: holds for name, (holds, _) in _RULES.items()}
-_ALLOWED = {name: allowed for name, (_, allowed) in _RULES.items()}

@@ -39,11 +39,7 @@ _MAPPING, _TUPLE = "__mapping__", "__tuple__"
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values with a checksum over all of them at the end.
-
-    >>> with_checksum({"epochs": 3})
-    {'epochs': 3, 'checksum': 'crc32:5fdda110'}
-    """
+    """Plain values with a checksum over all of them at the end."""
     return {**content, CHECKSUM: _checksum(content)}
 
 
@@ -82,14 +78,7 @@ def read_any(path: Path) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    r"""Write a JSON file atomically.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_json(Path(folder, "done.json"), {"epochs": 3})
-    ...     Path(folder, "done.json").read_text()
-    '{\n "epochs": 3\n}\n'
-    """
+    """Write a JSON file atomically."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -128,14 +117,7 @@ class Predictions(NamedTuple):
 
 
 def write_weights(path: Path, tensors: "Mapping[str, Tensor]", notes: Mapping[str, Any]) -> None:
-    """Write a state dict as a safetensors file, which other programs read too, with plain values noted in it.
-
-    >>> import tempfile, torch
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_weights(Path(folder, "live.safetensors"), {"bias": torch.ones(2)}, {"epoch": 3})
-    ...     read_weights(Path(folder, "live.safetensors"))
-    ({'bias': tensor([1., 1.])}, {'epoch': 3})
-    """
+    """Write a state dict as a safetensors file, which other programs read too, with plain values noted in it."""
     from emabank.checkpoint import write_safetensors
 
     plain = {key: tensor.detach().cpu() for key, tensor in tensors.items()}
@@ -159,12 +141,6 @@ def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLik
     """Write logits (as float32) and labels for each part of the data, which is "train", "val" or "test".
 
     Not compressed: the last bits of logits are noise, and packing them saves little for the time it takes.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_predictions(Path(folder, "live.npz"), {"val": ([[0.5, 2.0]], [1])})
-    ...     read_predictions(Path(folder, "live.npz"))["val"].labels
-    array([1])
     """
     import numpy as np
 
@@ -211,13 +187,6 @@ def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
 
     A state is nested dicts, lists and tuples of numbers, strings, None and tensors. An optimizer's integer keys come
     back as such; tensors come back on the CPU.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_checkpoint(Path(folder), {"epoch": 1, "optimizer": {0: (0.9, 0.99)}})
-    ...     save_checkpoint(Path(folder), {"epoch": 2, "optimizer": {0: (0.9, 0.99)}})
-    ...     sorted(entry.name for entry in Path(folder).iterdir()), load_checkpoint(Path(folder))
-    (['checkpoint.previous.pt', 'checkpoint.pt'], {'epoch': 2, 'optimizer': {0: (0.9, 0.99)}})
     """
     write_state(folder / _NEXT, state)
     finish_checkpoint(folder)
@@ -236,6 +205,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
     A damaged file is put aside under its name with `.damaged` behind it, and named in the warning.
     """
+    from emabank import checkpoint
+
     damaged: list[str] = []
     for name in (_NEXT, _CURRENT, _PREVIOUS):
         path = folder / name
@@ -243,9 +214,9 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
             continue
         try:
             state = read_state(path)
-        except ValueError as error:
-            if "upgrade emabank" in str(error):  # whole, only too new: training from the beginning would lose it
-                raise
+        except checkpoint.NewerVersionError:  # whole, only too new: training from the beginning would lose it
+            raise
+        except ValueError:
             os.replace(path, folder / f"{name}.damaged")
             damaged.append(str(path))
         else:
@@ -265,14 +236,7 @@ def remove_checkpoints(folder: Path) -> None:
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write one state atomically, with a checksum over every value.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_state(Path(folder, "epoch-3.pt"), {"epoch": 3})
-    ...     read_state(Path(folder, "epoch-3.pt"))
-    {'epoch': 3}
-    """
+    """Write one state atomically, with a checksum over every value."""
     from emabank import checkpoint
 
     checkpoint.write_state(path, {"state": _encoded(state)}, kind=_KIND)

@@ -36,7 +36,7 @@ from emabank.study.runs.reader import (
 )
 from emabank.study.runs.rows import Row, rows_text
 from emabank.study.runs.storage import file_checksum, read_json, with_checksum, write_json, write_text
-from emabank.study.serialize import FORMAT, first_difference
+from emabank.study.serialize import FORMAT
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -53,19 +53,6 @@ def open_run(
 
     While it is open no other process can open it. An exception inside marks the run as failed; Ctrl-C does not. The
     next opening resumes from what is there. `also` goes into environment.json.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     with open_run(root, {"epochs": 2}, threads=1) as run:
-    ...         run.save_checkpoint({"epoch": 1})
-    ...     with open_run(root, {"epochs": 2}, threads=1) as run:
-    ...         run.load_checkpoint()
-    ...         run.state()
-    ...         run.mark_done({"accuracy": 0.5})
-    ...     RunFolder.of(root, {"epochs": 2}).state()
-    {'epoch': 1}
-    'running'
-    'done'
     """
     run = RunWriter(RunFolder.of(root, config).path)
     run.path.mkdir(parents=True, exist_ok=True)
@@ -186,28 +173,14 @@ class RunWriter(RunFolder):
 
 
 def mark_failed(path: Path, message: str) -> None:
-    """Mark a run as failed whose process could not do so itself; a run that another process has open is left alone.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     mark_failed(Path(folder), "killed by SIGKILL")
-    ...     RunFolder(folder).state(), RunFolder(folder).failure()
-    ('failed', 'killed by SIGKILL')
-    """
+    """Mark a run as failed whose process could not do so itself; a run that another process has open is left alone."""
     run = RunWriter(path)
     with suppress(LockedError), locked(path / LOCK, what=f"run {run.id}"):
         run.fail(message)
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Write a file of rows atomically.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_rows(f"{folder}/rows.jsonl", [])
-    ...     Path(folder, "rows.jsonl").stat().st_size
-    0
-    """
+    """Write a file of rows atomically."""
     write_text(Path(path), rows_text(rows))
 
 
@@ -215,17 +188,13 @@ def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
 
 
 def _check_config(run: RunWriter, config: Mapping[str, Any]) -> None:
-    path = run.path / CONFIG
+    path, content = run.path / CONFIG, {"format": FORMAT, "config": _plain(config)}
     if not path.exists():
-        write_json(path, {"format": FORMAT, "config": _plain(config)})
-        return
-    kept = read_json(path)
-    difference = first_difference(kept, {"format": FORMAT, "config": config})
-    if difference is not None:
-        difference = difference if kept else "it is no JSON object"
+        write_json(path, content)
+    elif read_json(path) != content:
         raise ValueError(
-            f"{path} is not the configuration of run {run.id} ({difference}); restore it, or remove the folder to "
-            "train the run again"
+            f"{path} is damaged or was edited: it is not the configuration of run {run.id}; restore it, or remove the "
+            "folder to train the run again"
         )
 
 

@@ -234,7 +234,7 @@ def _manifest(
     study: Study,
     scale: Scale,
     settings: Sequence[Setting],
-    overheads: Sequence[Mapping[str, Any]],
+    overheads: Sequence[dict[str, Any]],
     *,
     command: str,
     state: str,

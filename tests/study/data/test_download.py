@@ -1,0 +1,407 @@
+"""The files of a data set: checked, fetched from a server of our own, unpacked; what fails leaves nothing behind."""
+
+import hashlib
+import http.server
+import io
+import os
+import socket
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from emabank.study.data import download
+from emabank.study.data.catalogue import DATASETS, Download, File, ImageFolders, Published
+from emabank.study.data.download import check, fetch, file_hash, is_complete, unpack
+from tests.study.data.made_up import tar_gz, tar_member, write_files
+
+PUBLISHED = pytest.mark.skipif(
+    "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
+)
+TINY = "tiny-imagenet-200"
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tiny_files(train: dict[str, int], val: dict[str, int]) -> dict[str, bytes]:
+    """Tiny-ImageNet with two classes and so many images of each."""
+    images = {f"{TINY}/train/{wnid}/images/{n}.JPEG": b"x" for wnid, count in train.items() for n in range(count)}
+    names = [(f"{wnid}_{n}.JPEG", wnid) for wnid, count in val.items() for n in range(count)]
+    annotations = "".join(f"{name}\t{wnid}\t0\n" for name, wnid in names).encode()
+    tested = {f"{TINY}/val/images/{name}": b"x" for name, _ in names}
+    return {f"{TINY}/wnids.txt": b"n2\nn1\n", f"{TINY}/val/val_annotations.txt": annotations, **images, **tested}
+
+
+FILES = {"set/first": os.urandom(100_000), "set/second": b"second"}
+ARCHIVE = tar_gz({**FILES, "set/readme.html": b"<html>"})
+UNPACKED = {**FILES, "set/readme.html": b"<html>"}
+LABELS = b"labels" * 1000
+COMPLETE = tiny_files({"n1": 3, "n2": 3}, {"n1": 1, "n2": 1})
+TINY_ZIP = zipped(COMPLETE)
+
+
+def known(path: str, content: bytes, kind: str = "md5", **more: str) -> File:
+    return File(path, len(content), f"{kind}:{hashlib.new(kind, content).hexdigest()}", **more)
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, address: str, archive: bytes = ARCHIVE) -> None:
+    """Three data sets: an archive, labels that need it, folders of images."""
+    contents = tuple(known(*item) for item in FILES.items())
+    packed = Download(f"{address}/set.tar.gz", known("set.tar.gz", archive), contents)
+    labels = Download(f"{address}/labels.pt", known("deep/labels.pt", LABELS, "sha256", elsewhere="labels.pt"))
+    tiny = Download(f"{address}/tiny.zip", known("tiny.zip", TINY_ZIP), image_folders=ImageFolders(2, 3, 1))
+    monkeypatch.setitem(DATASETS, "packed", Published("packed", "Packed", "we", "none", (packed,)))
+    monkeypatch.setitem(DATASETS, "labels", Published("labels", "Labels", "we", "none", (labels,), ("packed",)))
+    monkeypatch.setitem(DATASETS, "tiny", Published("tiny", "Tiny", "we", "none", (tiny,)))
+
+
+# Checking ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(monkeypatch, "http://x")
+
+
+def states(name: str, folder: Path) -> dict[str, str]:
+    return {finding.path.relative_to(folder).as_posix(): finding.state for finding in check(name, folder)}
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (FILES, {"set/first": "ok", "set/second": "ok"}),
+        ({"set.tar.gz": ARCHIVE}, {"set.tar.gz": "ok"}),
+        ({}, {"set/first": "missing", "set/second": "missing"}),
+        (
+            {"set/first": FILES["set/first"][::-1], "set/second": b"sec"},
+            {"set/first": "wrong checksum", "set/second": "damaged"},
+        ),
+        # A wrong file would be read, though the archive is right.
+        ({"set.tar.gz": ARCHIVE, "set/first": b"1"}, {"set.tar.gz": "ok", "set/first": "damaged"}),
+        (
+            {"set.tar.gz": ARCHIVE[:-1], "set/first": FILES["set/first"]},
+            {"set.tar.gz": "damaged", "set/first": "ok", "set/second": "missing"},
+        ),
+        ({"set.tar.gz": ARCHIVE[:-1], **FILES}, {"set/first": "ok", "set/second": "ok"}),
+    ],
+)
+def test_every_file_is_ok_missing_damaged_or_another(tmp_path: Path, files: dict[str, bytes], expected: dict[str, str]):
+    write_files(tmp_path, files)
+    assert states("packed", tmp_path) == expected
+    assert is_complete(check("packed", tmp_path)) == (set(expected.values()) == {"ok"})
+    for finding in check("packed", tmp_path):
+        assert str(finding.path) in finding.sentence
+        assert ("http://x/set.tar.gz" in finding.sentence) == (finding.state != "ok") == (finding.download is not None)
+
+
+@pytest.mark.usefixtures("published")
+def test_what_a_set_needs_is_checked_too(tmp_path: Path):
+    write_files(tmp_path, {"labels.pt": LABELS, "set/first": FILES["set/first"]})
+    assert states("labels", tmp_path) == {"set/first": "ok", "set/second": "missing", "labels.pt": "ok"}
+    write_files(tmp_path, {"labels.pt": LABELS[::-1]})
+    assert "is the one recorded by emabank (nobody publishes one)" in check("labels", tmp_path)[-1].sentence
+    with pytest.raises(ValueError, match="there is no data set 'mnist'; there are digits,"):
+        check("mnist", tmp_path)
+
+
+@pytest.mark.usefixtures("published")
+def test_a_file_that_cannot_be_read_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    write_files(tmp_path, FILES)
+    monkeypatch.setattr(download, "file_hash", refused)
+    finding = check("packed", tmp_path)[0]
+    assert finding.state == "damaged" and "set/first cannot be read (Permission denied)" in finding.sentence
+
+
+@pytest.mark.parametrize("kind", ["md5", "sha256"])
+def test_the_checksum_is_that_of_the_whole_file(tmp_path: Path, kind: str):
+    content = os.urandom(3_000_000)
+    write_files(tmp_path, {"file": content})
+    assert file_hash(tmp_path / "file", kind) == hashlib.new(kind, content).hexdigest()
+
+
+@pytest.mark.usefixtures("published")
+def test_images_are_counted(tmp_path: Path):
+    write_files(tmp_path, COMPLETE)
+    assert states("tiny", tmp_path) == {f"{TINY}/wnids.txt": "ok", f"{TINY}/train": "ok", f"{TINY}/val": "ok"}
+    sample = tmp_path / "sample"
+    write_files(sample, tiny_files({"n1": 3}, {"n1": 1, "n2": 2}))
+    _, train, val = check("tiny", sample)
+    assert train.state == val.state == "incomplete"
+    assert "3 of 6 images, and 1 of 2 classes do not have 3 (first n2 with 0)" in train.sentence
+    assert "1 of 2 classes do not have 1 (first n2 with 2)" in val.sentence
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize(
+    ("change", "state", "message"),
+    [
+        ({"wnids.txt": b"n1\n"}, "damaged", "wnids.txt names 1 classes, where 2 belong"),
+        ({"wnids.txt": b"n1\nn1\n"}, "damaged", "wnids.txt is damaged"),
+        ({"train/n1/images/0.JPEG": b""}, "damaged", "train/n1/images/0.JPEG is damaged: it is empty"),
+        ({"val/val_annotations.txt": b"n1_0.JPEG\tn9\n"}, "damaged", "names the class 'n9'"),
+        ({"val/val_annotations.txt": b"other.JPEG\tn1\n"}, "missing", "holds no val/images/other.JPEG; the complete"),
+    ],
+)
+def test_damaged_folders_of_images_are_named(tmp_path: Path, change: dict[str, bytes], state: str, message: str):
+    write_files(tmp_path, COMPLETE)
+    write_files(tmp_path / TINY, change)
+    wrong = [finding for finding in check("tiny", tmp_path) if finding.state != "ok"]
+    assert [finding.state for finding in wrong] == [state] and message in wrong[0].sentence
+
+
+@pytest.mark.usefixtures("published")
+def test_an_archive_that_is_not_unpacked_is_named(tmp_path: Path):
+    assert "wnids.txt is missing; the complete set comes from http://x/tiny.zip" in check("tiny", tmp_path)[0].sentence
+    write_files(tmp_path, {"tiny.zip": TINY_ZIP})
+    finding = check("tiny", tmp_path)[0]
+    assert finding.state == "missing" and f"{tmp_path}/tiny.zip is there and not unpacked" in finding.sentence
+
+
+@PUBLISHED
+def test_the_published_files_have_the_published_checksums():
+    folder = Path(os.environ["EMABANK_DATA"])
+    for name in ("cifar10", "cifar100", "cifar10n", "cifar100n"):
+        findings = check(name, folder)
+        assert {finding.state for finding in findings} <= {"ok", "missing"}
+        assert [finding.path.name for finding in findings if finding.state == "missing"] in ([], ["train"])
+    assert is_complete(check("cifar10n", folder))
+
+
+# Fetching ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """Which files it has, which were asked for, and how many bytes less (or more) it sends than it promises."""
+
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    cut: int = 0
+    endless: bool = False
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    state = Server(files={"/set.tar.gz": ARCHIVE, "/labels.pt": LABELS, "/tiny.zip": TINY_ZIP})
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.asked.append(self.path)
+            content = state.files.get(self.path)
+            self.send_response(404 if content is None else 200)
+            content = content or b""
+            if not state.endless:
+                self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with suppress(OSError):  # the other side has had enough
+                while state.endless:
+                    self.wfile.write(bytes(100_000))
+                self.wfile.write(content[: len(content) - state.cut])
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    for variable in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(variable, "127.0.0.1")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        state.address = f"http://127.0.0.1:{listening.server_port}"
+        publish(monkeypatch, state.address)
+        yield state
+        listening.shutdown()
+        thread.join()
+
+
+def test_what_is_missing_is_fetched_and_unpacked_once(server: Server, tmp_path: Path):
+    counts: list[tuple[int, int]] = []
+    folder = tmp_path / "new" / "data"
+    findings = fetch("labels", folder, tell=lambda done, total: counts.append((done, total)))
+    assert all(finding.state == "ok" for finding in findings)
+    assert everything_in(folder) == {"set.tar.gz": ARCHIVE, "deep/labels.pt": LABELS, **UNPACKED}
+    assert sorted(path.name for path in folder.iterdir()) == ["deep", "set", "set.tar.gz"]
+    total = len(ARCHIVE) + len(LABELS)
+    assert counts[0] == (0, total) and counts[-1] == (total, total) and counts == sorted(counts)
+    assert len({done for done, _ in counts}) > 3
+    assert server.asked == ["/set.tar.gz", "/labels.pt"]
+    fetch("labels", folder)
+    (folder / "deep/labels.pt").write_bytes(b"wrong")
+    fetch("labels", folder)
+    assert server.asked[2:] == ["/labels.pt"] and (folder / "deep/labels.pt").read_bytes() == LABELS
+
+
+def test_an_archive_that_is_there_is_only_unpacked(server: Server, tmp_path: Path):
+    write_files(tmp_path, {"set.tar.gz": ARCHIVE, "set/first": b"wrong", "set/mine": b"stays"})
+    fetch("packed", tmp_path)
+    assert server.asked == []
+    assert everything_in(tmp_path) == {"set.tar.gz": ARCHIVE, **UNPACKED, "set/mine": b"stays"}
+
+
+def test_a_wrong_file_is_replaced_wherever_it_is(server: Server, tmp_path: Path):
+    write_files(tmp_path, {"set.tar.gz": ARCHIVE[:-1] + b"x"})
+    fetch("packed", tmp_path)
+    assert (tmp_path / "set.tar.gz").read_bytes() == ARCHIVE
+    write_files(tmp_path / "other", {**FILES, "labels.pt": b"wrong"})
+    fetch("labels", tmp_path / "other")
+    assert everything_in(tmp_path / "other") == {**FILES, "labels.pt": LABELS}
+
+
+def test_folders_of_images_are_completed(server: Server, tmp_path: Path):
+    mine = {f"{TINY}/train/n1/boxes.txt": b"mine"}
+    write_files(tmp_path, {f"{TINY}/wnids.txt": b"n2\nn1\n", **mine})
+    fetch("tiny", tmp_path)
+    assert everything_in(tmp_path) == {**COMPLETE, **mine, "tiny.zip": TINY_ZIP}
+
+
+def test_without_a_server_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    publish(monkeypatch, address)
+    with pytest.raises(ConnectionError, match=f"^{address}/set.tar.gz could not be reached .* put set.tar.gz into"):
+        fetch("packed", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("another", ValueError, r"set.tar.gz gave has another checksum than md5:.* and was not kept"),
+        ("cut", (ConnectionError, ValueError), r"set.tar.gz (could not be reached or broke off|gave has)"),
+        ("endless", ValueError, "set.tar.gz gave has another checksum"),
+        ("gone", ConnectionError, r"set.tar.gz could not be fetched \(it answered 404\); where there is no"),
+    ],
+)
+def test_what_the_server_gets_wrong_is_not_kept(
+    server: Server, tmp_path: Path, fault: str, error: type[Exception], message: str
+):
+    write_files(tmp_path, {"set.tar.gz": b"old"})
+    server.cut, server.endless = 1000 if fault == "cut" else 0, fault == "endless"
+    if fault == "another":
+        server.files["/set.tar.gz"] = ARCHIVE[:-1] + b"x"
+    if fault == "gone":
+        del server.files["/set.tar.gz"]
+    with pytest.raises(error, match=message):
+        fetch("packed", tmp_path)
+    assert everything_in(tmp_path) == {"set.tar.gz": b"old"} and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("kind", ["above", "link", "without the files"])
+def test_an_archive_that_is_hostile_or_another_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    bad, message = {
+        "above": (tar_gz({"../out": b"out"}), "a link or a place outside of its folder; not unpacked"),
+        "link": (tar_gz(FILES, tar_member("set/link", b"2", "/etc")), "a link or a place outside of its folder"),
+        "without the files": (tar_gz({"set/first": b"another"}), "set/first is damaged: .*: still so after fetching"),
+    }[kind]
+    server.files["/set.tar.gz"] = bad
+    publish(monkeypatch, server.address, bad)
+    with pytest.raises(ValueError, match=message):
+        fetch("packed", tmp_path / "data")
+    assert set(everything_in(tmp_path)) <= {"data/set.tar.gz", "data/set/first"}
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(server: Server, tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"packed could not be put there \(.*\); nothing half-written is left"):
+        fetch("packed", tmp_path / "file" / "data")
+    assert [finding.state for finding in fetch("digits", tmp_path / "none")] == ["ok"], "embedded: it needs no folder"
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_a_killed_process_left_is_removed_after_a_day(server: Server, tmp_path: Path):
+    old, new = tmp_path / ".emabank-fetch-old", tmp_path / ".emabank-fetch-new"
+    write_files(tmp_path, {".emabank-fetch-old/part": b"x", ".emabank-fetch-new/part": b"x"})
+    os.utime(old, (time.time() - 2 * 86400,) * 2)
+    fetch("packed", tmp_path)
+    assert not old.exists() and new.exists()
+
+
+# Unpacking -----------------------------------------------------------------------------------------------------------
+
+BOTH = pytest.mark.parametrize(("name", "make"), [("a.tar.gz", tar_gz), ("a.zip", zipped)])
+
+
+@pytest.fixture
+def into(tmp_path: Path) -> Path:
+    folder = tmp_path / "outer" / "into"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("bad", ["../out", "set/../../out", "/out", ".."])
+def test_no_member_leaves_the_folder(tmp_path: Path, into: Path, bad: str):
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(tar_gz({bad: b"out"}))
+    with pytest.raises(ValueError, match=r"holds '.*', a link or a place outside of its folder; not unpacked"):
+        unpack(path, into)
+    (tmp_path / "a.zip").write_bytes(zipped({bad: b"out"}))
+    with suppress(OSError):  # zipfile drops what leads outside, which may leave a name that is a folder's
+        unpack(tmp_path / "a.zip", into)
+    inside = (into.relative_to(tmp_path).as_posix(), "a.zip", "a.tar.gz")
+    assert all(name.startswith(inside) for name in everything_in(tmp_path))
+    assert not Path("/out").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_not_unpacked(tmp_path: Path, into: Path, kind: bytes):
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(tar_gz({"link/evil": b"out"}, tar_member("link", kind, str(tmp_path))))
+    with pytest.raises(ValueError, match="holds 'link', a link"):
+        unpack(path, into)
+    assert not (tmp_path / "evil").exists() and list(into.iterdir()) == []
+
+
+def test_links_in_a_zip_become_files(tmp_path: Path, into: Path):
+    link = zipfile.ZipInfo("link")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(link, str(tmp_path))
+    unpack(tmp_path / "a.zip", into)
+    assert not (into / "link").is_symlink()
+
+
+@BOTH
+def test_too_much_is_not_unpacked(tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch, name: str, make):
+    monkeypatch.setattr(download, "MOST_BYTES", 100_000)
+    path = tmp_path / name
+    path.write_bytes(make({"zeros": bytes(1_000_000)}))
+    with pytest.raises(ValueError, match=f"{name} unpacks to 1,000,000 bytes or more, far too many"):
+        unpack(path, into)
+
+
+@BOTH
+def test_an_archive_is_unpacked_whole_or_damage_is_named(tmp_path: Path, into: Path, name: str, make):
+    path, files = tmp_path / name, {"noise": os.urandom(5000), "set/deep/third": b"3"}
+    whole = make(files)
+    for content in (b"", b"garbage" * 100, whole[:10], whole[:3000]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name} is damaged or cut short"):
+            unpack(path, into)
+    path.write_bytes(whole)
+    unpack(path, into)
+    assert everything_in(into) == files

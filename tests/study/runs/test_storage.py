@@ -1,0 +1,279 @@
+"""A run's files: what is written comes back, damage is noticed and named, no kill leaves a run without a checkpoint."""
+
+import errno
+import json
+import os
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from emabank import checkpoint as files
+from emabank.study.runs import storage
+from emabank.study.runs.storage import (
+    read_checked,
+    read_predictions,
+    read_weights,
+    with_checksum,
+    write_predictions,
+    write_weights,
+)
+from tests.support.oracle import states_equal as same
+
+# JSON ----------------------------------------------------------------------------------------------------------------
+
+CONTENT = {"time": "now", "summary": {"chosen": [1, 2.5, None, True], "é": "ß"}, "files": {"a": [3, 4]}}
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5).filter(lambda key: key != "checksum"),
+        st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=9), st.none()),
+    )
+)
+def test_what_was_written_comes_back(content: dict[str, Any]):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file.json")
+        path.write_text(json.dumps(with_checksum(content)))
+        assert read_checked(path) == content
+        path.write_text(json.dumps(content))  # as an earlier emabank wrote it, without a checksum
+        assert read_checked(path) == content
+
+
+def test_every_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path):
+    path = tmp_path / "file.json"
+    whole = (json.dumps(with_checksum(CONTENT), indent=1, ensure_ascii=False) + "\n").encode()
+    path.write_bytes(whole)
+    assert read_checked(path) == CONTENT
+    noticed = 0
+    for at in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            try:
+                assert read_checked(path) == CONTENT, (at, bit)  # a space that has become a line's end, say
+            except ValueError:
+                noticed += 1
+    assert noticed > 7 * len(whole) * 0.8
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "3", "[" * 100_000, '{"checksum": 3}', '{"checksum": "crc32:0"}'])
+def test_what_is_no_such_object_is_refused(tmp_path: Path, content: str):
+    (tmp_path / "file.json").write_text(content)
+    with pytest.raises(ValueError, match="it is not JSON|it is no JSON object|does not match its checksum"):
+        read_checked(tmp_path / "file.json")
+
+
+# Weights and predictions ----------------------------------------------------------------------------------------------
+
+
+def test_weights_are_a_plain_safetensors_file_with_notes(tmp_path: Path):
+    torch.manual_seed(0)
+    shared = torch.randn(3, 4, requires_grad=True)
+    weights = {"a.weight": shared, "tied": shared, "transposed": shared.t(), "count": torch.tensor(7)}
+    write_weights(tmp_path / "f.safetensors", weights, {"epoch": 3, "selected_by": None, "mean": [0.5]})
+    for tensors in (load_file(tmp_path / "f.safetensors"), read_weights(tmp_path / "f.safetensors")[0]):
+        assert set(tensors) == set(weights)
+        assert all(torch.equal(tensors[key], weights[key]) for key in weights)
+    assert read_weights(tmp_path / "f.safetensors")[1] == {"epoch": 3, "selected_by": None, "mean": [0.5]}
+
+
+def test_predictions_come_back_by_part(tmp_path: Path):
+    random = np.random.default_rng(0)
+    logits = {"val": random.normal(size=(5, 3)), "test": torch.randn(4, 3)}
+    labels = {"val": np.array([0, 1, 2, 1, 0], dtype=np.uint8), "test": torch.tensor([0, 1, 2, 1])}
+    write_predictions(tmp_path / "f.npz", {part: (logits[part], labels[part]) for part in ("val", "test")})
+    read = read_predictions(tmp_path / "f.npz")
+    assert list(read) == ["val", "test"]
+    for part, predictions in read.items():
+        assert (predictions.logits.dtype, predictions.labels.dtype) == (np.float32, np.int64)
+        assert np.array_equal(predictions.logits, np.asarray(logits[part], dtype=np.float32))
+        assert np.array_equal(predictions.labels, np.asarray(labels[part]))
+    with np.load(tmp_path / "f.npz", allow_pickle=False) as plain:
+        assert sorted(plain.files) == ["labels_test", "labels_val", "logits_test", "logits_val"]
+
+
+@pytest.mark.parametrize(
+    ("part", "logits", "labels", "message"),
+    [
+        ("validation", np.ones((2, 3)), np.zeros(2, int), "predictions for 'validation'.*the parts are 'train', 'val'"),
+        ("val", np.ones(2), np.zeros(2, int), r"val predictions are logits of shape \(2,\)"),
+        ("val", np.ones((2, 3)), np.zeros(3, int), r"labels of shape \(3,\); give one line of logits"),
+        ("val", np.ones((2, 3)), np.zeros(2), "float64 labels"),
+    ],
+)
+def test_what_are_no_predictions_is_refused(
+    tmp_path: Path, part: str, logits: np.ndarray, labels: np.ndarray, message: str
+):
+    with pytest.raises(ValueError, match=message):
+        write_predictions(tmp_path / "f.npz", {part: (logits, labels)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_files_are_named(tmp_path: Path):
+    write_weights(tmp_path / "f.safetensors", {"a": torch.ones(50)}, {})
+    write_predictions(tmp_path / "f.npz", {"val": (np.full((20, 3), 1.5), np.zeros(20, int))})
+    for path, read in ((tmp_path / "f.safetensors", read_weights), (tmp_path / "f.npz", read_predictions)):
+        whole = path.read_bytes()
+        for length in (0, 5, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:length])
+            with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+                read(path)
+    flipped = bytearray(whole)
+    flipped[whole.index(np.float32(1.5).tobytes()) + 40] ^= 1
+    (tmp_path / "f.npz").write_bytes(flipped)
+    with pytest.raises(ValueError, match="f.npz is damaged"):  # the zip format has a checksum
+        read_predictions(tmp_path / "f.npz")
+
+
+def test_a_hostile_array_is_refused_and_not_executed(tmp_path: Path):
+    class Hostile:
+        def __reduce__(self) -> object:
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    hostile = np.empty((), dtype=object)
+    hostile[()] = Hostile()
+    np.savez(tmp_path / "f.npz", logits_val=hostile, labels_val=np.zeros(1))
+    with pytest.raises(ValueError, match="f.npz is damaged"):
+        read_predictions(tmp_path / "f.npz")
+    assert not (tmp_path / "executed").exists()
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    place = whole.index(bytes(torch.full((4,), 1.2345).view(torch.uint8).tolist()))
+    whole[place + 2] ^= 1
+    path.write_bytes(whole)
+
+
+def state(epoch: int) -> dict[str, Any]:
+    return {"epoch": epoch, "weights": torch.full((64,), 1.2345)}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_training_comes_back_as_it_was(tmp_path: Path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9))
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    saved = {
+        "optimizer": optimizer.state_dict(),
+        "random": torch.get_rng_state(),
+        "tuple": (1, (2.5, None), []),
+        "mixed": {1: "int", "1": "text", None: 0},
+        "tagged": {"__tuple__": [1], "__mapping__": {"a": 1}},
+        "nan": float("nan"),
+        "float": 0.1 + 0.2,
+    }
+    storage.save_checkpoint(tmp_path, saved)
+    loaded = storage.load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert loaded["tuple"] == saved["tuple"]
+    for key in saved.keys() - {"tuple", "optimizer"}:
+        assert same(loaded[key], saved[key]), key
+    other = torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
+    other.load_state_dict(loaded["optimizer"])
+    assert other.param_groups[0]["betas"] == (0.8, 0.9)
+    for mine, theirs in zip(optimizer.state.values(), other.state.values(), strict=True):
+        assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
+
+
+def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path):
+    assert storage.load_checkpoint(tmp_path) is None
+    for epoch in range(1, 5):
+        storage.save_checkpoint(tmp_path, state(epoch))
+    assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert storage.read_state(tmp_path / "checkpoint.pt")["epoch"] == 4
+    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == 3
+    storage.remove_checkpoints(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_damaged_one_is_named_and_the_previous_one_used(tmp_path: Path):
+    for epoch in (1, 2):
+        storage.save_checkpoint(tmp_path, state(epoch))
+    damage(tmp_path / "checkpoint.pt")
+    message = r"^damaged, and put aside.*/checkpoint.pt; training resumes from checkpoint.previous.pt$"
+    with pytest.warns(RuntimeWarning, match=message):
+        loaded = storage.load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert loaded["epoch"] == 1
+    storage.save_checkpoint(tmp_path, state(2))
+    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == 1, "the good one must not be lost"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert storage.load_checkpoint(tmp_path) is not None
+
+
+def test_with_both_damaged_training_starts_from_the_beginning(tmp_path: Path):
+    for epoch in (1, 2):
+        storage.save_checkpoint(tmp_path, state(epoch))
+    damage(tmp_path / "checkpoint.pt")
+    (tmp_path / "checkpoint.previous.pt").write_bytes(b"PK\x03\x04")
+    message = r"checkpoint.pt, .*checkpoint.previous.pt; training starts from the beginning"
+    with pytest.warns(RuntimeWarning, match=message):
+        assert storage.load_checkpoint(tmp_path) is None
+    assert names(tmp_path) == ["checkpoint.previous.pt.damaged", "checkpoint.pt.damaged"]
+
+
+def test_a_checkpoint_of_a_newer_emabank_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    storage.save_checkpoint(tmp_path, state(1))
+    monkeypatch.setattr(files, "VERSION", files.VERSION + 1)
+    storage.save_checkpoint(tmp_path, state(2))
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="upgrade emabank"):
+        storage.load_checkpoint(tmp_path)
+    assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+@pytest.mark.parametrize("renames", [0, 1, 2, 3])
+def test_stopped_between_any_two_renames_the_newest_whole_one_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+):
+    for epoch in (1, 2):
+        storage.save_checkpoint(tmp_path, state(epoch))
+    done, replace = 0, os.replace
+
+    def stop_at(*paths: Any) -> None:
+        nonlocal done
+        if done == renames:
+            raise OSError(errno.EIO, "stopped here")
+        done += 1
+        replace(*paths)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", stop_at)
+        try:
+            storage.save_checkpoint(tmp_path, state(3))
+        except OSError:
+            assert renames < 3
+    expected = 2 if renames == 0 else 3  # the first rename makes the new one whole
+    for _ in range(2):
+        loaded = storage.load_checkpoint(tmp_path)
+        assert loaded is not None
+        assert loaded["epoch"] == expected
+        storage.finish_checkpoint(tmp_path)
+    assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == expected - 1
+
+
+def test_what_cannot_be_saved_is_refused_and_the_old_one_stays(tmp_path: Path):
+    storage.save_checkpoint(tmp_path, state(1))
+    with pytest.raises(ValueError, match="'/state/a' must be .* got a set"):
+        storage.save_checkpoint(tmp_path, {"a": {1, 2}})
+    assert names(tmp_path) == ["checkpoint.pt"]
