@@ -192,7 +192,7 @@ def test_the_best_is_bold_and_nothing_empty_is_marked():
 
 def test_markdown_n_stands_beside_numbers_that_do_not_share_it_and_a_single_run_has_no_spread():
     assert "| 2.00 ± 1.00 (n=3) | 2.00 ± 1.41 (n=2) |" in markdown(uneven())
-    assert "| 5.00 ± – |" in markdown(single()) and "n = 1: one value has no spread." in markdown(single())
+    assert "| 5.00 ± – |" in markdown(single()) and "n = 1: no spread." in markdown(single())
 
 
 def test_title_item_caption_and_notes_are_there_in_this_order():
@@ -302,5 +302,5 @@ def test_the_best_is_bold_where_there_is_colour():
 
 def test_n_item_caption_and_notes_are_said():
     text = " ".join(printed(everything(), 300).split())
-    assert "compare Table 1 of the paper" in text and f"Caption {NASTY}. n = 3." in text and f"- {NASTY}" in text
-    assert "5.00 ± – (n=1)" in printed(uneven()) and "n = 1: one value has no spread." in printed(single())
+    assert "compare Table 1 of the paper" in text and f"Caption {NASTY}. Mean" in text and f"- {NASTY}" in text
+    assert "5.00 ± – (n=1)" in printed(uneven()) and "n = 1: no spread." in printed(single())

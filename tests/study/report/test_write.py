@@ -13,10 +13,10 @@ import pytest
 import emabank
 from emabank.study.report import write
 from emabank.study.report.figures import Figure
-from emabank.study.report.page import STUDIES
 from emabank.study.report.render import latex, markdown, table_csv
 from emabank.study.report.results import Results, Setting, Skipped, Study
 from emabank.study.report.write import PAGE, Report, build_report, try_next
+from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import Scale
 from tests.study.report.made_results import PAIRS, made_results, made_setting
 from tests.support.processes import run
