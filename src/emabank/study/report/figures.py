@@ -295,3 +295,49 @@ def average_note(name: str) -> str:
     """
     value = name.removeprefix("ema-")
     return f"{name}: half-life {value} of the run." if value.endswith("%") else f"{name}: decay {value} per update."
+
+
+# How lines look -------------------------------------------------------------------------------------------------------
+
+# Second channel beside the colour, for the averages from the fastest on: the longer the memory, the longer the dash.
+_DASHES = ("1.5 3", "4 3", "8 3", "14 3", "")
+_DASHED = "6 4"
+_KINDS = ("live", "best", "swa", "ideal")
+# For lines of no known kind, and for those that would look like another: the colours x0 to x5, then again with dashes.
+_EXTRAS = tuple((f"x{number}", dash) for dash in ("", "2 2", "10 3 2 3") for number in range(6))
+
+
+class Style(NamedTuple):
+    """The look of a line, in files and on the page."""
+
+    colour: str
+    """The name of a colour of assets/page.css."""
+    dash: str
+    """Lengths of dashes and gaps; empty: solid."""
+
+
+def styles_of(figure: Figure) -> dict[str, Style]:
+    """The look of every line by its label; two labels never look the same while there are colours left."""
+    lines: dict[str, Line] = {}
+    for panel in figure.panels:
+        for drawn in panel.lines:
+            lines.setdefault(drawn.label, drawn)
+    # Where the figure itself gives the dashes of averages a meaning, their shade alone distinguishes them.
+    meant = any(drawn.dashed for drawn in lines.values() if drawn.kind == "average")
+    extras = iter(_EXTRAS)
+    styles: dict[str, Style] = {}
+    for label, drawn in lines.items():
+        style = _style(drawn, meant=meant)
+        while (not style.colour or style in styles.values()) and (extra := next(extras, None)) is not None:
+            style = Style(extra[0], extra[1] or style.dash)
+        styles[label] = style if style.colour else Style("x0", style.dash)
+    return styles
+
+
+def _style(drawn: Line, *, meant: bool) -> Style:
+    """Without a colour for a kind that has none."""
+    if drawn.kind == "average":
+        place = min(max(drawn.order, 0), len(_DASHES) - 1)
+        return Style(f"a{place}", (_DASHED if drawn.dashed else "") if meant else _DASHES[place])
+    dash = _DASHED if drawn.dashed or drawn.kind == "ideal" else ""
+    return Style(drawn.kind if drawn.kind in _KINDS else "", dash)
