@@ -9,7 +9,7 @@ from scipy.special import log_softmax
 from scipy.special import softmax as probabilities_of
 
 from emabank.study.report.figure_specs import make_figures, reliability, reliability_of
-from emabank.study.report.figures import Figure, drawable, focus, line, mark_at, rate_line
+from emabank.study.report.figures import Figure, drawable, focus, line, mark_at
 from emabank.study.report.results import LIVE, Curve, Results, Setting
 from emabank.study.report.series import live
 from tests.study.report.made_results import (
@@ -54,13 +54,6 @@ def test_every_figure_of_the_paper_has_a_counterpart():
     assert sorted(found) == [f"Figure {number}" for number in ITEMS]
 
 
-def test_scales_come_largest_first():
-    results = made_results(*(made_setting(scale=scale) for scale in ("demo", "paper", "small")))
-    scales = [figure.scale for figure in make_figures(results)]
-    assert list(dict.fromkeys(scales)) == ["paper", "small", "demo"]
-    assert len(scales) == 3 * scales.count("demo")
-
-
 def test_nothing_run_makes_nothing():
     assert make_figures(Results()) == []
     empty = dict.fromkeys((*VARIANTS, *(f"tune at {rate:g}" for rate in RATES)), ())
@@ -100,13 +93,6 @@ def test_there_is_a_mean_only_where_every_seed_has_a_value():
     curves = CURVES.copy()
     curves[1, 4] = np.nan
     assert np.flatnonzero(np.isnan(line(curves, "live weights", kind="live").y)).tolist() == [4]
-
-
-def test_the_rate_is_the_mean_over_the_seeds():
-    one, other = made_runs("refit", rate=0.4)[0], made_runs("refit", rate=0.8)[1]
-    made = rate_line([one, other])
-    np.testing.assert_allclose(made.y, (one.rates + other.rates) / 2)
-    assert made.kind == "rate" and made.n == 2
 
 
 def test_a_curve_that_is_nowhere_measured_by_all_seeds_is_not_drawn():
@@ -177,14 +163,6 @@ def test_lines_are_the_means_of_the_runs_whatever_the_number_of_seeds_and_averag
         for drawn, key in zip(panel.lines, lines, strict=True):
             np.testing.assert_allclose(drawn.y, mean(one, *key))
             assert drawn.n == seeds and (drawn.std is None) == (seeds == 1)
-
-
-def test_the_point_is_what_validation_chose_with_the_refits_test_accuracy():
-    one = made_setting()
-    (column,) = [each for each in one.columns if (each.title, each.trained_on) == ("EMA (acc.)", "100%")]
-    ((x, y, label),) = figure_of("dynamics/cifar100-resnet18", one).panels[0].marks
-    assert (x, y) == (25.0, pytest.approx(100 * np.mean(column.values["accuracy"])))  # type: ignore[arg-type]
-    assert label.startswith("EMA (acc.), chosen on validation: ") and label.endswith("(n = 3), epoch 25")
 
 
 def test_the_rate_is_held_where_the_runs_held_it():
@@ -327,31 +305,12 @@ def test_the_temperature_is_the_one_that_minimises_the_loss_on_validation():
         np.testing.assert_allclose(curve.accuracy, accuracy, atol=0.02)
 
 
-def test_many_images_make_fifteen_bins_at_most_while_the_ece_keeps_its_own():
-    def predictions(seed, name):
-        random = np.random.default_rng(seed)
-        logits, labels = random.normal(size=(3000, 4)), random.integers(0, 4, 3000)
-        return {"val": (logits, labels), "test": (logits, labels)}
-
-    found = reliability_of(with_predictions(made_setting(), predictions), "SGD", scaled=False)
-    assert {len(curve.samples) for curve in found.curves} == {15}
-    logits, labels = predictions(0, "")["test"]
-    confidence, accuracy = by_sorting(logits, labels, bins=30)
-    assert found.ece[0] == pytest.approx(np.mean(np.abs(np.subtract(confidence, accuracy))))
-
-
 @pytest.mark.parametrize("missing", ["test", "val"])
 def test_without_predictions_there_is_no_figure(missing):
     def predictions(seed, name):
         return {split: found for split, found in made_predictions(name).items() if split != missing or seed != 1}
 
     assert reliability(made_results(with_predictions(made_setting(), predictions)), "demo") == []
-
-
-def test_without_columns_or_runs_there_is_no_figure():
-    assert reliability(made_results(replace(made_setting(), columns=[])), "demo") == []
-    assert reliability(made_results(made_setting(variants={"tune": ()})), "demo") == []
-    assert reliability(made_results(made_setting("cifar10n-resnet34")), "demo") == []
 
 
 def test_damaged_predictions_leave_their_setting_out_and_the_figure_says_so():

@@ -186,14 +186,6 @@ def test_every_table_is_there_under_its_name_beside_its_item_of_the_paper():
     assert len(tables) == len(expected) and complete(tables)
 
 
-def test_names_begin_with_the_scale_and_the_largest_comes_first():
-    both = made_results(distinct_setting(), replace(distinct_setting(), scale="paper"))
-    names = [table.name for table in make_tables(both)]
-    assert len(names) == len(set(names)) and {"demo/generalization/headline", "paper/transfer/linear"} <= set(names)
-    assert {name for name in names if not name.startswith(("demo/", "paper/"))} == {*OF_NO_SCALE}
-    assert names.index("paper/generalization/headline") < names.index("demo/generalization/headline")
-
-
 def holes() -> list[Setting]:
     """Settings in which something is missing, or that have fewer seeds and averages."""
     one = distinct_setting()
@@ -254,12 +246,6 @@ def test_the_headline_is_the_mean_of_the_refits_and_differences_are_paired():
         expected = np.subtract(values["SWA", "accuracy"], values[baseline, "accuracy"])
         assert is_mean_of(at(differences, label, "acc., points", "SWA"), expected)
     assert at(differences, "minus SGD (last)", "acc., points", "SWA").paper == "0.50"
-
-
-def test_with_two_seeds_churn_is_one_value_and_every_number_says_its_n():
-    table = table_of("generalization/full-cifar100-resnet18-80", first_seeds(distinct_setting(), 2))
-    churn = at(table, "churn, %", "SGD")
-    assert (churn.n, churn.std) == (1, None) and at(table, "accuracy, %", "SGD").n == 2
 
 
 def transferred(pair: str, *targets: str) -> Setting:
@@ -323,12 +309,6 @@ def test_ours_are_sorted_in_among_the_published_where_data_and_network_are_the_s
     ]  # fmt: skip
     assert is_mean_of(at(table, "EMA (acc.), ours", "cifar10n-resnet34, %"), [0.84, 0.85, 0.86])
     assert at(table, "DivideMix", "cifar100n-resnet34, %").text == "71.13 ± 0.48" and table.item == "Table 2"
-
-
-def test_with_cifar_10n_alone_that_column_sorts():
-    table = table_of("label-noise/leaderboard", with_accuracies(the_papers(BOTH[0]), 0.7, 0.78, 0.92), scale="paper")
-    rows = [row.label for row in table.rows]
-    assert rows[:4] == ["PES(semi)", "DivideMix", "EMA (acc.), ours", "CORES*"] and rows[-1] == "SGD (last), ours"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from emabank.study.report.tables import Cell, Table, difference_cell, selection_
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import SCALES
 
-_TITLE = "Averages of weights: the paper’s studies, run again"
+_TITLE = "Weight averages: the paper’s studies, reproduced"
 _SCALES: Sequence[str] = SCALES[::-1]
 _SECTIONS = {study.name: (study.title, study.question) for study in STUDIES.values()}
 _SECTIONS["setup"] = ("Setup", "What was trained, and how.")
@@ -50,7 +50,7 @@ def page(
     title: str = _TITLE,
     provenance: Provenance | None = None,
 ) -> str:
-    """The whole report as one HTML document; whatever is empty is left out."""
+    """The whole report as one HTML document; empty parts are skipped."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     filters: dict[str, Any] = environment.filters
     filters.update(minus=_minus, number=_number, sentence=_sentence, slug=_slug, rows=_rows)
@@ -93,7 +93,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One for each study that was asked for or has something to show, in the report's order; unknown ones last."""
+    """One for each study that was run or has something to show, in the report's order; unknown ones last."""
     names = dict.fromkeys(
         [*_SECTIONS, *(study.name for study in studies), *(item.study for item in (*tables, *figures))]
     )
