@@ -86,7 +86,7 @@ def test_a_study_that_is_not_finished_is_what_to_try_next(bare: Path):
     put(bare / MANIFEST, {**content(bare, MANIFEST), "state": "running"})
     lines = printed(make_report, bare, None)
     assert lines[-1].endswith(f"; next: `{COMMAND}`.")
-    assert f"  study step-decay, demo: not finished: it runs, or was interrupted (`{COMMAND}` resumes)" in lines
+    assert f"  study step-decay, demo: not finished: running or interrupted (`{COMMAND}` resumes)" in lines
 
 
 def test_what_was_left_out_is_printed_and_on_the_page_a_line_each(bare: Path):
@@ -94,7 +94,7 @@ def test_what_was_left_out_is_printed_and_on_the_page_a_line_each(bare: Path):
     lines = printed(make_report, bare, None, width=40)
     at = lines.index("Left out:")
     left = lines[at + 1 : -2]
-    assert left[-1] == "  [bold]notes.txt: no run of emabank"
+    assert left[-1] == "  [bold]notes.txt: not a run of emabank"
     assert len(left) == len(content(bare, "study-demo-sampling-period.json")["pairs"][0]["arms"]) + 10
     assert all(line.startswith("  ") and ": " in line for line in left)
     page = (bare / "report" / "index.html").read_text(encoding="utf-8")
@@ -144,7 +144,7 @@ def test_a_table_that_there_is_not_is_said_with_those_that_there_are(bare: Path)
 
 def test_a_missing_folder_writes_nothing(tmp_path: Path):
     for show in (lambda *given, **more: make_report(*given, None, **more), show_claims, show_status):
-        with pytest.raises(FileNotFoundError, match="is not there; give the folder that `emabank run` wrote its runs"):
+        with pytest.raises(FileNotFoundError, match="does not exist; pass the folder that `emabank run` wrote"):
             printed(show, tmp_path / "runs")
     assert not list(tmp_path.iterdir())
 

@@ -1,46 +1,28 @@
-"""Files: the same bytes for the same figure, text as text, nothing on top of anything else; each panel on its axes."""
+"""Files of figures: the same bytes for the same figure, text as text."""
 
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from functools import cache
-from itertools import combinations
 
 import numpy as np
 import pytest
-from matplotlib import figure as matplotlib_figure
 from matplotlib import rcParams
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 
-from emabank.study.report.draw import (
-    COLOURS,
-    SHADES,
-    draw,
-    draw_heat,
-    draw_panel,
-    keys_of_marks,
-    look_of,
-    picture,
-)
+from emabank.study.report.draw import draw
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure, Line, Panel
 from tests.study.report.made_results import made_results, made_setting
 
 LONG = "CIFAR-10N (worse labels), 4,000 images, ResNet-8 of width 24, with flips alone"
 X = np.arange(1, 21)
-NAMES = ["dynamics/cifar100-resnet18", "dynamics/early", "batchnorm/decays", "batchnorm/heatmap",
-         "label-noise/accuracy", "label-noise/memorisation", "constant-lr/accuracy", "step-decay/accuracy",
-         "bootstrap/accuracy", "lr-search/curves", "calibration/reliability", "sampling-period/accuracy"]  # fmt: skip
 
 
-@cache
-def made() -> dict[str, Figure]:
-    """A figure of each kind, with titles short and long; of each pair that the studies are about, one setting."""
-    pairs = ("cifar100-resnet18", "cifar100-wrn-28-10", "cifar100n-resnet34", "cifar10n-resnet34", "cifar100n-resnet18")
-    settings = [made_setting(pair) for pair in pairs]
-    settings[1], settings[3] = (replace(settings[i], title=LONG) for i in (1, 3))
-    return {figure.name.removeprefix("demo/"): figure for figure in make_figures(made_results(*settings))}
+def named(name: str) -> Figure:
+    """A figure of made-up results, one of whose titles is long."""
+    noisy = made_setting("cifar10n-resnet34")
+    results = made_results(made_setting(), made_setting("cifar100n-resnet34"), replace(noisy, title=LONG))
+    (figure,) = [figure for figure in make_figures(results) if figure.name == f"demo/{name}"]
+    return figure
 
 
 def small(**changes) -> Figure:
@@ -51,13 +33,10 @@ def small(**changes) -> Figure:
     return replace(Figure(name="demo/small", title="A small figure", panels=[panel]), **changes)
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["lines", "batchnorm/heatmap"])
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_the_same_figure_gives_the_same_bytes(tmp_path, name, file_format, start):
-    figure = small() if name == "lines" else made()[name]
+    figure = small() if name == "lines" else named(name)
     first, second = tmp_path / "first", tmp_path / "second"
     for path in (first, second):
         draw(figure, path, file_format=file_format)
@@ -65,31 +44,15 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path, name, file_format, start
     assert first.read_bytes().startswith(start)
 
 
-def test_control_another_figure_gives_other_bytes(tmp_path):
-    draw(small(), tmp_path / "one.svg")
-    draw(small(title="Another title"), tmp_path / "other.svg")
-    assert (tmp_path / "one.svg").read_bytes() != (tmp_path / "other.svg").read_bytes()
-
-
 def test_an_svg_holds_what_the_figure_says_as_text(tmp_path):
-    draw(made()["label-noise/memorisation"], tmp_path / "figure.svg", file_format="svg")
+    figure = named("label-noise/memorisation")
+    draw(figure, tmp_path / "figure.svg", file_format="svg")
     root = ElementTree.parse(tmp_path / "figure.svg").getroot()
-    said = " ".join("".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text"))
-    figure = made()["label-noise/memorisation"]
+    words_drawn = " ".join("".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text"))
     panel = figure.panels[0]
     expected = [figure.title, panel.title, panel.x_label, panel.y_label, panel.marks[0][2], panel.marks[1][2], LONG]
     for words in [*expected, *(line.label for line in panel.lines), "mean of 3 seeds"]:
-        assert re.sub(r"\s+", " ", words) in re.sub(r"\s+", " ", said)
-
-
-def test_a_picture_has_the_width_of_its_columns():
-    for columns, inches in ((1, 8.0), (2, 11.0)):
-        assert picture(small(panels=small().panels * 2, columns=columns)).get_size_inches()[0] == inches
-
-
-def test_the_folder_is_made(tmp_path):
-    draw(small(), tmp_path / "demo" / "dynamics" / "small.svg")
-    assert (tmp_path / "demo" / "dynamics" / "small.svg").is_file()
+        assert re.sub(r"\s+", " ", words) in re.sub(r"\s+", " ", words_drawn)
 
 
 def test_another_format_is_refused(tmp_path):
@@ -102,208 +65,3 @@ def test_drawing_leaves_the_settings_of_matplotlib_and_the_figure_alone(tmp_path
     draw(figure, tmp_path / "figure.svg")
     assert dict(rcParams) == before
     assert figure.panels[0].title == "digits" and figure.panels[0].marks == [(3.0, 9.0, "chosen on validation")]
-
-
-# Where things stand --------------------------------------------------------------------------------------------------
-
-
-def boxes_of(shown):
-    """Every title, label, legend and pair of axes with its box on the canvas."""
-    renderer = FigureCanvasAgg(shown)
-    renderer.draw()
-    found = [("the title", shown._suptitle.get_window_extent())] if shown._suptitle else []
-    found += [("the legend", legend.get_window_extent()) for legend in shown.legends]
-    for number, axes in enumerate(shown.axes):
-        if axes.get_legend() is not None:
-            found.append((f"legend {number}", axes.get_legend().get_window_extent()))
-        if not axes.axison:
-            continue
-        found.append((f"axes {number}", axes.get_window_extent()))
-        texts = [axes.xaxis.label, axes.yaxis.label, axes._left_title, *ticks_of(axes.xaxis), *ticks_of(axes.yaxis)]
-        found += [(f"{text.get_text()!r} of axes {number}", text.get_window_extent())
-                  for text in texts if text.get_text() and text.get_visible()]  # fmt: skip
-    return found
-
-
-def ticks_of(axis):
-    """The labels of ticks within the limits: matplotlib makes some more, and does not draw them."""
-    low, high = sorted(axis.get_view_interval())
-    return [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
-
-
-def overlaps(shown) -> list[str]:
-    """What lies on top of something else, or outside of the canvas."""
-    found, canvas = boxes_of(shown), shown.bbox
-    wrong = [f"{one} and {other}" for (one, a), (other, b) in combinations(found, 2) if _overlap(a, b)]
-    return wrong + [f"{name} leaves the canvas" for name, box in found
-                    if box.x0 < -1 or box.y0 < -1 or box.x1 > canvas.x1 + 1 or box.y1 > canvas.y1 + 1]  # fmt: skip
-
-
-def _overlap(a, b) -> bool:
-    return min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_lies_on_top_of_anything_else(name):
-    assert overlaps(picture(made()[name])) == []
-
-
-def test_legends_that_panels_cannot_share_stand_beneath_each():
-    panels = [Panel(title="one", lines=[Line(label="rate 0.4", x=X, y=X, order=order)]) for order in (0, 3)]
-    shown = picture(Figure(name="demo/x", title="Two meanings of one label", panels=panels, columns=2))
-    assert overlaps(shown) == [] and not shown.legends
-    assert sum(axes.get_legend() is not None for axes in shown.axes) == 2
-
-
-def test_control_an_overlap_is_seen():
-    figure = small(panels=small().panels * 2, columns=2)
-    shown = picture(figure)
-    shown.axes[0].set_title(LONG * 2, loc="left")
-    assert any(each.startswith(f"{LONG * 2!r} of axes 0") for each in overlaps(shown))
-    shown = picture(figure)
-    shown.axes[0].legend(handles=[shown.axes[0].lines[0]], loc="center")
-    assert any("legend 0" in each and "axes 0" in each for each in overlaps(shown))
-
-
-def test_panels_that_are_compared_stand_at_one_height():
-    axes = picture(made()["batchnorm/decays"]).axes
-    FigureCanvasAgg(axes[0].figure).draw()
-    left, right = axes[0].get_window_extent(), axes[2].get_window_extent()
-    assert (left.y0, left.y1) == (pytest.approx(right.y0), pytest.approx(right.y1))
-
-
-def test_a_heat_maps_panels_share_their_colours_and_one_bar_names_them():
-    shown = picture(made()["batchnorm/heatmap"])
-    images = [axes.images[0] for axes in shown.axes if axes.images]
-    grids = np.stack([panel.grid for panel in made()["batchnorm/heatmap"].panels])
-    assert {image.get_clim() for image in images} == {(grids.min(), grids.max())}
-    assert len(shown.axes) == 3
-    FigureCanvasAgg(shown).draw()
-    assert shown.axes[-1].get_yticklabels()[1].get_text().endswith("%")
-
-
-def test_the_learning_rate_has_axes_of_its_own_beneath_with_the_same_epochs():
-    shown = picture(small())
-    main, rate = shown.axes[:2]
-    FigureCanvasAgg(shown).draw()
-    assert rate.get_window_extent().y1 <= main.get_window_extent().y0
-    assert rate.get_xlim() == main.get_xlim() and rate.get_ylabel() == "learning\nrate"
-    assert (main.get_xlabel(), rate.get_xlabel()) == ("", "epoch")
-
-
-def test_spread_and_n_stand_in_the_legend():
-    def title(n: int) -> str:
-        lines = [replace(line, n=n) for line in small().panels[0].lines]
-        shown = picture(small(panels=[replace(small().panels[0], lines=lines)]))
-        return shown.legends[0].get_title().get_text()
-
-    assert title(3) == "mean of 3 seeds, band: one standard deviation over them"
-    assert title(1) == "one seed"
-
-
-# One panel on its axes ------------------------------------------------------------------------------------------------
-
-
-FIVE = np.arange(1, 6)
-LIVE = Line(label="live weights", x=FIVE, y=FIVE * 10.0, std=np.full(5, 2.0), n=3, kind="live")
-AVERAGE = Line(label="ema-1.8%", x=FIVE, y=FIVE * 11.0, n=1, order=2, dashed=True)
-
-
-def axes():
-    return matplotlib_figure.Figure().add_subplot()
-
-
-def test_lines_have_their_values_colours_and_dashes_and_bands_their_width():
-    drawn = axes()
-    draw_panel(drawn, Panel(title="digits", lines=[LIVE, AVERAGE]))
-    live, average = drawn.lines
-    np.testing.assert_array_equal(live.get_ydata(), LIVE.y)
-    assert to_rgb(average.get_color()) == to_rgb(SHADES[2])
-    assert average.is_dashed() and not live.is_dashed()
-    (band,) = drawn.collections  # the line with one seed has none
-    corners = band.get_paths()[0].vertices
-    assert corners[:, 1].min() == 8 and corners[:, 1].max() == 52
-
-
-def test_every_seed_is_a_thin_line_beneath_the_mean_and_then_there_is_no_band():
-    seeds = np.stack([LIVE.y - 3, LIVE.y, LIVE.y + 3])
-    drawn = axes()
-    draw_panel(drawn, Panel(title="digits", lines=[replace(LIVE, seeds=seeds)]))
-    *thin, mean = drawn.lines
-    np.testing.assert_array_equal([line.get_ydata() for line in thin], seeds)
-    assert all(line.get_linewidth() < mean.get_linewidth() and line.get_zorder() < mean.get_zorder() for line in thin)
-    assert not drawn.collections
-
-
-def test_a_line_with_gaps_is_drawn_with_gaps():
-    y = LIVE.y.copy()
-    y[2] = np.nan
-    drawn = axes()
-    draw_panel(drawn, Panel(title="", lines=[Line(label="live weights", x=FIVE, y=y, std=y, kind="live")]))
-    assert np.isnan(drawn.lines[0].get_ydata()[2])
-    assert np.isfinite(drawn.get_ylim()).all()
-
-
-def test_marks_have_a_shape_each_and_an_entry_in_the_legend():
-    panel = Panel(title="", lines=[LIVE], marks=[(2.0, 20.0, "one"), (3.0, 30.0, "other")])
-    drawn = axes()
-    draw_panel(drawn, panel)
-    points = drawn.collections[1:]
-    assert [point.get_offsets().tolist() for point in points] == [[[2.0, 20.0]], [[3.0, 30.0]]]
-    keys = keys_of_marks(panel)
-    assert [key.get_label() for key in keys] == ["one", "other"]
-    assert len({key.get_marker() for key in keys}) == 2
-
-
-def test_bars_are_as_wide_and_high_as_said_behind_lines_with_points():
-    bars = [(20.0, 30.0, 25.0), (50.0, 40.0, 80.0)]
-    drawn = axes()
-    ideal = Line(label="perfectly calibrated", x=FIVE, y=FIVE, kind="ideal", dashed=True)
-    draw_panel(drawn, Panel(title="", lines=[LIVE, ideal], bars=bars))
-    assert [(bar.get_x(), bar.get_width(), bar.get_height()) for bar in drawn.patches] == bars
-    assert [line.get_marker() for line in drawn.lines] == ["o", "None"]
-    assert max(bar.get_zorder() for bar in drawn.patches) < min(line.get_zorder() for line in drawn.lines)
-
-
-def test_a_heat_map_has_its_values_its_names_and_one_shape_for_its_marks():
-    grid = np.arange(80.0).reshape(2, 40)
-    grid[0, 3] = np.nan
-    panel = Panel(title="", grid=grid, x_ticks=[str(i) for i in range(1, 41)], y_ticks=["fast", "slow"],
-                  marks=[(39.0, 0.0, "fast: best at epoch 40"), (4.0, 1.0, "slow: best at epoch 5")])  # fmt: skip
-    drawn = axes()
-    image = draw_heat(drawn, panel, grid, limits=(0, 100))
-    np.testing.assert_array_equal(image.get_array().filled(np.nan), grid)
-    assert [text.get_text() for text in drawn.get_yticklabels()] == ["fast", "slow"]
-    named = dict(zip(drawn.get_xticks(), (text.get_text() for text in drawn.get_xticklabels()), strict=True))
-    assert named == {4: "5", 9: "10", 14: "15", 19: "20", 24: "25", 29: "30", 34: "35", 39: "40"}
-    assert image.get_clim() == (0, 100) and keys_of_marks(panel) == []
-
-
-# Looks ----------------------------------------------------------------------------------------------------------------
-
-
-def lightness(colour: str) -> float:
-    """L* of CIE Lab, from 0 to 100."""
-    values = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
-    luminance = float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-    return 116 * luminance ** (1 / 3) - 16
-
-
-def line(kind: str, order: int = 0, *, dashed: bool = False) -> Line:
-    return Line(label="", x=np.arange(2), y=np.arange(2), kind=kind, order=order, dashed=dashed)
-
-
-def test_shades_go_from_light_to_dark_in_steps_that_can_be_seen():
-    steps = -np.diff([lightness(shade) for shade in SHADES])
-    assert steps.min() > 8
-
-
-def test_the_best_average_is_much_darker_than_the_live_weights():
-    assert lightness(COLOURS["live"]) - lightness(COLOURS["best"]) > 30
-
-
-def test_every_line_differs_from_the_others_and_more_averages_than_shades_get_dots():
-    lines = [line("live"), line("live", dashed=True), line("swa"), *(line("average", order) for order in range(15))]
-    assert len({look_of(each) for each in lines}) == len(lines)
-    assert not look_of(line("average", 4)).dashes and look_of(line("average", 5)).dashes

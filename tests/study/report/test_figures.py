@@ -1,27 +1,73 @@
-"""From the seeds' curves to lines: mean, spread, n, percent, nothing smoothed; and what stands beside a figure."""
+"""Every figure there is, under its name, complete or not at all; its lines against the curves of the runs."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+from scipy.special import softmax as probabilities_of
 
-from emabank.study.report.figures import (
-    Line,
-    Panel,
-    average_note,
-    drawable,
-    figure,
-    focus,
-    line,
-    mark_at,
-    rate_line,
-    seeds_note,
-    seeds_text,
-    statistics_note,
-)
-from emabank.study.report.results import LIVE, Curve
+from emabank.study.report.figure_specs import make_figures, reliability, reliability_of
+from emabank.study.report.figures import Figure, drawable, focus, line, mark_at
+from emabank.study.report.results import LIVE, Curve, Results, Setting
 from emabank.study.report.series import live
-from tests.study.report.made_results import EPOCHS, made_curves, made_runs, made_setting
+from tests.study.report.made_results import (
+    AVERAGES,
+    EPOCHS,
+    PAIRS,
+    RATES,
+    VARIANTS,
+    fewer_averages,
+    first_seeds,
+    made_curves,
+    made_predictions,
+    made_results,
+    made_runs,
+    made_setting,
+)
+
+NAMES = {
+    *(f"dynamics/{pair}" for pair in PAIRS), "dynamics/early", "batchnorm/decays", "batchnorm/heatmap",
+    "label-noise/accuracy", "label-noise/memorisation", "constant-lr/accuracy", "step-decay/accuracy",
+    "bootstrap/accuracy", "lr-search/curves", "calibration/reliability", "sampling-period/accuracy",
+    "posthoc/heatmap",
+}  # fmt: skip
+NEEDED = {
+    "constant-lr/accuracy": ("refit", "constant"), "step-decay/accuracy": ("step",), "lr-search/curves": (),
+    "bootstrap/accuracy": ("tune", "bootstrap"), "calibration/reliability": ("tune",), "sampling-period/accuracy": (),
+    "posthoc/heatmap": ("posthoc",),
+}  # fmt: skip
+"""The variants without which there is no figure; elsewhere the refits."""
+ITEMS = ["1a", "1b", "2", "3", "4a", "4b", "4c", "4d", "4e", "5", "6", "7", "8", "9"]
+
+RESULTS = made_results()
+MADE = make_figures(RESULTS)
+
+
+def test_complete_results_makes_every_figure_once():
+    assert sorted(figure.name for figure in MADE) == sorted(f"demo/{name}" for name in NAMES)
+
+
+def test_every_figure_of_the_paper_has_a_counterpart():
+    found = [item for figure in MADE for item in figure.item.split(", ") if item]
+    assert sorted(found) == [f"Figure {number}" for number in ITEMS]
+
+
+def test_nothing_run_makes_nothing():
+    assert make_figures(Results()) == []
+    empty = dict.fromkeys((*VARIANTS, *(f"tune at {rate:g}" for rate in RATES)), ())
+    assert make_figures(made_results(made_setting(variants=empty))) == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_missing_variant_costs_the_figures_that_need_it_and_no_other(variant):
+    settings = [replace(setting, variants={**setting.variants, variant: ()}) for setting in RESULTS.settings]
+    left = {figure.name.removeprefix("demo/") for figure in make_figures(made_results(*settings))}
+    assert left == {name for name in NAMES if variant not in NEEDED.get(name, ("refit",))}
+
+
+# From curves to lines -------------------------------------------------------------------------------------------------
 
 CURVES = np.random.default_rng(1).random((3, 12))
 
@@ -49,19 +95,6 @@ def test_there_is_a_mean_only_where_every_seed_has_a_value():
     assert np.flatnonzero(np.isnan(line(curves, "live weights", kind="live").y)).tolist() == [4]
 
 
-def test_a_line_can_end_early():
-    made, beginning = (line(CURVES, "live weights", kind="live", until=until) for until in (None, 4))
-    np.testing.assert_array_equal(beginning.y, made.y[:4])
-    np.testing.assert_array_equal(beginning.seeds, 100 * CURVES[:, :4])
-
-
-def test_the_rate_is_the_mean_over_the_seeds():
-    one, other = made_runs("refit", rate=0.4)[0], made_runs("refit", rate=0.8)[1]
-    made = rate_line([one, other])
-    np.testing.assert_allclose(made.y, (one.rates + other.rates) / 2)
-    assert made.kind == "rate" and made.n == 2
-
-
 def test_a_curve_that_is_nowhere_measured_by_all_seeds_is_not_drawn():
     run, *others = made_runs("refit")
     empty = replace(run, curves=dict.fromkeys(run.curves, np.full(EPOCHS, np.nan)))
@@ -71,7 +104,7 @@ def test_a_curve_that_is_nowhere_measured_by_all_seeds_is_not_drawn():
         assert drawable(setting, "refit", lambda run: live(run, "test")) is None
 
 
-def test_the_axis_leaves_out_the_first_rise_and_nothing_else():
+def test_the_axis_omits_the_first_rise_and_nothing_else():
     curve = made_curves()[Curve(LIVE, "own", "test", "accuracy")][None]
     made = line(curve, "live weights", kind="live")
     low, high = focus([made])
@@ -84,37 +117,211 @@ def test_the_axis_leaves_out_the_first_rise_and_nothing_else():
 
 
 def test_a_mark_is_read_off_the_curves_at_each_seeds_own_epoch():
-    ((x, y, label),) = mark_at(CURVES, [3, 12, 6], "live weights")
+    drawn = line(CURVES, "live weights", kind="live")
+    ((x, y, label),) = mark_at(drawn, [3, 12, 6], "live weights")
     values = 100 * np.array([CURVES[0, 2], CURVES[1, 11], CURVES[2, 5]])
     assert (x, y) == (7.0, pytest.approx(values.mean()))
     assert label == f"live weights: {values.mean():.1f} ± {values.std(ddof=1):.1f}% (n = 3), epochs 3, 12, 6"
-    assert mark_at(CURVES, [3, 13, 6], "") == mark_at(CURVES, [3, 12], "") == []
-    assert mark_at(CURVES * np.nan, [3, 3, 3], "") == []
+    assert mark_at(drawn, [3, 13, 6], "") == mark_at(drawn, [3, 12], "") == []
+    assert mark_at(line(CURVES * np.nan, "", kind="live"), [3, 3, 3], "") == []
 
 
-def panel(*counts: int) -> Panel:
-    lines = [Line(label=str(n), x=np.arange(2), y=np.arange(2), n=n) for n in counts]
-    return Panel(title="", lines=[*lines, Line(label="", x=np.arange(2), y=np.arange(2), kind="ideal")])
+# Lines of the figures ------------------------------------------------------------------------------------------------
 
 
-def test_the_number_of_seeds_is_told_and_an_ideal_line_does_not_count():
-    assert (seeds_text([panel(3)]), seeds_text([panel(3), panel(2, 5)]), seeds_text([panel()])) == ("3", "2 to 5", "")
-    assert seeds_note([panel(3)]).startswith("Bold: the mean of 3 seeds; thin: each seed.")
-    assert seeds_note([panel(1)]).startswith("One seed. ")
+def figure_of(name: str, *settings: Setting) -> Figure:
+    (found,) = [figure for figure in make_figures(made_results(*settings)) if figure.name == f"demo/{name}"]
+    return found
 
 
-def test_names_and_statistics_are_explained():
-    assert "half-life is 7.1% of the run" in average_note("ema-7.1%")
-    assert "decay of 0.998 per update" in average_note("ema-0.998")
-    assert statistics_note([made_setting(has_batchnorm=False)]) == ""
-    assert "averaged" in statistics_note([made_setting()])
+def mean(setting: Setting, variant: str, weights: str, split: str, batchnorm: str = "averaged") -> np.ndarray:
+    """The mean of an accuracy in percent; of "best", of the highest average at each epoch of each seed."""
+    names = setting.averages if weights == "best" else (weights,)
+    kind = "own" if weights == LIVE else batchnorm
+    curves = [np.max([run.curves[Curve(name, kind, split, "accuracy")] for name in names], axis=0)
+              for run in setting.variants[variant]]  # fmt: skip
+    return 100 * np.mean(curves, axis=0)
 
 
-def test_a_stand_in_says_what_it_stands_for_and_the_papers_own_scale_has_none():
-    for scale, count in (("demo", 1), ("small", 1), ("paper", 0)):
-        setting = made_setting("cifar10-resnet18", scale=scale)
-        (made,) = figure("dynamics/x", [setting], [panel(3)], scale=scale, title="", caption="", notes=["a note"])
-        assert made.name == f"{scale}/dynamics/x" and made.study == "dynamics" and made.scale == scale
-        assert made.notes[-1] == "a note" and len(made.notes) == count + 1
-        assert all(setting.title in note and "CIFAR-10 with ResNet-18" in note for note in made.notes[:-1])
-    assert figure("dynamics/x", [], [], scale="demo", title="", caption="") == []
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+@pytest.mark.parametrize("averages", [1, 3, 5])
+def test_lines_are_the_means_of_the_runs_whatever_the_number_of_seeds_and_averages(seeds: int, averages: int):
+    one = fewer_averages(first_seeds(made_setting(), seeds), averages)
+    copied = AVERAGES[min(2, averages - 1)]
+    expected = {
+        "dynamics/cifar100-resnet18": [("refit", LIVE, "test"), ("refit", "best", "test")],
+        "step-decay/accuracy": [("step", LIVE, "test"), ("step", "best", "test")],
+        "bootstrap/accuracy": [(variant, weights, "val") for variant in ("tune", "bootstrap")
+                               for weights in (LIVE, copied)],
+        "lr-search/curves": [(f"tune at {rate:g}", LIVE, "val") for rate in RATES],
+        "sampling-period/accuracy": [("every 1", LIVE, "test"), *((f"every {period}", "best", "test")
+                                                                  for period in (1, 2, 4, 8))],
+    }  # fmt: skip
+    for name, lines in expected.items():
+        panel = figure_of(name, one).panels[0]
+        assert len(panel.lines) == len(lines)
+        for drawn, key in zip(panel.lines, lines, strict=True):
+            np.testing.assert_allclose(drawn.y, mean(one, *key))
+            assert drawn.n == seeds and (drawn.std is None) == (seeds == 1)
+
+
+def test_the_rate_is_held_where_the_runs_held_it():
+    one = made_setting("cifar100n-resnet18")
+    runs = tuple(replace(run, constant_from=30) for run in one.variants["constant"])
+    (panel,) = figure_of("constant-lr/accuracy", replace(one, variants={**one.variants, "constant": runs})).panels
+    ((x, y, label),) = panel.marks
+    assert (x, y) == (30.0, pytest.approx(mean(one, "refit", "best", "test")[29])) and "epoch 30" in label
+    assert [line.dashed for line in panel.lines] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("batchnorm", ["recomputed", "averaged"])
+def test_the_points_under_label_noise_are_on_the_curves_that_are_drawn(batchnorm: str):
+    one = made_setting("cifar100n-resnet34")
+    runs = tuple(replace(run, curves={key: y for key, y in run.curves.items() if key.batchnorm in ("own", batchnorm)})
+                 for run in one.variants["refit"])  # fmt: skip
+    one = replace(one, variants={**one.variants, "refit": runs})
+    panel = figure_of("label-noise/accuracy", one).panels[0]
+    slowest = mean(one, "refit", AVERAGES[-1], "test", batchnorm)
+    np.testing.assert_allclose(panel.lines[1].y, slowest)
+    (x_live, y_live, _), (x, y, _) = panel.marks
+    assert (x_live, y_live) == (38.0, pytest.approx(mean(one, "refit", LIVE, "test")[37]))
+    assert (x, y) == (25.0, pytest.approx(slowest[24]))
+    assert f"{batchnorm} statistics" in panel.lines[1].label
+
+
+def test_a_period_is_compared_with_the_shortest_seed_by_seed_and_periods_are_numbers():
+    one = made_setting()
+    shifted = tuple(replace(run, curves={key: y + 0.01 * (1 + run.seed) for key, y in run.curves.items()})
+                    for run in one.variants["every 4"])  # fmt: skip
+    others = {name: runs for name, runs in one.variants.items() if not name.startswith("every ")}
+    periods = {"every 64": one.variants["every 8"], "every 16": shifted, "every 4": one.variants["every 2"]}
+    panels = figure_of("sampling-period/accuracy", replace(one, variants={**others, **periods})).panels
+    assert [line.label for line in panels[0].lines[1:]] == ["T = 4", "T = 16", "T = 64"]
+    np.testing.assert_allclose(panels[1].lines[0].y, 2.0)
+    np.testing.assert_allclose(panels[1].lines[0].std, 1.0)
+
+
+# Heat maps ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_heat_map_holds_the_mean_of_the_seeds_and_marks_the_best_epoch_of_each_average():
+    one = made_setting()
+    figure = figure_of("batchnorm/heatmap", one)
+    for panel, kind in zip(figure.panels, ("averaged", "recomputed"), strict=True):
+        assert panel.grid is not None
+        np.testing.assert_allclose(panel.grid, [mean(one, "refit", name, "test", kind) for name in AVERAGES])
+        assert [(x, y) for x, y, _ in panel.marks] == [(row.argmax(), i) for i, row in enumerate(panel.grid)]
+    assert "an oracle's choice" in figure.caption and "Mean of 3 seeds" in figure.caption
+
+
+def test_without_statistics_recomputed_each_epoch_there_is_no_figure_of_them():
+    one = made_setting()
+    without = tuple(replace(run, curves={key: y for key, y in run.curves.items()
+                                         if key != Curve(AVERAGES[1], "recomputed", "test", "accuracy")})
+                    for run in one.variants["refit"])  # fmt: skip
+    names = [figure.name for figure in make_figures(made_results(made_setting(variants={"refit": without})))]
+    assert names and not [name for name in names if "batchnorm" in name]
+
+
+@pytest.mark.parametrize("has_batchnorm", [True, False])
+def test_windows_and_stops_are_fields_and_the_best_is_marked(has_batchnorm: bool):
+    one = made_setting(has_batchnorm=has_batchnorm)
+    figure = figure_of("posthoc/heatmap", one)
+    made, kept = figure.panels
+    assert list(made.y_ticks) == [*AVERAGES, "ema-10%", "ema-14%"] and list(kept.y_ticks) == list(AVERAGES)
+    assert list(made.x_ticks) == [str(epoch) for epoch in range(2, EPOCHS + 1, 2)]
+    curve = Curve("ema-10%", "recomputed" if has_batchnorm else "averaged", "val", "accuracy")
+    curves = [run.posthoc[curve][1::2] for run in one.variants["posthoc"]]
+    assert made.grid is not None
+    np.testing.assert_allclose(made.grid[5], 100 * np.mean(curves, axis=0))
+    ((column, row, words),) = made.marks
+    assert made.grid[int(row), int(column)] == made.grid.max() and words in figure.caption
+    # From 0.05 to 0.25, as they were made.
+    assert "differ by 0.15 points in the median field, 0.25 at most" in figure.caption
+
+
+# Reliability diagrams -------------------------------------------------------------------------------------------------
+
+LIVE_NAME, SLOW_NAME = "live-accuracy", f"{AVERAGES[-1]}-recomputed-loss"
+
+
+def with_predictions(setting, predictions):
+    """The setting whose tuning runs predict this, given the seed and the name."""
+    runs = tuple(
+        replace(run, predictions=lambda name, seed=run.seed: predictions(seed, name))
+        for run in setting.variants["tune"]
+    )
+    return replace(setting, variants={**setting.variants, "tune": runs})
+
+
+def seeded(seed: int, name: str):
+    """Other predictions with each seed."""
+    random = np.random.default_rng(seed)
+    return {split: (logits + 0.3 * random.normal(size=logits.shape), labels)
+            for split, (logits, labels) in made_predictions(name).items()}  # fmt: skip
+
+
+def by_sorting(logits: np.ndarray, labels: np.ndarray, bins: int) -> tuple[list[float], list[float]]:
+    """Mean confidence and accuracy, from the definition: sort by confidence, cut into equal parts."""
+    found = probabilities_of(logits, axis=1)
+    order = np.argsort(found.max(axis=1))
+    right = found.argmax(axis=1) == labels
+    parts = np.array_split(order, bins)
+    return [float(found.max(axis=1)[part].mean()) for part in parts], [float(right[part].mean()) for part in parts]
+
+
+@pytest.mark.parametrize(("panel", "name"), [(0, LIVE_NAME), (2, SLOW_NAME)])
+def test_points_are_the_mean_over_the_seeds_of_bins_of_equal_mass(panel, name):
+    (figure,) = reliability(made_results(with_predictions(made_setting(), seeded)), "demo")
+    points, ideal = figure.panels[panel].lines
+    # 400 images bear 5 bins.
+    found = np.array([by_sorting(*seeded(seed, name)["test"], bins=5) for seed in range(3)])
+    np.testing.assert_allclose(points.x, 100 * found[:, 0].mean(axis=0))
+    np.testing.assert_allclose(points.y, 100 * found[:, 1].mean(axis=0))
+    np.testing.assert_allclose(points.std, 100 * found[:, 1].std(axis=0, ddof=1), atol=1e-9)
+    assert points.n == 3 and ideal.kind == "ideal" and ideal.x.tolist() == ideal.y.tolist() == [0, 100]
+    errors = [np.mean(np.abs(confidence - accuracy)) for confidence, accuracy in found]
+    expected = f"ECE {100 * np.mean(errors):.1f} ± {100 * np.std(errors, ddof=1):.1f}% (n = 3)"
+    assert figure.panels[panel].title.endswith(expected)
+
+
+def test_the_temperature_is_the_one_that_minimises_the_loss_on_validation():
+    def predictions(seed, name):
+        found = made_predictions(name)
+        return {"val": found["val"], "test": seeded(seed, name)["test"]}
+
+    logits, labels = made_predictions(LIVE_NAME)["val"]
+    fitted = minimize_scalar(
+        lambda t: -log_softmax(logits / t, axis=1)[np.arange(len(labels)), labels].mean(),
+        bounds=(0.1, 10),
+        method="bounded",
+    ).x
+    setting = with_predictions(made_setting(), predictions)
+    found = reliability_of(setting, "SGD", scaled=True)
+    for seed, curve in enumerate(found.curves):
+        on_test, right = predictions(seed, LIVE_NAME)["test"]
+        confidence, accuracy = by_sorting(on_test / fitted, right, bins=5)
+        np.testing.assert_allclose(curve.confidence, confidence, atol=1e-4)
+        np.testing.assert_allclose(curve.accuracy, accuracy, atol=0.02)
+
+
+@pytest.mark.parametrize("missing", ["test", "val"])
+def test_without_predictions_there_is_no_figure(missing):
+    def predictions(seed, name):
+        return {split: found for split, found in made_predictions(name).items() if split != missing or seed != 1}
+
+    assert reliability(made_results(with_predictions(made_setting(), predictions)), "demo") == []
+
+
+def test_damaged_predictions_leave_their_setting_out_and_the_figure_says_so():
+    def damaged(seed, name):
+        raise ValueError("live-accuracy.npz is damaged")
+
+    def infinite(seed, name):
+        return {split: (np.full_like(z, np.inf), y) for split, (z, y) in made_predictions(name).items()}
+
+    whole = made_setting("cifar100-vgg16")
+    for predictions, words in ((damaged, "live-accuracy.npz is damaged"), (infinite, "NaN or infinity")):
+        (figure,) = reliability(made_results(with_predictions(made_setting(), predictions), whole), "demo")
+        assert len(figure.panels) == 4
+        assert figure.notes[-1].startswith(f"{made_setting().title} is skipped: ") and words in figure.notes[-1]

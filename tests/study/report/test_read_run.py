@@ -45,16 +45,6 @@ def why_not(folder: RunFolder) -> str:
 # What it holds -------------------------------------------------------------------------------------------------------
 
 
-def test_conditions_are_those_of_the_last_session(folder: RunFolder):
-    sessions = content(folder.path, "environment.json")["sessions"]
-    assert read_run(folder).conditions == sessions[-1]
-    forget_sizes(folder.path, "environment.json")
-    put(folder.path / "environment.json", {"sessions": [*sessions, {"cpu": "another"}]})
-    assert read_run(folder).conditions == {"cpu": "another"}
-    put(folder.path / "environment.json", {"sessions": []})
-    assert read_run(folder).conditions == {}
-
-
 def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
     """Write a file of rows again, each as it is changed, without those that are None, and let the run forget theirs."""
     forget_sizes(path.parent, path.name)
@@ -178,18 +168,6 @@ def test_json_of_another_shape_is_a_reason(file: str, change: Callable[[Any], An
     forget_sizes(folder.path, file)
     put(folder.path / file, change(content(folder.path, file)))
     assert why_not(folder)
-
-
-def test_what_may_not_be_read_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    readable = Path.read_text
-
-    def refuse(path: Path, *given: Any, **more: Any) -> str:
-        if path.name == "history.json":
-            raise PermissionError(13, "Permission denied", str(path))
-        return readable(path, *given, **more)
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert why_not(folder) == "history.json: Permission denied"
 
 
 def test_predictions_that_cannot_be_read_are_refused_when_asked_for(folder: RunFolder):

@@ -16,10 +16,8 @@ from emabank.study.report.render import (
     caption_of,
     common_n,
     format_cell,
-    group_titles,
     lines_of,
     markdown,
-    number,
     table_csv,
     terminal,
 )
@@ -57,19 +55,6 @@ def test_n_is_said_once_where_all_numbers_have_the_same_and_beside_each_elsewher
     assert common_n(single()) == 1 and "no spread" in caption_of(single())
 
 
-def test_a_sheet_of_texts_alone_has_no_n():
-    assert caption_of(labelled(("", "x"))) == "" and common_n(labelled(("", "x"))) is None
-
-
-def test_every_column_has_its_group_over_it_also_where_groups_are_too_few():
-    assert group_titles(everything()) == ["", "SGD", "SGD", "EMA_1 & co"]
-    assert group_titles(Table(name="", title="", columns=["", "a", "b"], rows=[], groups=[("", 1), ("A", 1)])) == [
-        "",
-        "A",
-        "",
-    ]
-
-
 def test_labels_of_neighbours_share_a_heading_and_a_label_alone_keeps_its_beginning():
     made = lines_of(labelled(("A", "x"), ("A", "y"), ("B", "x"), ("", "z"), ("A", "x")))
     assert [(line.label, line.below_heading, bool(line.cells)) for line in made] == [
@@ -84,29 +69,11 @@ def test_a_rule_stands_before_the_heading_and_never_before_the_first_line():
     assert [line.label for line in made if line.rule] == ["B", "c"]
 
 
-def test_a_cell_with_a_text_is_no_number_whatever_else_it_has():
-    assert number(Cell(mean=1.0, text="x")) is None
-    assert number(of(1.0, None)) is None
-
-
 # CSV ------------------------------------------------------------------------------------------------------------------
 
 
 def records(made: Table) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(table_csv(made))))
-
-
-def test_there_is_one_line_for_each_cell_with_something_in_it():
-    found = [(each["row"], each["group"], each["column"]) for each in records(everything())]
-    expected = [
-        (row.full_label, group, column)
-        for row in everything().rows
-        for group, column, cell in zip(
-            ("SGD", "SGD", "EMA_1 & co"), ("acc., %", "loss", "acc., %"), row.cells, strict=True
-        )
-        if cell != Cell()
-    ]
-    assert found == expected
 
 
 def test_numbers_come_back_in_full_precision():
@@ -116,13 +83,6 @@ def test_numbers_come_back_in_full_precision():
     assert float(found["mean"]) == pytest.approx(np.mean(values) * 100, rel=1e-14)
     assert float(found["std"]) == pytest.approx(np.std(values, ddof=1) * 100, rel=1e-14)
     assert found["n"] == "3"
-
-
-def test_a_single_value_has_no_spread_and_a_dash_is_nothing():
-    found = records(uneven())
-    assert [(each["mean"], each["std"], each["n"], each["text"]) for each in found] == [
-        ("2.0", "1.0", "3", ""), ("2.0", str(np.std([1, 3], ddof=1)), "2", ""), ("5.0", "", "1", ""), ("", "", "", ""),
-    ]  # fmt: skip
 
 
 def test_text_with_quotes_commas_and_signs_comes_back_as_it_was():
@@ -154,53 +114,6 @@ def test_what_the_paper_prints_becomes_numbers_where_it_is_one(text, expected):
 
 
 # Markdown -------------------------------------------------------------------------------------------------------------
-
-
-def cells_of(text: str) -> list[list[str]]:
-    """The cells of each line of the table, split as Markdown splits them."""
-    found = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in found]
-
-
-def unescaped(text: str) -> str:
-    return re.sub(r"\\([\\`*_<|~$(])", r"\1", text).replace("&amp;", "&")
-
-
-def test_every_line_has_as_many_cells_as_there_are_columns():
-    assert {len(line) for line in cells_of(markdown(everything()))} == {4}
-
-
-def test_titles_of_groups_stand_before_those_of_their_columns():
-    head = cells_of(markdown(everything()))[0]
-    assert [unescaped(each) for each in head] == ["what", "SGD: acc., %", "SGD: loss", "EMA_1 & co: acc., %"]
-
-
-def test_numbers_lists_dashes_and_what_the_paper_prints_are_in_their_places():
-    found = cells_of(markdown(everything()))[2:]
-    assert found[0] == ["**data**", "", "", ""]
-    assert found[1] == ["accuracy", "77.60 ± 0.10", "1.100 ± 0.100", "79.00 ± 1.00"]
-    assert found[2] == ["*paper*", "*77.63 ± 0.14*", "", ""]
-    assert found[3] == ["epochs", "[143, 139, 156]", "–", ""]
-    assert found[5] == [""] * 4  # a rule
-    assert found[6][2:] == ["**-0.50 ± 0.25**", "–"]
-
-
-def test_the_best_is_bold_and_nothing_empty_is_marked():
-    text = markdown(everything())
-    assert "**bold**" in text and "****" not in text and "| ** " not in text
-
-
-def test_markdown_n_stands_beside_numbers_that_do_not_share_it_and_a_single_run_has_no_spread():
-    assert "| 2.00 ± 1.00 (n=3) | 2.00 ± 1.41 (n=2) |" in markdown(uneven())
-    assert "| 5.00 ± – |" in markdown(single()) and "n = 1: one value has no spread." in markdown(single())
-
-
-def test_title_item_caption_and_notes_are_there_in_this_order():
-    text = unescaped(markdown(everything()))
-    places = [
-        text.index(part) for part in (f"### Title {NASTY}", "Table 1 of the paper", "| what |", "Caption", "- Two.")
-    ]
-    assert places == sorted(places)
 
 
 @given(st.text(max_size=30))
@@ -256,51 +169,8 @@ def test_every_number_is_whole_and_below_its_title(width: int, grouped: bool):
     assert len(found) == 2 * 3 * 12
 
 
-def test_columns_of_a_group_stay_together():
-    for line in printed(wide(12, grouped=True)).splitlines():
-        if "c0" in line or "c2" in line:
-            assert len(re.findall(r"\bc\d+\b", line)) % 2 == 0
-
-
-def test_a_sheet_that_fits_is_one_table():
-    assert printed(uneven()).count("───") and len(re.findall(r"^─+$", printed(uneven()), re.M)) == 1
-    assert (
-        len(re.findall(r"^─+$", printed(wide(12), 200), re.M)) == 1 < len(re.findall(r"^─+$", printed(wide(12)), re.M))
-    )
-
-
 def test_text_is_shown_as_it_is_also_where_rich_knows_markup():
     made = Table(name="", title="[bold]t[/]", columns=["", "[red]a"], rows=[Row("[b]x", [Cell(text="[143, 139]")])])
     text = printed(made)
     for part in ("[bold]t[/]", "[red]a", "[b]x", "[143, 139]"):
         assert part in text
-
-
-def test_headings_rules_and_what_the_paper_prints_have_lines_of_their_own():
-    lines = [line.rstrip() for line in printed(everything(), 200).splitlines()]
-    at = lines.index("data")
-    assert lines[at + 1].split()[:4] == ["accuracy", "77.60", "±", "0.10"]
-    assert lines[at + 2].split() == ["paper", "77.63", "±", "0.14"]
-    assert lines[at + 3].split()[0] == "epochs" and lines[at + 5] == ""
-
-
-def test_a_broken_label_below_a_heading_stays_indented():
-    long = "a label of many words " * 3
-    rows = [Row(f"{long}{at}", [of(1.0)] * 4, "A") for at in range(2)]
-    lines = printed(Table(name="", title="t", columns=["", *"abcd"], rows=rows))
-    assert len(re.findall(r"^  (?:a|label|of|many|words|[01])\b", lines, re.M)) >= 4
-    assert not re.search(r"^(?:a|label|of|many|words|[01])\b", lines, re.M)
-
-
-def test_the_best_is_bold_where_there_is_colour():
-    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard")
-    console.print(
-        terminal(Table(name="", title="", columns=["", "a"], rows=[Row("x", [Cell(text="best", best=True)])]))
-    )
-    assert re.search(r"\x1b\[1m *best\b", console.file.getvalue())  # type: ignore[attr-defined]
-
-
-def test_n_item_caption_and_notes_are_said():
-    text = " ".join(printed(everything(), 300).split())
-    assert "compare Table 1 of the paper" in text and f"Caption {NASTY}. n = 3." in text and f"- {NASTY}" in text
-    assert "5.00 ± – (n=1)" in printed(uneven()) and "n = 1: one value has no spread." in printed(single())

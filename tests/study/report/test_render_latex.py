@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from emabank.study.report.render import escape_latex, latex
 from emabank.study.report.tables import Cell, Row, Table
-from tests.study.report.made_tables import NASTY, everything, single, uneven
+from tests.study.report.made_tables import everything, single, uneven
 
 COMMANDS = {
     "begin", "end", "small", "centering", "caption", "label", "toprule", "midrule", "cmidrule", "bottomrule", "quad",
@@ -85,34 +85,6 @@ def test_the_check_finds_what_would_not_compile(good: str, bad: str):
     assert good in text
     with pytest.raises((AssertionError, ValueError)):
         checked(text.replace(good, bad, 1))
-
-
-def test_numbers_are_formulas_and_the_best_is_bold():
-    rows = checked(latex(everything()))
-    assert rows[2] == r"\multicolumn{4}{l}{\textit{data}} \\"
-    assert rows[3] == r"\quad accuracy & $77.60 \pm 0.10$ & $1.100 \pm 0.100$ & $79.00 \pm 1.00$ \\"
-    assert rows[4] == r"\quad\textit{paper} & \textit{77.63 $\pm$ 0.14} &  &  \\"
-    assert r"$\mathbf{-0.50} \pm 0.25$" in rows[7] and r"\textbf{bold}" in rows[8]
-
-
-def test_groups_span_their_columns_with_a_rule_below_each_as_in_the_paper():
-    text = latex(everything())
-    first, second = checked(text)[:2]
-    assert first == r"& \multicolumn{2}{c}{SGD} & \multicolumn{1}{c}{EMA\_1 \& co} \\"
-    assert second == r"what & acc., \% & loss & acc., \% \\"
-    assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-4}" in text
-    assert text.index(r"\toprule") < text.index(r"\cmidrule") < text.index(r"\midrule") < text.index(r"\bottomrule")
-
-
-def test_n_stands_beside_numbers_that_do_not_share_it_and_a_single_run_has_no_spread():
-    assert r"$2.00 \pm 1.00$ ($n=3$) & $2.00 \pm 1.41$ ($n=2$)" in latex(uneven())
-    assert r"$5.00 \pm$ -- \\" in latex(single()) and "n = 1: one value has no spread." in latex(single())
-
-
-def test_caption_label_and_notes_are_there():
-    text = latex(everything())
-    assert r"\label{tab:study-table-1}" in text
-    assert escape_latex(f"Caption {NASTY}. n = 3.") in text and escape_latex(NASTY) + r"\par" in text
 
 
 def test_a_table_too_wide_for_the_page_is_scaled_to_it():

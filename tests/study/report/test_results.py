@@ -21,7 +21,6 @@ from emabank.study.report.results import (
     read_setting,
     read_studies,
 )
-from emabank.study.report.series import posthoc
 from emabank.study.runs.manifest import Manifest, Ran, write_manifest
 from emabank.study.studies.scales import MAIN
 from tests.study.report.spoiling import content, put
@@ -159,13 +158,6 @@ def test_averages_of_another_period_are_renamed_by_their_memory(setting: Setting
     assert all(each.curves.keys() == same[each.id].curves.keys() for each in setting.variants["every 2"])
 
 
-def test_rates_seed_and_conditions_are_those_of_the_runs_folder(setting: Setting, finished: Path):
-    for each in (each for some in setting.variants.values() for each in some):
-        history = content(finished, each.id, "history.json")
-        assert each.rates.tolist() == [epoch["rate"] for epoch in history] and each.epochs == EPOCHS
-        assert each.conditions == content(finished, each.id, "environment.json")["sessions"][-1]
-
-
 def test_predictions_are_the_arrays_of_the_file_and_are_read_when_asked_for(setting: Setting, finished: Path):
     for variant in ("tune", "refit"):
         for each in setting.variants[variant]:
@@ -200,7 +192,7 @@ def test_another_configuration_of_the_same_pair_is_a_setting_of_its_own(setting:
     assert other.protocol != setting.protocol and other.pair == same.pair and len(other.seeds) == 1
     assert {variant: len(some) for variant, some in other.variants.items()}["bootstrap"] == 1
     assert [each.id for each in other.variants["bootstrap"]] == [each.id for each in setting.variants["bootstrap"][:1]]
-    unasked = "a run that no study of this folder asks for, or not any more"
+    unasked = "not used by any study in this folder"
     assert results.skipped == (Skipped(setting.variants["bootstrap"][1].id, unasked),)
 
 
@@ -213,22 +205,6 @@ def test_one_protocol_for_two_pairs_makes_two_settings(setting: Setting, runs: P
     assert second.protocol == first.protocol and set(second.variants) == {
         each for each in first.variants if each not in VARIANTS
     }
-
-
-def test_the_same_at_another_scale_is_another_setting(runs: Path):
-    manifest = content(runs, MANIFESTS["step-decay"])
-    put(runs / "study-small-step-decay.json", {**manifest, "scale": "small"})
-    results = read_results(runs)
-    assert results.scales == ["small", "demo"] and len(results.settings) == 2
-    assert [each.scale for each in results.settings if "bootstrap" not in each.variants] == ["small"]
-
-
-def test_what_was_put_together_afterwards_is_read_and_shown(setting: Setting):
-    found = posthoc(setting)
-    assert list(found)[:3] == ["ema-0.7", "ema-0.8", "ema-0.9"] and len(found) == 6
-    assert all(each.shape == (SEEDS, EPOCHS) for each in found.values())
-    assert set(posthoc(setting, "weight_distance")) == {"ema-0.7", "ema-0.8", "ema-0.9"}
-    assert all(not run.posthoc for variant, runs in setting.variants.items() if variant != "posthoc" for run in runs)
 
 
 # Columns --------------------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_table_and_figure_show_the_average_that_the_bootstrap_runs_copied(count:
     table = named(make_tables(made_results(one)), "demo/bootstrap/accuracy")
     assert [line.label for line in figure.panels[0].lines][1::2] == [f"plain: {name}", f"bootstrapped: {name}"]
     end = figure.panels[0].lines[3].y[-1]
-    assert cell_at(table, "EMA, bootstrapped", "end, %").mean == pytest.approx(end)
+    assert cell_at(table, f"{name}, bootstrapped", "end, %").mean == pytest.approx(end)
 
 
 def test_without_runs_that_copy_an_average_back_there_is_none_to_name():

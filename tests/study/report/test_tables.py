@@ -1,4 +1,4 @@
-"""Cells against numpy, a dash rather than a mean of what is left, paired differences, and the builder of tables."""
+"""Cells against numpy, a dash rather than a mean of what is left, paired differences; tables that are complete."""
 
 import math
 from dataclasses import replace
@@ -8,28 +8,65 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emabank.study.report.render import latex, markdown, table_csv, terminal
+from emabank.study.report.results import LIVE, Curve, Results, Setting
 from emabank.study.report.series import REFIT, TUNED
+from emabank.study.report.table_specs import make_tables, protocol_tables
 from emabank.study.report.tables import (
-    REFERENCE,
     Cell,
-    ColumnSpec,
-    column_cells,
+    Table,
+    TableSpec,
     difference_cell,
     label_of,
     labels_of,
     ratio_cell,
-    reference_note,
     selection_note,
-    setting_table,
     settings_for,
     value_cell,
     with_best,
 )
 from emabank.study.studies.scales import CLEAN
-from tests.study.report.looking import complete, is_mean_of
-from tests.study.report.made_results import distinct_setting, made_results, the_papers, with_values
+from tests.study.report.looking import at, complete, is_mean_of, named
+from tests.study.report.made_results import (
+    AVERAGES,
+    PAIRS,
+    VARIANTS,
+    distinct_setting,
+    fewer_averages,
+    first_seeds,
+    made_results,
+    the_papers,
+    with_values,
+)
 
 NUMBERS = st.floats(-1e3, 1e3, allow_nan=False)
+NAMES = {
+    "generalization/headline": "Table 1", "generalization/differences": "", "generalization/summary-80": "Table 6",
+    "label-noise/test-accuracy": "", "label-noise/memorisation": "Figure 7", "constant-lr/peak": "Figure 8",
+    "consistency/agreement": "Table 3", "consistency/differences": "", "transfer/linear": "Table 4",
+    "calibration/ece": "Table 5", "lr-search/rates": "Table 21", "batchnorm/sensitivity": "Table 24",
+    "sampling-period/accuracy": "", "step-decay/end": "Figure 3", "bootstrap/accuracy": "Figure 5",
+    "posthoc/windows": "", "setup/hyperparameters": "Table 22",
+    **{f"generalization/full-{pair}-{share}": f"Table {7 + 2 * place + (share == 100)}"
+       for place, pair in enumerate((PAIRS[0], PAIRS[2], PAIRS[1], *PAIRS[3:7])) for share in (80, 100)},
+}  # fmt: skip
+"""With the paper's own name; Table 2 needs the paper's own data, and Table 23 has no scale."""
+OF_NO_SCALE = {"sampling-period/equivalence": "Table 23", "sampling-period/overhead": "Section 3.1"}
+
+
+def table_of(name: str, *settings: Setting, scale: str = "demo") -> Table:
+    return named(make_tables(made_results(*settings)), f"{scale}/{name}")
+
+
+def curves(setting: Setting, variant: str, weights: str, split: str) -> np.ndarray:
+    """[seeds, epochs]; of "best", the highest of all averages at each epoch."""
+    names = setting.averages if weights == "best" else (weights,)
+    statistics = "own" if weights == LIVE else "averaged"
+    return np.array([np.max([run.curves[Curve(name, statistics, split, "accuracy")] for name in names], axis=0)
+                     for run in setting.variants[variant]])  # fmt: skip
+
+
+# Cells ----------------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8), st.sampled_from([1.0, 100.0, 1000.0]))
@@ -49,48 +86,25 @@ def test_where_one_value_is_missing_there_is_no_mean_of_the_others(missing: floa
     values: list[float | None] = [0.5, 0.25]
     values.insert(place, missing)
     assert Cell.of(values, scale=100, paper="78.55") == Cell(text="–", paper="78.55")
-
-
-def test_without_values_there_is_a_dash():
     assert Cell.of([]) == Cell(text="–")
-
-
-# From columns ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_cell_is_of_the_column_the_metric_and_the_stage():
     one = with_values(distinct_setting(), {"accuracy": [0.7, 0.8, 0.75]}, "SWA")
     assert is_mean_of(value_cell(one, "SWA", "accuracy", REFIT), [0.7, 0.8, 0.75])
     assert value_cell(one, "SWA", "accuracy", TUNED).text == "–"
-    assert value_cell(one, "SWA", "unknown", REFIT).text == "–"
 
 
 def test_differences_and_ratios_are_paired_so_what_seeds_share_does_not_spread():
     sgd, swa = [0.5, 0.6, 0.7], [0.52, 0.63, 0.71]
     one = with_values(with_values(distinct_setting(), {"accuracy": swa}, "SWA"), {"accuracy": sgd}, "SGD")
-    found = difference_cell(one, "SWA", "accuracy", REFIT)
-    assert is_mean_of(found, np.subtract(swa, sgd))
-    assert found.std is not None and found.std < 1.5 < 100 * np.std(sgd)
+    cell = difference_cell(one, "SWA", "accuracy", REFIT)
+    assert is_mean_of(cell, np.subtract(swa, sgd))
+    assert cell.std is not None and cell.std < 1.5 < 100 * np.std(sgd)
     assert is_mean_of(ratio_cell(one, "SWA", "accuracy", REFIT), np.divide(swa, sgd), scale=1)
     assert ratio_cell(with_values(one, {"accuracy": [0.5, 0.0, 0.7]}, "SGD"), "SWA", "accuracy", REFIT).text == "–"
-
-
-def test_values_that_are_no_pairs_have_no_difference():
-    one = with_values(distinct_setting(), {"accuracy": [0.5, 0.6]}, "SWA")
-    assert difference_cell(one, "SWA", "accuracy", REFIT).text == "–"
-
-
-def test_a_row_of_columns_has_the_papers_values_beside_it_and_its_best_marked():
-    specs = [
-        ColumnSpec("SGD", "SGD", "accuracy"),
-        ColumnSpec("EMA", "slowest (acc.)", "accuracy"),
-        ColumnSpec("gain", "slowest (acc.)", "accuracy", "minus"),
-        ColumnSpec("loss", "SGD", "loss"),
-    ]
-    one = distinct_setting()
-    sgd, ema, gain, loss = column_cells(one, specs, REFIT, source="Table 1")
-    assert (sgd.paper, ema.paper, gain.paper, loss.paper) == ("77.63 ± 0.14", "78.55 ± 0.28", "0.92", "1.02")
-    assert (sgd.best, ema.best, gain.best, loss.best) == (False, True, False, False), "a loss alone is not the best"
+    unpaired = with_values(one, {"accuracy": [0.5, 0.6]}, "SWA")
+    assert difference_cell(unpaired, "SWA", "accuracy", REFIT).text == "–"
 
 
 def test_the_best_is_marked_by_what_is_shown_and_only_among_the_places_given():
@@ -98,25 +112,23 @@ def test_the_best_is_marked_by_what_is_shown_and_only_among_the_places_given():
     assert [cell.best for cell in with_best(cells, (0, 1, 2, 4))] == [True, True, False, False, False]
     assert [cell.best for cell in with_best(cells, (0, 1, 2), lower=True)] == [False, False, True, False, False]
     assert not any(cell.best for cell in with_best(cells, (0, 4)))
+    assert not any(cell.best for cell in with_best(cells, (0, 1, 2), lower=None))
 
 
-# Settings -------------------------------------------------------------------------------------------------------------
+# Settings and the builder ---------------------------------------------------------------------------------------------
 
 
 def test_settings_come_in_the_order_of_the_pairs_and_all_of_a_pair_are_there():
     one, other = distinct_setting("cifar10-resnet18"), distinct_setting("cifar100-resnet18")
     again = replace(other, title="again")
-    results = made_results(one, again, other)
-    assert settings_for(results, "demo", CLEAN) == [again, other, one]
-    assert settings_for(results, "paper") == []
+    assert settings_for(made_results(one, again, other), "demo", CLEAN) == [again, other, one]
+    assert settings_for(made_results(one, again, other), "paper") == []
 
 
 @pytest.mark.parametrize("data", [{"subset": 1000}, {"test_subset": 100}, {"noise": 0.4}, {"labels": "aggregate"}])
 def test_only_the_papers_own_data_in_full_compares(data):
     real = the_papers("cifar10n-resnet34", config={"data": {"subset": None, "labels": "worse", "noise": 0.0}})
-    assert real.compares and reference_note([real]) == ()
-    changed = replace(real, config={"data": data})
-    assert not changed.compares and reference_note([real, changed]) == (REFERENCE,)
+    assert real.compares and not replace(real, config={"data": data}).compares
 
 
 def test_another_network_or_data_set_does_not_compare_and_the_label_says_what_it_stands_for():
@@ -136,39 +148,228 @@ def test_where_some_settings_alone_have_wrong_labels_the_caption_names_these():
             ("other one", {"labels": "worse", "validation_labels": "noisy"}),
         )
     )
-    assert selection_note([clean]) == ""
-    assert "labels are wrong; rates" in selection_note([noisy]) and "clean labels" in selection_note([noisy])
-    assert "wrong (noisy one); rates" in selection_note([clean, noisy])
+    assert selection_note([clean]) == "" and "noisy one" not in selection_note([noisy])
+    assert "(noisy one)" in selection_note([clean, noisy]) and "(clean one)" not in selection_note([clean, noisy])
     both = selection_note([noisy, as_given])
-    assert "wrong (noisy one)" in both and "wrong (other one)" in both and "the labels as given" in both
+    assert "(noisy one)" in both and "(other one)" in both
 
 
-# The builder ----------------------------------------------------------------------------------------------------------
-
-
-def build(*settings, lines=lambda setting: {"a": [Cell.of([1.0])], "b": [Cell.of([])]}, **more):
-    return setting_table("study/name", "What", settings, lines, scale="demo", columns=["", "x"], caption="C.", **more)
+def build(*settings, lines=lambda setting: {"a": [Cell.of([1.0], paper="2")], "b": [Cell.of([])]}) -> list[Table]:
+    spec = TableSpec(name="study/name", title="What", lines=lines, columns=["", "x"], notes=["N."], paper_notes=["P."])
+    return spec(made_results(*settings), "demo")
 
 
 def test_a_setting_alone_is_named_in_the_title_and_several_are_groups_with_a_rule_between():
     one, other = distinct_setting(), distinct_setting("cifar10-resnet18")
     (alone,) = build(one)
-    assert alone.title == f"What: {label_of(one)}" and [row.group for row in alone.rows] == [""]
+    assert alone.title == f"What: {label_of(one)}" and [row.full_label for row in alone.rows] == ["a", "b"]
     (both,) = build(one, other)
-    assert both.title == "What" and [row.group for row in both.rows] == [label_of(one), label_of(other)]
-    assert both.breaks == [1] and complete([alone, both]) and both.study == "study"
+    assert both.title == "What" and [row.group for row in both.rows[::2]] == [label_of(one), label_of(other)]
+    assert both.breaks == [2] and complete([alone, both]) and both.study == "study"
 
 
-def test_rows_without_values_are_dropped_unless_they_are_wanted_and_a_setting_without_any_always():
+def test_a_setting_without_values_has_no_rows_and_notes_on_the_paper_need_a_value_of_it():
     one, other = distinct_setting(), distinct_setting("cifar10-resnet18")
-    assert [row.label for row in build(one)[0].rows] == ["a"]
-    assert [row.label for row in build(one, keep_empty=True)[0].rows] == ["a", "b"]
-    bare = build(one, other, lines=lambda setting: {"a": [Cell.of([1.0] if setting is one else [])]}, keep_empty=True)
-    assert len(bare[0].rows) == 1 and bare[0].breaks == []
-    assert build(one, lines=lambda setting: {"a": [Cell.of([])]}) == [] == build()
+    (alone,) = build(one, other, lines=lambda setting: {"a": [Cell.of([1.0] if setting is one else [])]})
+    assert len(alone.rows) == 1 and alone.breaks == [] and list(alone.notes) == ["N."]
+    assert list(build(one)[0].notes)[:2] == ["N.", "P."]
+    assert build(one, lines=lambda setting: {"a": [Cell.of([])]}) == []
 
 
-def test_notes_about_the_paper_stand_where_it_prints_something():
+# All tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_table_is_there_under_its_name_beside_its_item_of_the_paper():
+    tables = make_tables(made_results(*map(distinct_setting, PAIRS)))
+    expected = {**{f"demo/{name}": item for name, item in NAMES.items()}, **OF_NO_SCALE}
+    assert {table.name: table.item for table in tables} == expected
+    assert len(tables) == len(expected) and complete(tables)
+
+
+def holes() -> list[Setting]:
+    """Settings in which something is missing, or that have fewer seeds and averages."""
     one = distinct_setting()
-    printed = build(one, lines=lambda setting: {"": [Cell.of([1.0], paper="2")]}, paper_notes=["P."], notes=["N."])
-    assert printed[0].notes == ("N.", "P.") and build(one, paper_notes=["P."])[0].notes == ()
+    bare = tuple(replace(run, curves={}) for run in one.variants["refit"])
+    return [
+        replace(one, columns=[]), replace(one, variants={}), replace(one, choices=[]), replace(one, averages=()),
+        replace(one, config={}), replace(one, columns=[], variants={}, choices=[], config={}, averages=()),
+        replace(one, pair="something-else"), replace(one, variants=dict.fromkeys(VARIANTS, ())),
+        replace(one, variants=dict.fromkeys(VARIANTS, bare)), first_seeds(one, 1), first_seeds(one, 2),
+        fewer_averages(one, 1), fewer_averages(first_seeds(one, 2), 3),
+        replace(one, columns=[replace(column, values={}) for column in one.columns]),
+        replace(one, columns=[replace(column, values=dict.fromkeys(column.values, [None] * 3))
+                              for column in one.columns]),
+        replace(one, columns=[column for column in one.columns if column.trained_on == "80%"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", range(len(holes())))
+def test_whatever_is_missing_tables_come_out_complete_or_not_at_all(place: int):
+    tables = [*make_tables(made_results(holes()[place])), *protocol_tables(holes()[place])]
+    assert {table.name for table in tables} >= {*OF_NO_SCALE} and complete(tables)
+    assert all(table.rows for table in tables)
+    for table in tables:
+        for form in (markdown, latex, table_csv, terminal):
+            form(table)
+
+
+def test_a_single_seed_never_has_a_spread():
+    for table in make_tables(made_results(first_seeds(distinct_setting(), 1))):
+        if table.name not in OF_NO_SCALE:
+            assert all(cell.std is None and cell.n in (0, 1) for row in table.rows for cell in row.cells), table.name
+
+
+def test_with_nothing_there_is_the_arithmetic_alone():
+    assert [table.name for table in make_tables(Results())] == ["sampling-period/equivalence"]
+
+
+def test_every_table_under_label_noise_says_which_labels_the_validation_images_had():
+    config = {"data": {"noise": 0.2, "validation_labels": "noisy"}}
+    tables = make_tables(made_results(*(replace(distinct_setting(pair), config=config) for pair in PAIRS)))
+    assert [table.name for table in tables if table.scale and "wrong ones included" not in table.caption] == []
+
+
+# Against the raw values -----------------------------------------------------------------------------------------------
+
+
+def test_the_headline_is_the_mean_of_the_refits_and_differences_are_paired():
+    one = distinct_setting("cifar10-resnet18")
+    values = {(column.title, metric): column.values[metric] for column in one.columns if column.trained_on == "100%"
+              for metric in ("accuracy", "loss")}  # fmt: skip
+    headline, differences = (table_of(f"generalization/{name}", one) for name in ("headline", "differences"))
+    (row,) = headline.rows
+    titles = {"SGD (best)": "SGD (best)", "SGD (last)": "SGD", "EMA (acc.)": "slowest (acc.)", "SWA": "SWA"}
+    for title, column in titles.items():
+        assert is_mean_of(at(headline, row.label, "acc., %", title), values[column, "accuracy"])
+    assert is_mean_of(at(headline, row.label, "loss", "EMA (loss)"), values["slowest (loss)", "loss"], scale=1)
+    for label, baseline in (("minus SGD (best)", "SGD (best)"), ("minus SGD (last)", "SGD")):
+        expected = np.subtract(values["SWA", "accuracy"], values[baseline, "accuracy"])
+        assert is_mean_of(at(differences, label, "acc., points", "SWA"), expected)
+    assert at(differences, "minus SGD (last)", "acc., points", "SWA").paper == "0.50"
+
+
+def transferred(pair: str, *targets: str) -> Setting:
+    """The paper's own setting, evaluated on these data sets instead of the made-up one."""
+    setting = the_papers(pair)
+    columns = [
+        replace(column, values={
+            **{metric: values for metric, values in column.values.items() if not metric.startswith("transfer:")},
+            **({f"transfer:{target}": column.values["transfer:other"] for target in targets}
+               if "transfer:other" in column.values else {}),
+        })
+        for column in setting.columns
+    ]  # fmt: skip
+    return replace(setting, columns=columns)
+
+
+def test_a_transfer_stands_beside_supervised_training_on_its_target():
+    ways = {"cifar100-resnet18": ["cifar10"], "tiny-imagenet-resnet18": ["cifar100", "cifar10"]}
+    settings = [transferred(pair, *targets) for pair, targets in ways.items()]
+    table = table_of("transfer/linear", *settings, scale="paper")
+    papers = {row.full_label: [cell.paper for cell in row.cells] for row in table.rows}
+    loss = {label: cells[2] for label, cells in papers.items()}
+    assert loss == {"cifar100-resnet18: cifar10": "85.02 ± 0.03", "tiny-imagenet-resnet18: cifar100": "57.78 ± 0.09",
+                    "tiny-imagenet-resnet18: cifar10": "79.13 ± 0.76"}  # fmt: skip
+    assert [cells[3] for cells in papers.values()] == ["95.25 ± 0.11", "77.63 ± 0.14", "95.25 ± 0.11"]
+    (target,) = [column for column in settings[0].columns if (column.title, column.trained_on) == ("SGD", "100%")]
+    assert is_mean_of(table.rows[1].cells[3], target.values["accuracy"]) and complete([table])
+
+
+@pytest.mark.parametrize(
+    ("pair", "target", "expected"),
+    [
+        ("cifar100-resnet18", "digits-5-9", "82.10 ± 0.21"),  # the paper has one target for this pair
+        ("tiny-imagenet-resnet18", "digits-5-9", ""),  # and two for this one
+        ("cifar100-resnet18", "cifar100", ""),  # which the paper has, but not from there
+        ("cifar10-resnet18", "cifar100-test-halves", "33.72 ± 1.67"),
+    ],
+)
+def test_the_papers_number_is_that_of_the_transfer_it_stands_for(pair: str, target: str, expected: str):
+    table = table_of("transfer/linear", transferred(pair, target), scale="paper")
+    assert table.rows[0].cells[0].paper == expected
+
+
+BOTH = ("cifar10n-resnet34", "cifar100n-resnet34")
+
+
+def with_accuracies(setting: Setting, sgd: float, best: float, ema: float) -> Setting:
+    for title, value in {"SGD": sgd, "SGD (best)": best, "slowest (acc.)": ema}.items():
+        setting = with_values(setting, {"accuracy": [value - 0.01, value, value + 0.01]}, title)
+    return setting
+
+
+def test_ours_are_sorted_in_among_the_published_where_data_and_network_are_the_same():
+    ten, hundred = (the_papers(pair) for pair in BOTH)
+    settings = with_accuracies(ten, 0.7, 0.78, 0.85), with_accuracies(hundred, 0.5, 0.56, 0.63)
+    table = table_of("label-noise/leaderboard", *settings, scale="paper")
+    assert [row.full_label for row in table.rows] == [
+        "DivideMix", "PES(semi)", "ELR+", "EMA (acc.), paper", "EMA (acc.), ours", "CAL", "CORES",
+        "Co-Teaching", "JoCor", "ELR", "Negative-LS", "Co-Teaching+", "SGD (best), ours", "CORES*", "CE (standard)",
+        "SGD (last), ours",
+    ]  # fmt: skip
+    assert is_mean_of(at(table, "EMA (acc.), ours", "cifar10n-resnet34, %"), [0.84, 0.85, 0.86])
+    assert at(table, "DivideMix", "cifar100n-resnet34, %").text == "71.13 ± 0.48" and table.item == "Table 2"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"config": {"data": {"subset": 4000}}}, {"network": "resnet18"}, {"scale": "small"}]
+)
+def test_a_subset_another_network_or_a_smaller_scale_is_not_in_the_leaderboard(changed):
+    setting = the_papers(BOTH[1], **changed)
+    names = {table.name for table in make_tables(made_results(setting))}
+    assert f"{setting.scale}/label-noise/test-accuracy" in names
+    assert not any(name.endswith("leaderboard") for name in names)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_peak_epoch_and_end_are_those_of_each_seeds_own_curve(count: int):
+    one = fewer_averages(distinct_setting("cifar100n-resnet18"), count)
+    table = table_of("constant-lr/peak", one)
+    for rate, variant in (("cosine", "refit"), ("constant", "constant")):
+        for title, weights in (("SGD", LIVE), ("EMA", "best")):
+            values, row = curves(one, variant, weights, "test"), f"{rate}, {title}"
+            assert is_mean_of(at(table, row, "peak, %"), values.max(axis=1))
+            assert is_mean_of(at(table, row, "epoch"), values.argmax(axis=1) + 1, scale=1)
+            assert is_mean_of(at(table, row, "end, %"), values[:, -1])
+            assert is_mean_of(at(table, row, "end − peak"), values[:, -1] - values.max(axis=1))
+    ends = curves(one, "constant", "best", "test")[:, -1] - curves(one, "refit", "best", "test")[:, -1]
+    assert is_mean_of(at(table, "EMA, constant − cosine", "end, %"), ends)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_bootstrap_is_compared_with_tuning_for_the_average_that_was_copied(count: int):
+    one = fewer_averages(distinct_setting(), count)
+    copied = AVERAGES[min(2, count - 1)]
+    table = table_of("bootstrap/accuracy", one)
+    for title, weights in (("SGD", LIVE), (copied, copied)):
+        plain, changed = (curves(one, variant, weights, "val") for variant in ("tune", "bootstrap"))
+        assert is_mean_of(at(table, title, "end, %"), plain[:, -1])
+        assert is_mean_of(at(table, f"{title}, difference", "end, %"), (changed - plain)[:, -1])
+    assert (at(table, "SGD", "end, %").paper, at(table, "SGD, bootstrapped", "end, %").paper) == ("75.83", "74.47")
+
+
+def test_a_branch_with_fewer_seeds_is_compared_over_those_it_has():
+    one = distinct_setting()
+    table = table_of(
+        "constant-lr/peak", replace(one, variants={**one.variants, "constant": one.variants["constant"][1:]})
+    )
+    assert at(table, "SGD, constant − cosine", "end, %").n == 2 and at(table, "cosine, SGD", "end, %").n == 3
+
+
+def test_a_rate_that_diverged_is_a_dash_and_the_others_are_the_best_epoch_of_each_seed():
+    one = distinct_setting()
+    first, second, third = one.variants["tune at 0.4"]
+    short = first, replace(second, curves={key: curve[:7] for key, curve in second.curves.items()}), third
+    table = table_of("lr-search/rates", replace(one, variants={**one.variants, "tune at 0.4": short}))
+    assert [row.label for row in table.rows] == ["0.2", "0.4", "0.8", "1.2"]
+    assert at(table, "0.4", "EMA, %").text == "–"
+    assert is_mean_of(at(table, "0.8", "EMA, %"), curves(one, "tune at 0.8", "best", "val").max(axis=1))
+
+
+def test_the_share_of_a_step_is_taken_repetition_by_repetition():
+    results = made_results(distinct_setting())
+    (cost,) = results.overheads
+    table = named(make_tables(results), "sampling-period/overhead")
+    shares = np.divide(cost.update_seconds, cost.step_seconds) / cost.every
+    assert is_mean_of(at(table, cost.network, "share of a step, %"), shares)
+    assert at(table, "ResNet-50, paper", "MiB per average").text == "90.43"

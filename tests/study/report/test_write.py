@@ -3,20 +3,17 @@
 import csv
 import hashlib
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-import emabank
 from emabank.study.report import write
 from emabank.study.report.figures import Figure
-from emabank.study.report.page import STUDIES
 from emabank.study.report.render import latex, markdown, table_csv
 from emabank.study.report.results import Results, Setting, Skipped, Study
 from emabank.study.report.write import PAGE, Report, build_report, try_next
+from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import Scale
 from tests.study.report.made_results import PAIRS, made_results, made_setting
 from tests.support.processes import run
@@ -79,14 +76,6 @@ def test_every_table_figure_and_claim_is_a_file_in_each_of_its_forms(whole: Repo
     assert {row["claim"] for row in rows} == {claim.number for claim in report.claims}
 
 
-def test_one_rule_for_names_what_has_a_scale_begins_with_it(tmp_path: Path, quick: None):
-    settings = [made_setting(pair, scale=scale) for scale in get_args(Scale) for pair in PAIRS[:1]]
-    report = build_report(made_results(*settings), tmp_path)
-    for each in (*report.tables, *report.figures):
-        assert each.name.startswith(f"{each.scale}/{each.study}/" if each.scale else f"{each.study}/")
-    assert {each.name for each in report.tables if not each.scale} == set(OF_NO_SCALE)
-
-
 def twice(pair: str, scale: Scale) -> list[Setting]:
     return [made_setting(pair, scale=scale), replace(made_setting(pair, scale=scale), protocol="protocol-other")]
 
@@ -106,22 +95,7 @@ def test_from_nothing_there_are_claims_that_were_not_run_and_a_page(tmp_path: Pa
     assert {claim.verdict for claim in report.claims} == {"not run"}
 
 
-def test_it_tells_how_many_files_are_written(tmp_path: Path, quick: None):
-    heard: list[tuple[int, int]] = []
-    report = build_report(few("refit"), tmp_path, progress=lambda done, of: heard.append((done, of)))
-    count = len(expected(report)) - 1
-    assert heard == [(done, count) for done in range(1, count + 1)]
-
-
 # The page ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_has_every_title_and_what_was_skipped(whole: Report):
-    text = whole.page.read_text(encoding="utf-8")
-    for each in (*whole.tables, *whole.figures):
-        assert each.title.split(":")[0].split("'")[0] in text, each.name
-    assert "notes.txt" in text and "no run of emabank" in text
-    assert f"emabank {emabank.__version__}" in text
 
 
 # The same each time --------------------------------------------------------------------------------------------------
@@ -163,16 +137,6 @@ def test_in_another_process_it_is_the_same_bytes_and_needs_no_torch(tmp_path: Pa
     build_report(few("step"), tmp_path / "here")
     in_another_process(tmp_path / "there", FEW, "1", monkeypatch)
     assert digest(tmp_path / "there") == digest(tmp_path / "here")
-
-
-@pytest.mark.slow
-def test_all_of_it_is_the_same_bytes_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    report = build_report(made_results(), tmp_path / "here")
-    in_another_process(tmp_path / "there", "made_results()", "1", monkeypatch)
-    assert digest(tmp_path / "there") == digest(tmp_path / "here")
-    for figure in report.figures:
-        assert (tmp_path / f"here/figures/{figure.name}.pdf").read_bytes().startswith(b"%PDF")
-        assert (tmp_path / f"here/figures/{figure.name}.svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
 
 
 # Over an earlier report ----------------------------------------------------------------------------------------------
@@ -236,8 +200,3 @@ def test_what_to_try_next_goes_on_in_the_same_folder():
     assert try_next(Results(), runs=Path("my runs")) == "emabank run all --scale demo --runs 'my runs'"
     running = Results(studies=asked("demo", "dynamics", state="running"))
     assert try_next(running, runs=Path("mine")) == "emabank run dynamics", "its own command knows where"
-
-
-def test_the_list_of_a_report_names_its_files(tmp_path: Path, quick: None):
-    report = build_report(few("refit"), tmp_path)
-    assert json.loads((tmp_path / "files.json").read_text()) == sorted(expected(report) - {"files.json"})

@@ -1,7 +1,6 @@
 """The report's files: whole or not there, those of an earlier report gone, those of anyone else left alone."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,12 +38,6 @@ def test_files_are_written_below_the_folder_and_listed(tmp_path: Path):
     assert listed(tmp_path / "new" / "report") == ["index.html", "tables/demo/a.md"]
 
 
-def test_what_was_there_is_replaced(tmp_path: Path):
-    write_files(tmp_path, files(a_md="old"))
-    write_files(tmp_path, files(a_md="new"))
-    assert there(tmp_path) == {"a.md": "new"}
-
-
 def test_it_tells_how_many_are_done(tmp_path: Path):
     heard: list[tuple[int, int, int]] = []
     write_files(
@@ -53,12 +46,6 @@ def test_it_tells_how_many_are_done(tmp_path: Path):
         progress=lambda done, of: heard.append((done, of, len(there(tmp_path)))),
     )
     assert heard == [(1, 3, 1), (2, 3, 2), (3, 3, 3)]
-
-
-def test_the_same_files_are_the_same_bytes(tmp_path: Path):
-    write_files(tmp_path / "one", files(b_md="b", a_md="a"))
-    write_files(tmp_path / "two", files(a_md="a", b_md="b"))
-    assert (tmp_path / "one" / REPORT_FILES).read_bytes() == (tmp_path / "two" / REPORT_FILES).read_bytes()
 
 
 # Removed -------------------------------------------------------------------------------------------------------------
@@ -79,14 +66,6 @@ def test_what_the_report_did_not_write_stays(tmp_path: Path):
     write_files(tmp_path, files(tables__b_md="2"))
     write_files(tmp_path, {})
     assert there(tmp_path) == {"tables/mine.md": "mine", "notes.txt": "mine"}
-
-
-def test_a_file_that_someone_has_removed_meanwhile_is_no_trouble(tmp_path: Path):
-    write_files(tmp_path, files(tables__a_md="1"))
-    (tmp_path / "tables" / "a.md").unlink()
-    (tmp_path / "tables").rmdir()
-    write_files(tmp_path, files(b_md="2"))
-    assert there(tmp_path) == {"b.md": "2"}
 
 
 @pytest.mark.parametrize(
@@ -171,15 +150,6 @@ def test_what_a_killed_process_was_about_to_write_goes(tmp_path: Path):
     (tmp_path / ".mine.tmp").write_text("mine")
     write_files(tmp_path, files(a_md="2"))
     assert there(tmp_path) == {"a.md": "2", ".mine.tmp": "mine"}
-
-
-def test_files_have_the_rights_that_files_have_here(tmp_path: Path):
-    before = os.umask(0o027)
-    try:
-        write_files(tmp_path, files(a_md="1"))
-    finally:
-        os.umask(before)
-    assert (tmp_path / "a.md").stat().st_mode & 0o777 == 0o640
 
 
 def test_names_may_have_any_characters(tmp_path: Path):

@@ -18,27 +18,26 @@ from emabank.study.metrics.classification import Floats, softmax
 from emabank.study.report import series
 from emabank.study.report.figures import (
     BEST_ON_TEST,
-    CUT,
     ORACLE,
     Figure,
+    FigureSpec,
     Line,
+    LineSpec,
     Mark,
     Panel,
     average_note,
     drawable,
     epochs_text,
-    figure,
     focus,
     line,
+    lines_of,
     mark,
     mark_at,
     percent_text,
-    rate_line,
-    seeds_note,
-    statistics_note,
+    training_panel,
 )
 from emabank.study.report.results import LIVE, Results, Setting, kept_name
-from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, OnTrain, average, best, live
+from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, MakeCurve, OnTrain, average, best, live
 from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PAIRS, Scale
 
 ITEMS = {
@@ -53,6 +52,7 @@ STATISTICS = {
     "averaged": "statistics averaged with the weights",
     "recomputed": "statistics recomputed on the training images",
 }
+ON_VALIDATION = "validation accuracy, %"
 
 
 def make_figures(results: Results) -> list[Figure]:
@@ -60,52 +60,31 @@ def make_figures(results: Results) -> list[Figure]:
     return [figure for scale in results.scales for make in _FIGURES for figure in make(results, scale)]
 
 
-def _panels(settings: Sequence[Setting], make: Callable[[Setting], Sequence[Panel]]) -> list[Panel]:
-    return [panel for setting in settings for panel in make(setting)]
+def _sgd(split: str) -> MakeCurve:
+    return lambda run: live(run, split)
+
+
+def _best(setting: Setting, split: str) -> MakeCurve:
+    return lambda run: best(run, setting.averages, split)
 
 
 # Live weights and the best average ------------------------------------------------------------------------------------
 
 
-def _live_and_best(setting: Setting, variant: str, *, until: int | None = None, dashed: bool = False) -> Sequence[Line]:
+def _live_and_best(
+    setting: Setting, variant: str, *, until: int | None = None, prefix: str = "", dashed: bool = False
+) -> list[Line]:
     """The two lines of the paper's Figure 1a for a variant with test curves; none where one of them is missing."""
-    of_live = drawable(setting, variant, lambda run: live(run, "test"))
-    of_best = drawable(setting, variant, lambda run: best(run, setting.averages, "test"))
-    if of_live is None or of_best is None:
-        return ()
-    return (
-        line(of_live, "live weights", kind="live", until=until, dashed=dashed),
-        line(of_best, BEST_ON_TEST, kind="best", until=until, dashed=dashed),
+    return lines_of(
+        setting,
+        LineSpec(f"{prefix}live weights", variant, _sgd("test"), "live", dashed=dashed),
+        LineSpec(f"{prefix}{BEST_ON_TEST}", variant, _best(setting, "test"), "best", dashed=dashed),
+        until=until,
     )
 
 
-def _by_pair(results: Results, scale: Scale) -> dict[str, list[Setting]]:
-    """The settings of a scale by pair, the paper's first."""
-    pairs = {setting.pair: None for setting in results.of(scale=scale)}
-    ordered = [*(pair for pair in PAIRS if pair in pairs), *(pair for pair in pairs if pair not in PAIRS)]
-    return {pair: results.of(pair, scale=scale) for pair in ordered}
-
-
-def dynamics(results: Results, scale: Scale) -> list[Figure]:
-    """Live weights and the best average through training, with the learning rate: the paper's Figures 1a and 4."""
-
-    def panels_of(setting: Setting) -> list[Panel]:
-        lines = _live_and_best(setting, "refit")
-        if not lines:
-            return []
-        rate, marks = rate_line(setting.variants["refit"]), _chosen_mark(setting)
-        return [Panel(title=setting.title, lines=lines, rate=rate, marks=marks, y_limits=focus(lines, marks))]
-
-    figures: list[Figure] = []
-    for pair, settings in _by_pair(results, scale).items():
-        panels = _panels(settings, panels_of)
-        figures += figure(
-            f"dynamics/{pair}", settings, panels, scale=scale, item=ITEMS.get(pair, ""),
-            title="Live weights and the best average through training",
-            caption=f"Cosine schedule. {ORACLE} The point marks what validation chose instead. "
-            f"{statistics_note(settings)}{seeds_note(panels)} {CUT}",
-        )  # fmt: skip
-    return figures
+def _dynamics_panels(setting: Setting) -> list[Panel]:
+    return training_panel(setting, _live_and_best(setting, "refit"), "refit", marks=_chosen_mark(setting))
 
 
 def _chosen_mark(setting: Setting) -> list[Mark]:
@@ -119,66 +98,35 @@ def _chosen_mark(setting: Setting) -> list[Mark]:
     return mark(column.epochs, known, label)
 
 
-def early(results: Results, scale: Scale) -> list[Figure]:
-    """The first quarter of every pair's training enlarged, in one figure."""
-    settings = [setting for settings in _by_pair(results, scale).values() for setting in settings]
-
-    def panels_of(setting: Setting) -> list[Panel]:
-        runs = setting.variants.get("refit", ())
-        until = series.first_quarter(runs[0].epochs) if runs else None
-        lines = _live_and_best(setting, "refit", until=until)
-        return [Panel(title=setting.title, lines=lines)] if lines else []
-
-    panels = _panels(settings, panels_of)
-    return figure(
-        "dynamics/early", settings, panels, scale=scale, title="Early training: the first quarter enlarged",
-        caption=f"{ORACLE} {statistics_note(settings)}{seeds_note(panels)}", columns=min(2, len(panels)),
-    )  # fmt: skip
+def dynamics(results: Results, scale: Scale) -> list[Figure]:
+    """Live weights and the best average through training, with the learning rate: a figure per pair."""
+    pairs = dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings)))
+    specs = [
+        FigureSpec(
+            name=f"dynamics/{pair}", title="Live weights and the best average through training", pairs=[pair],
+            panels=_dynamics_panels, item=ITEMS.get(pair, ""), averaged=True, cut=True,
+            caption="Cosine schedule. The point marks what validation chose.",
+        )
+        for pair in pairs
+    ]  # fmt: skip
+    return [figure for spec in specs for figure in spec(results, scale)]
 
 
-def step_decay(results: Results, scale: Scale) -> list[Figure]:
-    """The learning rate divided by 5 at three milestones: the paper's Figure 3."""
-    settings = results.of(MAIN, scale=scale)
-
-    def panels_of(setting: Setting) -> list[Panel]:
-        lines = _live_and_best(setting, "step")
-        if not lines:
-            return []
-        return [
-            Panel(title=setting.title, lines=lines, rate=rate_line(setting.variants["step"]), y_limits=focus(lines))
-        ]
-
-    panels = _panels(settings, panels_of)
-    return figure(
-        "step-decay/accuracy", settings, panels, scale=scale, item="Figure 3", title="Step decay of the learning rate",
-        caption=f"The rate falls at three milestones in place of a cosine. {ORACLE} "
-        f"{statistics_note(settings)}{seeds_note(panels)} {CUT}",
-    )  # fmt: skip
+def _early_panels(setting: Setting) -> list[Panel]:
+    runs = setting.variants.get("refit", ())
+    until = series.first_quarter(runs[0].epochs) if runs else None
+    lines = _live_and_best(setting, "refit", until=until)
+    return [Panel(title=setting.title, lines=lines)] if lines else []
 
 
-def constant_rate(results: Results, scale: Scale) -> list[Figure]:
-    """The learning rate held from the chosen epoch on, against the cosine: the paper's Figure 8."""
-    settings = results.of(CONSTANT, scale=scale)
-
-    def panels_of(setting: Setting) -> list[Panel]:
-        cosine, constant = _live_and_best(setting, "refit"), _live_and_best(setting, "constant", dashed=True)
-        if not cosine or not constant:
-            return []
-        lines = [
-            replace(curve, label=f"{rate}: {curve.label}")
-            for rate, two in (("cosine", cosine), ("constant", constant))
-            for curve in two
-        ]
-        rate, marks = rate_line(setting.variants["constant"], "constant rate"), _fork(setting, cosine[1])
-        return [Panel(title=setting.title, lines=lines, rate=rate, marks=marks, y_limits=focus(lines))]
-
-    panels = _panels(settings, panels_of)
-    return figure(
-        "constant-lr/accuracy", settings, panels, scale=scale, item="Figure 8",
-        title="Wrong labels: the learning rate held constant, against the cosine",
-        caption="The rate is held from the epoch on that validation chose for EMA (acc.); up to there both are one "
-        f"run. {ORACLE} {statistics_note(settings)}{seeds_note(panels)} {CUT}",
-    )  # fmt: skip
+def _constant_panels(setting: Setting) -> list[Panel]:
+    cosine = _live_and_best(setting, "refit", prefix="cosine: ")
+    constant = _live_and_best(setting, "constant", prefix="constant: ", dashed=True)
+    if not cosine or not constant:
+        return []
+    lines = [*cosine, *constant]
+    (panel,) = training_panel(setting, lines, "constant", marks=_fork(setting, cosine[1]), y_limits=focus(lines))
+    return [replace(panel, rate=panel.rate and replace(panel.rate, label="constant rate"))]
 
 
 def _fork(setting: Setting, best: Line) -> list[Mark]:
@@ -187,38 +135,46 @@ def _fork(setting: Setting, best: Line) -> list[Mark]:
     if not epochs or not all(1 <= epoch <= len(best.y) for epoch in epochs):
         return []
     mean = float(np.mean(epochs))
-    return [(mean, float(np.interp(mean, best.x, best.y)), f"the rate is held from here on ({epochs_text(epochs)})")]
+    return [(mean, float(np.interp(mean, best.x, best.y)), f"constant rate from here on ({epochs_text(epochs)})")]
 
 
-def bootstrap(results: Results, scale: Scale) -> list[Figure]:
-    """The average copied into the live weights after each epoch, against plain training: the paper's Figure 5."""
-    settings = [setting for setting in results.of(MAIN, scale=scale) if series.copied_back(setting)]
+def _bootstrap_panels(setting: Setting) -> list[Panel]:
+    copied = series.copied_back(setting) or ""  # of "" there is no curve
+    copied_curve: MakeCurve = lambda run: average(run, copied, "val")  # noqa: E731
+    specs = [
+        LineSpec(f"{words}: {label}", variant, curve, kind, dashed=variant == "bootstrap")
+        for variant, words in (("tune", "plain"), ("bootstrap", "bootstrapped"))
+        for label, curve, kind in (
+            ("live weights", _sgd("val"), "live"),
+            # Not in the shade it has among the five, which is as light as the live weights' grey.
+            (copied, copied_curve, "best"),
+        )
+    ]
+    return training_panel(setting, lines_of(setting, *specs), "tune", y_label=ON_VALIDATION)
 
-    def panels_of(setting: Setting) -> list[Panel]:
-        copied = series.copied_back(setting) or ""
-        lines: list[Line] = []
-        for variant, words in (("tune", "plain"), ("bootstrap", "bootstrapped")):
-            of_live = drawable(setting, variant, lambda run: live(run, "val"))
-            of_average = drawable(setting, variant, lambda run: average(run, copied, "val"))
-            if of_live is None or of_average is None:
-                return []
-            dashed = variant == "bootstrap"
-            lines += [
-                line(of_live, f"{words}: live weights", kind="live", dashed=dashed),
-                # Not in the shade it has among the five, which is as light as the live weights' grey.
-                line(of_average, f"{words}: {copied}", kind="best", dashed=dashed),
-            ]
-        rate, limits = rate_line(setting.variants["tune"]), focus(lines)
-        return [Panel(title=setting.title, y_label="validation accuracy, %", lines=lines, rate=rate, y_limits=limits)]
 
-    panels = _panels(settings, panels_of)
-    names = "".join(map(average_note, dict.fromkeys(series.copied_back(setting) or "" for setting in settings)))
-    return figure(
-        "bootstrap/accuracy", settings, panels, scale=scale, item="Figure 5",
-        title="The average copied back into training once an epoch",
-        caption="Trained on 80% of the training images, measured on the rest. Bootstrapped: after each epoch the "
-        f"average becomes the live weights. {names}{statistics_note(settings)}{seeds_note(panels)} {CUT}",
-    )  # fmt: skip
+EARLY = FigureSpec(
+    name="dynamics/early", title="Early training: the first quarter enlarged", panels=_early_panels, columns=2,
+    averaged=True,
+)  # fmt: skip
+STEP_DECAY = FigureSpec(
+    name="step-decay/accuracy", title="Step decay of the learning rate", item="Figure 3", pairs=[MAIN],
+    panels=lambda setting: training_panel(setting, _live_and_best(setting, "step"), "step"),
+    caption="The rate falls at three milestones instead of along a cosine.", averaged=True, cut=True,
+)  # fmt: skip
+CONSTANT_RATE = FigureSpec(
+    name="constant-lr/accuracy", title="Wrong labels: the learning rate held constant, against the cosine",
+    item="Figure 8", pairs=[CONSTANT], panels=_constant_panels, averaged=True, cut=True,
+    caption="The rate stays constant from the epoch that validation chose for EMA (acc.); until then both are one run.",
+)  # fmt: skip
+BOOTSTRAP = FigureSpec(
+    name="bootstrap/accuracy", title="The average copied back into training once per epoch", item="Figure 5",
+    pairs=[MAIN], panels=_bootstrap_panels, averaged=True, cut=True,
+    caption="Trained on 80% of the training images, measured on the rest. Bootstrapped: after each epoch the average "
+    "becomes the live weights.",
+    about=lambda settings: " ".join(dict.fromkeys(average_note(series.copied_back(setting) or "")
+                                                  for setting in settings)),
+)  # fmt: skip
 
 
 # Several averages, rates or periods -----------------------------------------------------------------------------------
@@ -234,181 +190,131 @@ def _averages(setting: Setting, batchnorm: str) -> dict[str, Floats]:
     return known if len(known) == len(stacks) else {}
 
 
-def _recomputed(results: Results, scale: Scale) -> list[Setting]:
-    """The settings in which statistics were recomputed after every epoch."""
+def _both_statistics(setting: Setting) -> dict[str, dict[str, Floats]]:
+    """Every average with averaged and with recomputed statistics; none unless both were measured at every epoch."""
+    both = {words: _averages(setting, kind) for kind, words in STATISTICS.items()}
+    return both if all(both.values()) else {}
+
+
+def _decay_panels(setting: Setting) -> list[Panel]:
+    # The live weights' grey is as light as the second shade of the averages: dashes tell them apart without hue.
+    first = lines_of(setting, LineSpec("live weights", "refit", _sgd("test"), "live", dashed=True))
+    lines = {
+        words: [*first, *(line(curves, name, kind="average", order=order)
+                          for order, (name, curves) in enumerate(averages.items()))]
+        for words, averages in _both_statistics(setting).items()
+    }  # fmt: skip
+    if not lines:
+        return []
+    # The same limits for both panels, and all of it: that slow averages fail early is what is to be seen.
+    curves = [drawn.curves for panel in lines.values() for drawn in panel]
+    low, high = min(float(np.nanmin(curve)) for curve in curves), max(float(np.nanmax(curve)) for curve in curves)
+    limits = low - 0.05 * (high - low), high + 0.05 * (high - low)
     return [
-        setting for setting in results.of(MAIN, scale=scale) if all(_averages(setting, kind) for kind in STATISTICS)
+        panel
+        for words, own in lines.items()
+        for panel in training_panel(setting, own, "refit", title=f"{setting.title}: {words}", y_limits=limits)
     ]
 
 
-def decays(results: Results, scale: Scale) -> list[Figure]:
-    """Each average as a curve, with averaged and with recomputed statistics: the paper's Figures 1b and 9."""
-    settings = _recomputed(results, scale)
-
-    def panels_of(setting: Setting) -> list[Panel]:
-        of_live = drawable(setting, "refit", lambda run: live(run, "test"))
-        # The live weights' grey is as light as the second shade of the averages: dashes tell them apart without hue.
-        first = [] if of_live is None else [line(of_live, "live weights", kind="live", dashed=True)]
-        lines = {
-            kind: [*first, *(line(curves, name, kind="average", order=order)
-                             for order, (name, curves) in enumerate(_averages(setting, kind).items()))]
-            for kind in STATISTICS
-        }  # fmt: skip
-        # The same limits for both panels, and all of it: that slow averages fail early is what is to be seen.
-        curves = [drawn.y if drawn.seeds is None else drawn.seeds for panel in lines.values() for drawn in panel]
-        low, high = min(float(np.nanmin(curve)) for curve in curves), max(float(np.nanmax(curve)) for curve in curves)
-        limits = low - 0.05 * (high - low), high + 0.05 * (high - low)
-        rate = rate_line(setting.variants["refit"])
-        return [
-            Panel(title=f"{setting.title}: {words}", lines=lines[kind], rate=rate, y_limits=limits)
-            for kind, words in STATISTICS.items()
-        ]
-
-    panels = _panels(settings, panels_of)
-    return figure(
-        "batchnorm/decays", settings, panels, scale=scale, item="Figure 1b, Figure 9", columns=2,
-        title="Every average, with averaged and with recomputed batch-norm statistics",
-        caption=f"Statistics are recomputed after every epoch. {_slowest_note(settings)}{seeds_note(panels)}",
-    )  # fmt: skip
-
-
 def _slowest_note(settings: Sequence[Setting]) -> str:
-    return average_note(settings[0].slowest) if settings else ""
-
-
-def lr_search(results: Results, scale: Scale) -> list[Figure]:
-    """Validation accuracy through training for each learning rate tried: the paper's Figure 6."""
-    settings = [setting for pair in (MAIN, "cifar100-wrn-28-10") for setting in results.of(pair, scale=scale)]
-    tried = sorted({rate for setting in settings for rate in _rates(setting)})
-    panels = _panels(settings, lambda setting: _rate_panels(setting, tried))
-    return figure(
-        "lr-search/curves", settings, panels, scale=scale, item="Figure 6", columns=2,
-        title="Initial learning rates, on validation",
-        caption="Trained on 80% of the training images, measured on the rest; the rate is the peak of the cosine. The "
-        "best of the averages is taken anew at each epoch, on this very curve. A rate with which a seed diverged is "
-        f"left out. {statistics_note(settings)}{seeds_note(panels)} {CUT}",
-    )  # fmt: skip
-
-
-def _rates(setting: Setting) -> dict[float, str]:
-    return {rate: variant for rate, variant in setting.rates().items() if setting.variants[variant]}
+    return average_note(settings[0].slowest)
 
 
 def _rate_panels(setting: Setting, tried: Sequence[float]) -> list[Panel]:
     """Live weights in one panel, the best average in another, a curve for each rate."""
     shades = 5
     # A rate has one shade in all panels; where these are too few for all rates, each setting has a legend of its own.
-    order, words = (tried, "") if len(tried) <= shades else (list(_rates(setting)), f"{setting.title}: ")
+    order, words = (tried, "") if len(tried) <= shades else (list(setting.rates()), f"{setting.title}: ")
     lines: dict[str, list[Line]] = {"live weights": [], "best average at each epoch": []}
-    for rate, variant in _rates(setting).items():
-        both = [
-            drawable(setting, variant, lambda run: live(run, "val")),
-            drawable(setting, variant, lambda run: best(run, setting.averages, "val")),
-        ]
-        for own, curves in zip(lines.values(), both, strict=True):
-            if curves is not None and not any(other is None for other in both):
-                own.append(line(curves, f"{words}rate {rate:g}", kind="average", order=order.index(rate)))
+    for rate, variant in setting.rates().items():
+        label, place = f"{words}rate {rate:g}", order.index(rate)
+        both = lines_of(
+            setting,
+            LineSpec(label, variant, _sgd("val"), order=place),
+            LineSpec(label, variant, _best(setting, "val"), order=place),
+        )
+        for own, drawn in zip(lines.values(), both, strict=False):
+            own.append(drawn)
     if len(lines["live weights"]) < 2:  # one rate is no search
         return []
     limits = focus([drawn for panel in lines.values() for drawn in panel])
     return [
-        Panel(title=f"{setting.title}: {weights}", y_label="validation accuracy, %", lines=own, y_limits=limits)
+        Panel(title=f"{setting.title}: {weights}", y_label=ON_VALIDATION, lines=own, y_limits=limits)
         for weights, own in lines.items()
     ]
 
 
-def sampling_period(results: Results, scale: Scale) -> list[Figure]:
-    """The same horizon sampled every T steps: accuracy by epoch, and the difference from the shortest period."""
-    settings = results.of(MAIN, scale=scale)
-    panels = _panels(settings, _period_panels)
-    return figure(
-        "sampling-period/accuracy", settings, panels, scale=scale, columns=2,
-        title="Averages of the same horizon, updated every T steps",
-        caption=f"{ORACLE} The difference is taken seed by seed; the paper samples every 16 steps. "
-        f"{statistics_note(settings)}{seeds_note(panels)} {CUT}",
+def lr_search(results: Results, scale: Scale) -> list[Figure]:
+    """Validation accuracy through training for each learning rate tried."""
+    pairs = (MAIN, "cifar100-wrn-28-10")
+    tried = sorted({rate for setting in results.of(*pairs, scale=scale) for rate in setting.rates()})
+    spec = FigureSpec(
+        name="lr-search/curves", title="Initial learning rates, on validation", item="Figure 6", columns=2,
+        pairs=pairs, panels=lambda setting: _rate_panels(setting, tried), averaged=True, cut=True,
+        caption="Trained on 80% of the training images, measured on the rest; the rate is the peak of the cosine. At "
+        "each epoch the best average is chosen on this curve itself. A rate with which a seed diverged is skipped.",
     )  # fmt: skip
+    return spec(results, scale)
 
 
 def _period_panels(setting: Setting) -> list[Panel]:
     stacks = {
-        period: drawable(setting, variant, lambda run: best(run, setting.averages, "test"))
-        for period, variant in setting.periods().items()
+        period: drawable(setting, variant, _best(setting, "test")) for period, variant in setting.periods().items()
     }
     periods = {period: curves for period, curves in stacks.items() if curves is not None}
     if len(periods) < 2:
         return []
     shortest = min(periods)
-    of_live = drawable(setting, setting.periods()[shortest], lambda run: live(run, "test"))
     # Dashed, because the grey is as light as the second shade.
-    lines = [] if of_live is None else [line(of_live, "live weights", kind="live", dashed=True)]
+    live_weights = LineSpec("live weights", setting.periods()[shortest], _sgd("test"), "live", dashed=True)
+    lines = lines_of(setting, live_weights)
     differences: list[Line] = []
     for order, (period, curves) in enumerate(periods.items()):
         lines.append(line(curves, f"T = {period}", kind="average", order=order))
         if order and curves.shape == periods[shortest].shape:
             differences.append(line(curves - periods[shortest], f"T = {period}", kind="average", order=order))
+    above = f"above T = {shortest}, points"
     return [
         Panel(title=f"{setting.title}: best average at each epoch", lines=lines, y_limits=focus(lines)),
-        Panel(
-            title=f"{setting.title}: difference from T = {shortest}",
-            y_label=f"above T = {shortest}, points",
-            lines=differences,
-        ),
+        Panel(title=f"{setting.title}: difference from T = {shortest}", y_label=above, lines=differences),
     ]
+
+
+DECAYS = FigureSpec(
+    name="batchnorm/decays", title="Every average, with averaged and with recomputed batch-norm statistics",
+    item="Figure 1b, Figure 9", pairs=[MAIN], panels=_decay_panels, columns=2, about=_slowest_note,
+    caption="Statistics are recomputed after every epoch.",
+)  # fmt: skip
+SAMPLING_PERIOD = FigureSpec(
+    name="sampling-period/accuracy", title="Averages of the same horizon, updated every T steps", pairs=[MAIN],
+    panels=_period_panels, columns=2, averaged=True, cut=True,
+    caption=f"{ORACLE} The difference is paired by seed; the paper samples every 16 steps.",
+)  # fmt: skip
 
 
 # Label noise ----------------------------------------------------------------------------------------------------------
 
 
-def noise_accuracy(results: Results, scale: Scale) -> list[Figure]:
-    """Live weights and the slowest average on clean test images: the paper's Figure 2."""
-    settings = [setting for pair in NOISY for setting in results.of(pair, scale=scale)]
-    panels = _panels(settings, _noise_panels)
-    return figure(
-        "label-noise/accuracy", settings, panels, scale=scale, item="Figure 2", columns=min(2, len(panels)),
-        title="Trained on wrong labels: the live weights and the slowest average",
-        caption=f"Accuracy on test images, whose labels are clean. {_slowest_note(settings)}The points mark the epochs "
-        "that validation chose for the live weights and for the average, each read off its own curves: the mean of the "
-        f"seeds. {seeds_note(panels)} {CUT}",
-    )  # fmt: skip
-
-
 def _noise_panels(setting: Setting) -> list[Panel]:
-    of_live = drawable(setting, "refit", lambda run: live(run, "test"))
     for batchnorm in ("recomputed", "averaged"):  # recomputed if that was measured every epoch
-        slowest = drawable(
-            setting, "refit", lambda run, b=batchnorm: average(run, setting.slowest, "test", batchnorm=b)
+        slowest: MakeCurve = lambda run, b=batchnorm: average(run, setting.slowest, "test", batchnorm=b)  # noqa: E731
+        words = f"{setting.slowest}, {batchnorm} statistics" if setting.has_batchnorm else setting.slowest
+        lines = lines_of(
+            setting,
+            LineSpec("live weights", "refit", _sgd("test"), "live"),
+            LineSpec(words, "refit", slowest, order=len(setting.averages) - 1),
         )
-        if of_live is None or slowest is None:
-            continue
-        statistics = f", {batchnorm} statistics" if setting.has_batchnorm else ""
-        lines = (
-            line(of_live, "live weights", kind="live"),
-            line(slowest, f"{setting.slowest}{statistics}", kind="average", order=len(setting.averages) - 1),
-        )
-        choices = {choice["seed"]: choice for choice in setting.choices}
-        own = [choices[run.seed] for run in setting.variants["refit"] if run.seed in choices]
-        epochs = [choice["averages"]["accuracy"][1] for choice in own]
-        marks = [
-            *mark_at(of_live, [choice["live_epoch"] for choice in own], "live weights, chosen on validation"),
-            *mark_at(slowest, epochs, f"{setting.slowest}, chosen on validation"),
-        ]
-        rate = rate_line(setting.variants["refit"])
-        return [Panel(title=setting.title, lines=lines, rate=rate, marks=marks, y_limits=focus(lines, marks))]
+        if lines:
+            choices = {choice["seed"]: choice for choice in setting.choices}
+            own = [choices[run.seed] for run in setting.variants["refit"] if run.seed in choices]
+            averages = [choice["averages"]["accuracy"][1] for choice in own]
+            marks = [
+                *mark_at(lines[0], [choice["live_epoch"] for choice in own], "live weights, chosen on validation"),
+                *mark_at(lines[1], averages, f"{setting.slowest}, chosen on validation"),
+            ]
+            return training_panel(setting, lines, "refit", marks=marks)
     return []
-
-
-def memorisation(results: Results, scale: Scale) -> list[Figure]:
-    """Wrong labels predicted as given, beside the accuracy on right ones: the paper's Figure 7."""
-    settings = [setting for pair in NOISY for setting in results.of(pair, scale=scale)]
-    panels = _panels(settings, _memorisation_panels)
-    return figure(
-        "label-noise/memorisation", settings, panels, scale=scale, item="Figure 7", columns=min(2, len(panels)),
-        title="Wrong labels memorised, beside clean training images learnt",
-        caption="On the training images: the share of wrongly labelled ones predicted as that label (memorised), and "
-        f"the accuracy on those with a right label (clean). {_slowest_note(settings)}The points mark what is memorised "
-        f"when the clean accuracy first reaches {REACHED:.0%}, found in each seed's own curve; weights without a point "
-        f"did not reach it with every seed. {seeds_note(panels)}",
-    )  # fmt: skip
 
 
 def _memorisation_panels(setting: Setting) -> list[Panel]:
@@ -426,12 +332,7 @@ def _memorisation_panels(setting: Setting) -> list[Panel]:
             line(curves.clean, f"{words}: clean", kind=kind, order=order, dashed=True),
         ]
         marks += _reached_mark(curves, words)
-    return [
-        Panel(
-            title=setting.title, y_label="training images, %", lines=lines, rate=rate_line(setting.variants["refit"]),
-            marks=marks, y_limits=(-2, 102),
-        )
-    ]  # fmt: skip
+    return training_panel(setting, lines, "refit", marks=marks, y_label="training images, %", y_limits=(-2, 102))
 
 
 def _reached_mark(curves: OnTrain, words: str) -> list[Mark]:
@@ -445,36 +346,36 @@ def _reached_mark(curves: OnTrain, words: str) -> list[Mark]:
     return mark(epochs, shares, label)
 
 
+NOISE_ACCURACY = FigureSpec(
+    name="label-noise/accuracy", title="Trained on wrong labels: the live weights and the slowest average",
+    item="Figure 2", pairs=NOISY, panels=_noise_panels, columns=2, about=_slowest_note, cut=True,
+    caption="Accuracy on test images, whose labels are clean. Points: the mean over seeds at the epochs that "
+    "validation chose for the live weights and for the average.",
+)  # fmt: skip
+MEMORISATION = FigureSpec(
+    name="label-noise/memorisation", title="Wrong labels memorised, beside clean training images learnt",
+    item="Figure 7", pairs=NOISY, panels=_memorisation_panels, columns=2, about=_slowest_note,
+    caption="On the training images: the share of wrongly labelled ones predicted as that label (memorised), and the "
+    "accuracy on those with a right label (clean). Points: what is memorised when the clean accuracy first reaches "
+    f"{REACHED:.0%}, from each seed's own curve; weights without a point do not reach it with every seed.",
+)  # fmt: skip
+
+
 # Heat maps ------------------------------------------------------------------------------------------------------------
 
 
-def decay_heatmap(results: Results, scale: Scale) -> list[Figure]:
-    """Accuracy over average and epoch, one panel for each kind of statistics."""
-    settings = _recomputed(results, scale)
-
-    def panels_of(setting: Setting) -> list[Panel]:
-        panels: list[Panel] = []
-        for kind, words in STATISTICS.items():
-            averages = _averages(setting, kind)
-            grid = np.stack([100 * curves.mean(axis=0) for curves in averages.values()])
-            marks = [
-                (float(column), float(row), f"{name}: best at epoch {column + 1}")
-                for row, (name, column) in enumerate(zip(averages, np.nanargmax(grid, axis=1), strict=True))
-            ]
-            epochs = [str(epoch) for epoch in range(1, grid.shape[1] + 1)]
-            title = f"{setting.title}: {words}"
-            panels.append(
-                Panel(title=title, y_label="", grid=grid, x_ticks=epochs, y_ticks=list(averages), marks=marks)
-            )
-        return panels
-
-    return figure(
-        "batchnorm/heatmap", settings, _panels(settings, panels_of), scale=scale, columns=2,
-        title="Test accuracy over average and epoch; points: the best epoch of each, on test",
-        caption="From the average with the shortest memory to that with the longest. "
-        f"{_slowest_note(settings)}The points mark the best epoch of each average's mean over the seeds, found on test "
-        f"itself: an oracle's choice. {_spread_note(settings)}Not smoothed.",
-    )  # fmt: skip
+def _heat_panels(setting: Setting) -> list[Panel]:
+    panels: list[Panel] = []
+    for words, averages in _both_statistics(setting).items():
+        grid = np.stack([100 * curves.mean(axis=0) for curves in averages.values()])
+        marks = [
+            (float(column), float(row), f"{name}: best at epoch {column + 1}")
+            for row, (name, column) in enumerate(zip(averages, np.nanargmax(grid, axis=1), strict=True))
+        ]
+        epochs = [str(epoch) for epoch in range(1, grid.shape[1] + 1)]
+        title = f"{setting.title}: {words}"
+        panels.append(Panel(title=title, y_label="", grid=grid, x_ticks=epochs, y_ticks=list(averages), marks=marks))
+    return panels
 
 
 def _spread_note(settings: Sequence[Setting]) -> str:
@@ -483,36 +384,22 @@ def _spread_note(settings: Sequence[Setting]) -> str:
     spreads = [
         100 * curves.std(axis=0, ddof=1)
         for setting in settings
-        for kind in STATISTICS
-        for curves in _averages(setting, kind).values()
+        for averages in _both_statistics(setting).values()
+        for curves in averages.values()
         if len(curves) > 1
     ]
     if not spreads:
-        return "One seed. "
+        return "One seed."
     median = np.nanmedian(np.concatenate(spreads))
-    return f"Mean of {seeds} seeds; their standard deviation is {median:.1f} points in the median field. "
-
-
-def posthoc_heatmap(results: Results, scale: Scale) -> list[Figure]:
-    """Validation accuracy over window and stopping epoch, both chosen after one run."""
-    settings = [setting for setting in results.of(scale=scale) if series.posthoc(setting)]
-    statistics = ", batch-norm statistics recomputed" if any(setting.has_batchnorm for setting in settings) else ""
-    return figure(
-        "posthoc/heatmap", settings, _panels(settings, _posthoc_panels), scale=scale, columns=2,
-        title="Window and stopping epoch, chosen after one run; the point: the best field",
-        caption="Left: averages that nobody kept, put together after the training from snapshots of two power-function "
-        "averages. Right: those of them that were kept beside it. From the shortest window to the longest; a "
-        "percentage is the half-life as a share of the run. Trained on 80% of the training images, measured on the "
-        f"rest{statistics}. {' '.join(_posthoc_note(setting) for setting in settings)} Not smoothed.",
-    )  # fmt: skip
+    return f"Mean of {seeds} seeds; their standard deviation is {median:.1f} points in the median field."
 
 
 def _posthoc_panels(setting: Setting) -> list[Panel]:
     windows, kept = series.posthoc(setting), _kept(setting)
-    stops = _stops(windows)
     panels: list[Panel] = []
-    for words, some in (("put together afterwards", windows), ("kept live", kept)):
-        if some and all(curves.shape[1] > stops[-1] for curves in some.values()):
+    for words, some in (("synthesized from snapshots", windows), ("kept during training", kept)):
+        if some and all(curves.shape[1] > _stops(windows)[-1] for curves in some.values()):
+            stops = _stops(windows)
             grid, best = _field(some, stops)
             panels.append(
                 Panel(
@@ -560,9 +447,27 @@ def _posthoc_note(setting: Setting) -> str:
     if not gaps:
         return text
     points = np.concatenate(gaps)
-    return f"{text} Put together or kept, fields differ by {np.nanmedian(points):.2f} points in the median, " + (
-        f"{np.nanmax(points):.2f} at most; posthoc/windows has each window apart."
+    return f"{text} Synthesized and kept averages differ by {np.nanmedian(points):.2f} points in the median field, " + (
+        f"{np.nanmax(points):.2f} at most; the table posthoc/windows has every window."
     )
+
+
+DECAY_HEATMAP = FigureSpec(
+    name="batchnorm/heatmap", title="Test accuracy over average and epoch; points: the best epoch of each, on test",
+    pairs=[MAIN], panels=_heat_panels, columns=2,
+    caption="From the average with the shortest memory to that with the longest. Points: the best epoch of each "
+    "average's mean over seeds, found on test itself: an oracle's choice. Not smoothed.",
+    about=lambda settings: f"{_slowest_note(settings)} {_spread_note(settings)}",
+)  # fmt: skip
+POSTHOC_HEATMAP = FigureSpec(
+    name="posthoc/heatmap", title="Window and stopping epoch, chosen after one run; the point: the best field",
+    panels=_posthoc_panels, columns=2,
+    caption="Left: averages that no run kept, synthesized after the training from snapshots of two power-function "
+    "averages. Right: those of them that were kept during training. From the shortest window to the longest; a "
+    "percentage is the half-life as a share of the run. Trained on 80% of the training images, measured on the rest, "
+    "with recomputed batch-norm statistics if the network has any. Not smoothed.",
+    about=lambda settings: " ".join(map(_posthoc_note, settings)),
+)  # fmt: skip
 
 
 # Reliability diagrams -------------------------------------------------------------------------------------------------
@@ -581,26 +486,24 @@ class Reliability(NamedTuple):
 
 def reliability(results: Results, scale: Scale) -> list[Figure]:
     """Confidence against accuracy of the live weights and the slowest average, with and without temperature scaling."""
-    panels: list[Panel] = []
     notes: list[str] = []
-    shown: list[Setting] = []
-    for setting in (setting for pair in CLEAN for setting in results.of(pair, scale=scale)):
+
+    def panels(setting: Setting) -> list[Panel]:
         try:
-            own = _reliability_panels(setting)
+            return _reliability_panels(setting)
         except (OSError, ValueError) as error:  # damaged predictions, or such of weights that are not finite
-            notes.append(f"{setting.title} is left out: {error}.")
-            continue
-        panels += own
-        shown += [setting] * bool(own)
-    return figure(
-        "calibration/reliability", shown, panels, scale=scale, columns=4, notes=notes,
-        title="Confidence against accuracy on the test images",
+            notes.append(f"{setting.title} is skipped: {error}.")
+            return []
+
+    spec = FigureSpec(
+        name="calibration/reliability", title="Confidence against accuracy on the test images", pairs=CLEAN,
+        panels=panels, columns=4,
         caption="Networks trained on 80% of the training images: the live weights at their best validation epoch, and "
-        "the slowest average at the epoch of lowest loss, statistics recomputed. TS: with temperature scaling, the "
-        f"temperature fitted on the other 20%. Bins of equal mass, {_MOST_BINS} at most; a bar's borders are halfway "
-        "between mean confidences. Points: mean of the seeds, bin by bin; the band is one standard deviation over "
-        "them. Below the diagonal a network is too sure of itself. The ECE is computed with the bins of the tables.",
+        "the slowest average at the epoch of lowest loss, statistics recomputed. TS: temperature scaling, fitted on "
+        f"the other 20%. Bins of equal mass, at most {_MOST_BINS}; bars meet halfway between mean confidences. Points "
+        "below the diagonal are overconfident. The ECE uses the bins of the tables.",
     )  # fmt: skip
+    return [replace(figure, notes=(*figure.notes, *notes)) for figure in spec(results, scale)]
 
 
 def _reliability_panels(setting: Setting) -> list[Panel]:
@@ -685,7 +588,7 @@ def bars_of(confidence: Floats, accuracy: Floats) -> list[tuple[float, float, fl
 
 
 _FIGURES: Sequence[Callable[[Results, Scale], list[Figure]]] = (
-    dynamics, early, decays, decay_heatmap, noise_accuracy, memorisation, constant_rate, reliability, step_decay,
-    bootstrap, lr_search, sampling_period, posthoc_heatmap,
+    dynamics, EARLY, DECAYS, DECAY_HEATMAP, NOISE_ACCURACY, MEMORISATION, CONSTANT_RATE, reliability, STEP_DECAY,
+    BOOTSTRAP, lr_search, SAMPLING_PERIOD, POSTHOC_HEATMAP,
 )  # fmt: skip
 """What makes the figures of one scale."""

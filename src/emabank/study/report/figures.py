@@ -4,15 +4,15 @@ The same panels become SVG and PDF files (draw.py) and the interactive curves of
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from emabank.study.metrics.classification import Floats
 from emabank.study.report import series
-from emabank.study.report.results import Run, Setting
+from emabank.study.report.results import Results, Run, Setting
 from emabank.study.report.series import MakeCurve
 from emabank.study.report.tables import Cell, selection_note
 from emabank.study.studies.scales import PAIRS, Scale
@@ -38,6 +38,11 @@ class Line:
     order: int = 0
     """The place of an average among its likes, the fastest first: it gives the shade."""
     dashed: bool = False
+
+    @property
+    def curves(self) -> np.ndarray:
+        """[seeds, points], also of one seed."""
+        return self.y[None] if self.seeds is None else self.seeds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,37 +83,62 @@ class Figure:
     """The paper's own name for it, such as "Figure 1a"; empty where the paper has none."""
     study: str = ""
     scale: Literal["demo", "small", "paper", ""] = ""
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
 
-def figure(
-    name: str,
-    settings: Sequence[Setting],
-    panels: Sequence[Panel],
-    *,
-    scale: Scale,
-    title: str,
-    caption: str,
-    columns: int = 1,
-    item: str = "",
-    notes: Sequence[str] = (),
-) -> list[Figure]:
-    """The figure with these panels in a list, or none without panels; a study's name begins that of its figures."""
-    if not panels:
-        return []
-    stand_ins = [
-        f"{setting.title} stands for the paper's {PAIRS[setting.pair].replace(',', ' with')}: shapes compare, numbers "
-        "do not."
-        for setting in settings
-        if scale != "paper" and setting.pair in PAIRS
-    ]
-    return [
-        Figure(
-            name=f"{scale}/{name}", title=title, panels=panels, columns=columns, item=item, scale=scale,
-            caption=caption + selection_note(settings), study=name.partition("/")[0],
-            notes=(*dict.fromkeys(stand_ins), *notes),
-        )
-    ]  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class FigureSpec:
+    """A figure with the panels of some settings of a scale; called with results and a scale, it makes that figure.
+
+    A setting without panels is not in it, and without any there is no figure.
+    """
+
+    name: str
+    """The study, a slash, and the figure's own name."""
+    title: str
+    panels: Callable[[Setting], Sequence[Panel]]
+    pairs: Sequence[str] = ()
+    """Empty: all."""
+    caption: str = ""
+    about: Callable[[Sequence[Setting]], str] = lambda settings: ""
+    """What the caption says of these settings, behind the rest."""
+    averaged: bool = False
+    """Whether its averages have averaged batch-norm statistics; the caption says so."""
+    cut: bool = False
+    """Whether the vertical axis omits the first rise; the caption says so."""
+    columns: int = 1
+    item: str = ""
+
+    def __call__(self, results: Results, scale: Scale) -> list[Figure]:
+        pairs = self.pairs or tuple(dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings))))
+        by_setting = [(setting, self.panels(setting)) for pair in pairs for setting in results.of(pair, scale=scale)]
+        settings = [setting for setting, panels in by_setting if panels]
+        panels = [panel for _, own in by_setting for panel in own]
+        if not panels:
+            return []
+        lines = [line for panel in panels for line in panel.lines]
+        sentences = [
+            self.caption,
+            ORACLE if any(line.label.endswith(BEST_ON_TEST) for line in lines) else "",
+            self.about(settings),
+            STATISTICS_AVERAGED if self.averaged and any(setting.has_batchnorm for setting in settings) else "",
+            seeds_note(panels) if any(line.kind != "ideal" for line in lines) else "",
+            CUT if self.cut else "",
+            selection_note(settings).strip(),
+        ]
+        notes = [
+            f"{setting.title} stands in for the paper's {PAIRS[setting.pair].replace(',', ' with')}: compare shapes, "
+            "not numbers."
+            for setting in settings
+            if scale != "paper" and setting.pair in PAIRS
+        ]
+        return [
+            Figure(
+                name=f"{scale}/{self.name}", title=self.title, panels=panels, columns=min(self.columns, len(panels)),
+                caption=" ".join(filter(None, sentences)), item=self.item, study=self.name.partition("/")[0],
+                scale=scale, notes=tuple(dict.fromkeys(notes)),
+            )
+        ]  # fmt: skip
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------
@@ -137,6 +167,38 @@ def line(
     return replace(mean, order=order, dashed=dashed, seeds=percent if len(percent) > 1 else None)
 
 
+class LineSpec(NamedTuple):
+    """Which curve of the runs of a variant is a line, and how it looks."""
+
+    label: str
+    variant: str
+    curve: MakeCurve
+    kind: str = "average"
+    order: int = 0
+    dashed: bool = False
+
+
+def lines_of(setting: Setting, *specs: LineSpec, until: int | None = None) -> list[Line]:
+    """The lines of a panel; none where one of them cannot be drawn."""
+    lines: list[Line] = []
+    for label, variant, curve, kind, order, dashed in specs:
+        curves = drawable(setting, variant, curve)
+        if curves is not None:
+            lines.append(line(curves, label, kind=kind, order=order, dashed=dashed, until=until))
+    return lines if len(lines) == len(specs) else []
+
+
+def training_panel(
+    setting: Setting, lines: Sequence[Line], variant: str, *, marks: Sequence[Mark] = (), **fields: Any
+) -> list[Panel]:
+    """A panel of lines over the epochs with the learning rate of a variant beneath; none without lines."""
+    if not lines:
+        return []
+    rate = rate_line(setting.variants[variant])
+    fields = {"title": setting.title, "y_limits": focus(lines, marks), **fields}
+    return [Panel(lines=lines, rate=rate, marks=marks, **fields)]
+
+
 def rate_line(runs: Sequence[Run], label: str = "learning rate") -> Line:
     """The learning rate of some runs, epoch by epoch; seeds may have chosen different peaks."""
     return _mean_line(np.stack([run.rates for run in runs]), label, kind="rate")
@@ -156,12 +218,11 @@ def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, flo
     low = min((y for _, y, _ in marks), default=math.inf)
     high = max((y for _, y, _ in marks), default=-math.inf)
     for drawn in lines:
-        curves = drawn.y[None] if drawn.seeds is None else drawn.seeds
         known = np.flatnonzero(np.isfinite(drawn.y))
         if len(known):
             late = known[known >= len(drawn.y) // 10]
-            low = min(low, float(curves[:, late if len(late) else known].min()))
-            high = max(high, float(curves[:, known].max()))
+            low = min(low, float(drawn.curves[:, late if len(late) else known].min()))
+            high = max(high, float(drawn.curves[:, known].max()))
     margin = max(0.05 * (high - low), 0.1)
     return low - margin, high + margin
 
@@ -170,10 +231,11 @@ def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, flo
 
 BEST_ON_TEST = "best average at each epoch, chosen on test"
 ORACLE = (
-    "The best of the averages is taken anew at each epoch, on the test curve itself, as in the paper: an oracle's "
-    "choice, which nobody could make without the test images."
+    "At each epoch the best average is chosen on the test curve itself, as in the paper: an oracle's choice, "
+    "impossible without the test images."
 )
-CUT = "The vertical axis leaves out the first steep rise, in the first tenth of the epochs."
+STATISTICS_AVERAGED = "Batch-norm statistics are averaged with the weights."
+CUT = "The vertical axis omits the steep rise in the first tenth of the epochs."
 
 
 def mark(epochs: Sequence[float], shares: Sequence[float], label: str) -> list[Mark]:
@@ -181,15 +243,16 @@ def mark(epochs: Sequence[float], shares: Sequence[float], label: str) -> list[M
     return [(float(np.mean(epochs)), 100 * float(np.mean(shares)), label)]
 
 
-def mark_at(curves: Floats, epochs: Sequence[int], words: str) -> list[Mark]:
+def mark_at(drawn: Line, epochs: Sequence[int], words: str) -> list[Mark]:
     """The mean of the seeds' epochs and of their curves at these; none where one has no value.
 
-    >>> mark_at(np.array([[0.5, 0.75], [0.25, 0.5]]), [2, 1], "live weights, chosen on validation")
-    [(1.5, 50.0, 'live weights, chosen on validation: 50.0 ± 35.4% (n = 2), epochs 2, 1')]
+    >>> drawn = line(np.array([[0.5, 0.75], [0.25, 0.5]]), "live weights", kind="live")
+    >>> mark_at(drawn, [2, 1], "chosen on validation")
+    [(1.5, 50.0, 'chosen on validation: 50.0 ± 35.4% (n = 2), epochs 2, 1')]
     """
-    values = [series.at(curve, epoch) for curve, epoch in zip(curves, epochs, strict=False)]
+    values = [series.at(curve / 100, epoch) for curve, epoch in zip(drawn.curves, epochs, strict=False)]
     known = [value for value in values if value is not None]
-    if len(epochs) != len(curves) or len(known) < len(curves):
+    if len(epochs) != drawn.n or len(known) < drawn.n:
         return []
     return mark(epochs, known, f"{words}: {percent_text(known)}, {epochs_text(epochs)}")
 
@@ -219,27 +282,62 @@ def seeds_text(panels: Sequence[Panel]) -> str:
 def seeds_note(panels: Sequence[Panel]) -> str:
     """How the lines were made of the seeds' curves."""
     many = seeds_text(panels)
-    seeds = f"Bold: the mean of {many} seeds; thin: each seed. " if many else ""
-    if many == "1":
-        seeds = "One seed. "
-    return f"{seeds}Each epoch as it was measured, not smoothed."
-
-
-def statistics_note(settings: Sequence[Setting]) -> str:
-    """Which batch-norm statistics the averages have where nothing else is said, as in the paper."""
-    has_batchnorm = any(setting.has_batchnorm for setting in settings)
-    return "Batch-norm statistics are averaged with the weights. " if has_batchnorm else ""
+    thin = any(line.seeds is not None for panel in panels for line in panel.lines)
+    spread = "thin: each seed" if thin else "band: one standard deviation"
+    return "One seed, not smoothed." if many == "1" else f"Bold: mean of {many} seeds; {spread}; not smoothed."
 
 
 def average_note(name: str) -> str:
-    """What the name of an average means, as a sentence with a blank behind it.
+    """What the name of an average means.
 
-    >>> average_note("ema-7.1%"), average_note("")
-    ('ema-7.1% is the average whose half-life is 7.1% of the run. ', '')
+    >>> average_note("ema-7.1%")
+    'ema-7.1%: half-life 7.1% of the run.'
     """
     value = name.removeprefix("ema-")
-    if not name:
-        return ""
-    if value.endswith("%"):
-        return f"{name} is the average whose half-life is {value} of the run. "
-    return f"{name} is the average with a decay of {value} per update. "
+    return f"{name}: half-life {value} of the run." if value.endswith("%") else f"{name}: decay {value} per update."
+
+
+# How lines look -------------------------------------------------------------------------------------------------------
+
+# Second channel beside the colour, for the averages from the fastest on: the longer the memory, the longer the dash.
+_DASHES = ("1.5 3", "4 3", "8 3", "14 3", "")
+_DASHED = "6 4"
+_KINDS = ("live", "best", "swa", "ideal")
+# For lines of no known kind, and for those that would look like another: the colours x0 to x5, then again with dashes.
+_EXTRAS = tuple((f"x{number}", dash) for dash in ("", "2 2", "10 3 2 3") for number in range(6))
+
+
+class Style(NamedTuple):
+    """The look of a line, in files and on the page."""
+
+    colour: str
+    """The name of a colour of assets/page.css."""
+    dash: str
+    """Lengths of dashes and gaps; empty: solid."""
+
+
+def styles_of(figure: Figure) -> dict[str, Style]:
+    """The look of every line by its label; two labels never look the same while there are colours left."""
+    lines: dict[str, Line] = {}
+    for panel in figure.panels:
+        for drawn in panel.lines:
+            lines.setdefault(drawn.label, drawn)
+    # Where the figure itself gives the dashes of averages a meaning, their shade alone distinguishes them.
+    meant = any(drawn.dashed for drawn in lines.values() if drawn.kind == "average")
+    extras = iter(_EXTRAS)
+    styles: dict[str, Style] = {}
+    for label, drawn in lines.items():
+        style = _style(drawn, meant=meant)
+        while (not style.colour or style in styles.values()) and (extra := next(extras, None)) is not None:
+            style = Style(extra[0], extra[1] or style.dash)
+        styles[label] = style if style.colour else Style("x0", style.dash)
+    return styles
+
+
+def _style(drawn: Line, *, meant: bool) -> Style:
+    """Without a colour for a kind that has none."""
+    if drawn.kind == "average":
+        place = min(max(drawn.order, 0), len(_DASHES) - 1)
+        return Style(f"a{place}", (_DASHED if drawn.dashed else "") if meant else _DASHES[place])
+    dash = _DASHED if drawn.dashed or drawn.kind == "ideal" else ""
+    return Style(drawn.kind if drawn.kind in _KINDS else "", dash)

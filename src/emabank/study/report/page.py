@@ -19,14 +19,14 @@ from markupsafe import Markup
 
 from emabank.study.report import render
 from emabank.study.report.claims import Claim, Finding, Rule, Verdict
-from emabank.study.report.figures import Figure, Line, Panel
+from emabank.study.report.figures import Figure, Line, Panel, styles_of
 from emabank.study.report.results import Results, Run, Setting, Study
 from emabank.study.report.series import REFIT
 from emabank.study.report.tables import Cell, Table, difference_cell, selection_note, value_cell
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import SCALES
 
-_TITLE = "Averages of weights: the paper’s studies, run again"
+_TITLE = "Weight averages: the paper’s studies, reproduced"
 _SCALES: Sequence[str] = SCALES[::-1]
 _SECTIONS = {study.name: (study.title, study.question) for study in STUDIES.values()}
 _SECTIONS["setup"] = ("Setup", "What was trained, and how.")
@@ -50,7 +50,7 @@ def page(
     title: str = _TITLE,
     provenance: Provenance | None = None,
 ) -> str:
-    """The whole report as one HTML document; whatever is empty is left out."""
+    """The whole report as one HTML document; empty parts are skipped."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     filters: dict[str, Any] = environment.filters
     filters.update(minus=_minus, number=_number, sentence=_sentence, slug=_slug, rows=_rows)
@@ -93,7 +93,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One for each study that was asked for or has something to show, in the report's order; unknown ones last."""
+    """One for each study that was run or has something to show, in the report's order; unknown ones last."""
     names = dict.fromkeys(
         [*_SECTIONS, *(study.name for study in studies), *(item.study for item in (*tables, *figures))]
     )
@@ -108,7 +108,7 @@ def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequen
             sections.append({
                 "id": f"study-{_slug(name)}", "title": title, "question": question, "studies": asked,
                 "tables": [(key, item) for key, item in own if isinstance(item, Table)],
-                "figures": [(key, item, Markup(figure_json(item)), [entry["label"] for entry in _legend(item)])
+                "figures": [(key, item, Markup(figure_json(item)), list(styles_of(item)))
                             for key, item in own if isinstance(item, Figure)],
             })  # fmt: skip
     return sections
@@ -245,12 +245,6 @@ def _interval_digits(finding: Finding) -> int:
 
 # Inside <script> only these can end the element or open a comment; as escapes they mean the same to JSON.
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-# Second channel beside the colour, for the averages from the fastest on: the longer the memory, the longer the dash.
-_DASHES = ("1.5 3", "4 3", "8 3", "14 3", "")
-_DASHED = "6 4"
-_KINDS = ("live", "best", "swa", "ideal")
-# For lines of no known kind, and for those that would look like another: the colours x0 to x5, then again with dashes.
-_EXTRAS = tuple((f"x{number}", dash) for dash in ("", "2 2", "10 3 2 3") for number in range(6))
 
 
 def figure_json(figure: Figure) -> str:
@@ -258,8 +252,9 @@ def figure_json(figure: Figure) -> str:
 
     Lines of one label have one style and one entry of the legend, whatever their panel.
     """
-    legend = _legend(figure)
-    places = {entry["label"]: place for place, entry in enumerate(legend)}
+    styles = styles_of(figure)
+    places = {label: place for place, label in enumerate(styles)}
+    legend = [{"label": label, "colour": style.colour, "dash": style.dash} for label, style in styles.items()]
     xs: list[Any] = []
     panels = [_panel(panel, places, xs) for panel in figure.panels]
     made = {"columns": figure.columns, "legend": legend, "xs": xs, "panels": panels}
@@ -324,35 +319,6 @@ def _rounded(values: Iterable[float], places: int) -> list[float | int | None]:
     """Numbers as short as they can be; None where there is none."""
     rounded = [round(float(value), places) if math.isfinite(value) else None for value in values]
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
-
-
-def _legend(figure: Figure) -> list[dict[str, str]]:
-    """Label, colour and dashes of each line there is; two labels never look the same while there are colours left."""
-    lines: dict[str, Line] = {}
-    for panel in figure.panels:
-        for line in panel.lines:
-            lines.setdefault(line.label, line)
-    # Where the figure itself gives the dashes of averages a meaning, their shade alone distinguishes them.
-    meant = any(line.dashed for line in lines.values() if line.kind == "average")
-    extras = iter(_EXTRAS)
-    seen: set[tuple[str, str]] = set()
-    legend: list[dict[str, str]] = []
-    for label, line in lines.items():
-        style = _style(line, meant=meant)
-        while (not style[0] or style in seen) and (extra := next(extras, None)) is not None:
-            style = (extra[0], extra[1] or style[1])
-        seen.add(style)
-        legend.append({"label": label, "colour": style[0] or "x0", "dash": style[1]})
-    return legend
-
-
-def _style(line: Line, *, meant: bool) -> tuple[str, str]:
-    """The name of a colour of the style sheet, empty for a kind that has none, and the dashes."""
-    if line.kind == "average":
-        place = min(max(line.order, 0), len(_DASHES) - 1)
-        return f"a{place}", (_DASHED if line.dashed else "") if meant else _DASHES[place]
-    dash = _DASHED if line.dashed or line.kind == "ideal" else ""
-    return (line.kind if line.kind in _KINDS else ""), dash
 
 
 # How it was obtained --------------------------------------------------------------------------------------------------

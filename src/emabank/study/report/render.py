@@ -72,15 +72,19 @@ def format_cell(cell: Cell, *, with_n: bool) -> str:
 
 
 def caption_of(table: Table) -> str:
-    """The caption with its n, where that is the same for all numbers; otherwise a sentence says where it is."""
+    """The caption, then what the numbers are means over, how many values each has, and what is bold."""
+    sentences = [table.caption.strip()]
     shown = numbers(table)
-    if not shown:
-        return table.caption
     n = common_n(table)
-    text = "n beside each number." if n is None else f"n = {n}."
-    if any(one.spread is None for one in shown):
-        text = f"{text[:-1]}: one value has no spread." if n == 1 else f"{text} ± {DASH}: one value, no spread."
-    return f"{table.caption} {text}".strip()
+    if n == 1:
+        sentences.append("n = 1: no spread.")
+    elif shown:
+        count = "n beside each number" if n is None else f"n = {n}"
+        single = f"; ± {DASH}: one value" if any(one.spread is None for one in shown) else ""
+        sentences.append(f"Mean ± standard deviation over {table.over}, {count}{single}.")
+    if table.bold and any(cell.best for row in table.rows for cell in row.cells):
+        sentences.append(f"Bold: {table.bold}.")
+    return " ".join(filter(None, sentences))
 
 
 def group_titles(table: Table) -> list[str]:

@@ -273,8 +273,8 @@ def read_setting(folder: str | os.PathLike[str]) -> Setting:
 def _folder(runs: str | os.PathLike[str]) -> Path:
     folder = Path(runs)
     if not folder.is_dir():
-        reason = "is not a folder" if folder.exists() else "is not there"
-        raise FileNotFoundError(f"the folder {folder} {reason}; give the folder that `emabank run` wrote its runs to")
+        reason = "is not a folder" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"{folder} {reason}; pass the folder that `emabank run` wrote its runs to")
     return folder
 
 
@@ -307,7 +307,7 @@ class _Reader:
             try:
                 manifest = read_manifest(path)
                 if manifest.scale not in SCALES:
-                    raise ValueError(f"its scale is {manifest.scale!r}, which this emabank does not know")
+                    raise ValueError(f"its scale {manifest.scale!r} is unknown to this version of emabank")
                 manifests.append(manifest)
             except (ValueError, OSError) as error:
                 self._skip(path.name, _message(error, path))
@@ -327,7 +327,7 @@ class _Reader:
         if manifest.state == "failed":
             self._skip(what, f"failed: {manifest.reason}")
         elif manifest.state == "running":
-            self._skip(what, f"not finished: it runs, or was interrupted (`{manifest.command}` resumes)")
+            self._skip(what, f"not finished: running or interrupted (`{manifest.command}` resumes)")
         for ran in manifest.pairs:
             if manifest.state == "done" and ran.protocol is None:
                 self._skip(f"{ran.title} ({manifest.scale})", "its protocol was not finished")
@@ -359,7 +359,7 @@ class _Reader:
             ):
                 ids[variant] = runs
             else:
-                self._skip(f"{title}: {variant}", "runs of a kind that this emabank does not know")
+                self._skip(f"{title}: {variant}", "runs of a kind unknown to this version of emabank")
         variants = {
             variant: self._variant(f"{title}: {variant}", variant, runs, config) for variant, runs in ids.items()
         }
@@ -438,17 +438,17 @@ class _Reader:
 def _why_unused(path: Path, *, all_done: bool) -> str:
     try:
         if path.is_dir() and path.name.startswith(_PROTOCOL):
-            return "a protocol that belongs to no study (`emabank protocol` made it, or a study with other settings)"
+            return "a protocol of no study (from `emabank protocol`, or a study with other settings)"
         if not any((path / name).exists() for name in (CONFIG, DONE, FAILED)):
-            return "no run of emabank"
+            return "not a run of emabank"
         why = _why_not_done(RunFolder(path))
     except DAMAGE as error:
         why = _message(error, path)
     if why:
         return _without_place(why, path)
     if not all_done:
-        return "a run of a study that is not finished, or one that no study asks for any more"
-    return "a run that no study of this folder asks for, or not any more"
+        return "used by no finished study in this folder"
+    return "not used by any study in this folder"
 
 
 # A protocol -----------------------------------------------------------------------------------------------------------
@@ -684,7 +684,7 @@ def _message(error: BaseException, place: Path) -> str:
     elif isinstance(error, (ValueError, OSError)):
         text = str(error)
     else:
-        text = f"its files are not what this emabank writes ({type(error).__name__}: {error})"
+        text = f"its files are not what this version of emabank writes ({type(error).__name__}: {error})"
     return _without_place(_without_place(text, place), place.parent)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,16 +32,17 @@ from emabank.study.report.tables import (
     Lines,
     Row,
     Table,
+    TableSpec,
     column_table,
     difference_cell,
     epoch_cell,
     has_values,
     label_of,
     labels_of,
+    metric_of,
     percent_cell,
     reference_note,
     selection_note,
-    setting_table,
     settings_for,
     value_cell,
     with_best,
@@ -49,24 +50,28 @@ from emabank.study.report.tables import (
 )
 from emabank.study.studies.scales import CLEAN, MAIN, NOISY, PAIRS, Scale
 
-OVER_SEEDS = "Mean ± standard deviation over seeds."
-OVER_PAIRS = "Mean ± standard deviation over seeds, over pairs of seeds for churn and JS."
-PAIRED = "Differences are paired: of each seed, then mean ± standard deviation."
+PAIRED = "Differences are paired by seed."
+PAIRS_OF_SEEDS = "seeds (pairs of seeds for churn and JS)"
 JS_SCALE = (
-    "JS: Jensen–Shannon divergence, natural logarithm, at most 0.693. The paper's JS has another scale (it prints up "
-    "to 0.85), so only ratios compare."
+    "JS: Jensen–Shannon divergence in nats, at most 0.693. The paper uses another scale (it prints up to 0.85), so "
+    "only ratios compare."
 )
 SLOWEST = (
-    "the average with the longest memory, batch-norm statistics recomputed where the network has any, at the epochs "
-    "chosen on validation"
+    "the average with the longest memory, batch-norm statistics recomputed if the network has any, at the epoch that "
+    "validation chose"
 )
-IF_CALIBRATED = "ECE if calibrated: the ECE that a perfectly calibrated model with these confidences would have."
+IF_CALIBRATED = "ECE if calibrated: the ECE of a perfectly calibrated model with these confidences."
 ORACLE = (
-    "oracle: read off the measured curve itself at its highest point, so it is a little too good; nobody who has to "
-    "choose an epoch beforehand can see it."
+    "oracle: the maximum of the test curve itself, so slightly optimistic; unknown to anyone who must choose the epoch "
+    "in advance."
 )
+CHOSEN = "chosen: at the epoch that validation chose for EMA (acc.), per seed."
 ACC, LOSS = "slowest (acc.)", "slowest (loss)"
 """As in the paper, EMA is the slowest average, recomputed."""
+BASELINES = {"SGD (best)": "SGD (best)", "SGD": "SGD (last)"}
+"""The live weights of a refit at the epoch that tuning chose for them, as for an average; and at the last, as in the
+paper."""
+AVERAGES = {ACC: "EMA (acc.)", LOSS: "EMA (loss)"}
 
 
 def make_tables(results: Results) -> list[Table]:
@@ -79,226 +84,47 @@ def make_tables(results: Results) -> list[Table]:
     return [*tables, equivalence(), *overhead(results)]
 
 
-# Generalisation -------------------------------------------------------------------------------------------------------
-
-BASELINES = {"SGD (best)": "SGD (best)", "SGD": "SGD (last)"}
-"""The live weights of a refit at the epoch that tuning chose for them, as for an average; and at the last, as in the
-paper."""
-AVERAGES = {ACC: "EMA (acc.)", LOSS: "EMA (loss)"}
+# From the protocol's columns ------------------------------------------------------------------------------------------
 
 
-def headline(results: Results, scale: Scale) -> list[Table]:
-    """Accuracy and loss on test of SGD, EMA by both criteria, and SWA's accuracy; then the paired differences."""
-    settings = settings_for(results, scale, CLEAN)
-    specs = [
-        ColumnSpec(METRICS[metric].short, column, metric, group=title)
-        for column, title in {**BASELINES, **AVERAGES, "SWA": "SWA"}.items()
-        for metric in ("accuracy", "loss")
-        if (column, metric) != ("SWA", "loss")
-    ]
-    gains = [spec._replace(title=spec.title.replace("%", "points"), op="minus") for spec in specs[4:]]
-    notes = (
-        f"EMA: {SLOWEST}. SGD (best): the live weights at the epoch that validation chose for them, so that both sides "
-        "stop where they choose. SGD (last): at the last epoch, as in the paper.",
-        *reference_note(settings),
-    )
-
+def _grouped(columns: Mapping[str, str], *metrics: str) -> list[ColumnSpec]:
+    """A group per column, with a column per metric."""
+    titles = {"epoch": "epoch", **{name: metric.short for name, metric in METRICS.items()}}
     return [
-        *column_table(
-            "generalization/headline", "Test accuracy and loss of SGD, its averages, and SWA", settings, specs, REFIT,
-            source="Table 1", item="Table 1", scale=scale, notes=notes,
-            caption=f"Trained on all training images. {OVER_SEEDS} Bold: the best accuracy and loss of a row.",
-        ),
-        *column_table(
-            "generalization/differences", "Test accuracy and loss: paired difference to SGD", settings, gains, REFIT,
-            source="Table 1", baselines={f"minus {title}": column for column, title in BASELINES.items()}, scale=scale,
-            caption=f"Above 0 is better in accuracy, below 0 in loss. {PAIRED}", notes=(paper.OF_MEANS, *notes),
-        ),
-    ]  # fmt: skip
-
-
-def summary(results: Results, scale: Scale) -> list[Table]:
-    """Tuning: accuracy and loss on validation, and the mean epoch that was chosen."""
-    settings = settings_for(results, scale, CLEAN)
-    titles = {"accuracy": "acc., %", "loss": "loss", "epoch": "epoch"}
-    specs = [
         ColumnSpec(titles[metric], column, metric, group=title)
-        for column, title in {"SGD": "SGD", **AVERAGES}.items()
-        for metric in titles
+        for column, title in columns.items()
+        for metric in metrics
     ]
 
-    return column_table(
-        "generalization/summary-80", "Trained on 80%: accuracy, loss, and the epoch that was chosen", settings, specs,
-        TUNED, source="Table 6", item="Table 6", scale=scale,
-        caption=f"Measured on the validation images that epochs were chosen on. {OVER_SEEDS} "
-        "Bold: the best accuracy and the lowest loss of a row.",
-        notes=(
-            f"EMA: {SLOWEST}. SGD: the live weights at their best epoch.",
-            "The paper's text speaks of test accuracy here; what it prints is in its validation tables.",
-            *reference_note(settings),
-        ),
-    )  # fmt: skip
 
-
-def full(results: Results, scale: Scale) -> list[Table]:
-    """All that the protocol measured of each setting, in tuning and of the refits, with what each seed chose."""
-    tables: list[Table] = []
-    for _, settings in groupby(settings_for(results, scale, (*CLEAN, *NOISY)), key=lambda setting: setting.pair):
-        for place, setting in enumerate(settings, 1):
-            for stage in (TUNED, REFIT):
-                tables += _full(setting, stage, suffix="" if place == 1 else f"-{place}")
-    return tables
-
-
-def _full(setting: Setting, stage: Stage, *, suffix: str) -> list[Table]:
-    columns = series.columns_of(setting, stage)
-
-    def printed(column: str, metric: str) -> str:
-        return paper.lookup_full(setting.pair, column, metric, trained_on=stage.trained_on)
-
-    rows: list[Row] = []
-    for name, metric in METRICS.items():
-        cells = [
-            value_cell(setting, column.title, name, stage, paper=printed(column.title, name)) for column in columns
-        ]
-        if has_values(cells):
-            best = range(len(cells)) if name != "ece_if_calibrated" else ()
-            rows.append(Row(metric.title, with_best(cells, best, lower=metric.lower_is_better)))
-    if not rows:
-        return []
-    rates = [f"{choice['rate']:g}" for choice in setting.choices]
-    listed = {
-        "epochs": [_by_seed([str(epoch) for epoch in column.epochs], always=True) for column in columns],
-        "decay (average)": [_by_seed([_short(weights) for weights in column.weights]) for column in columns],
-        "learning rate": [_by_seed(rates)] * len(columns),
-    }
-    metrics = ("epochs", "decay", "rate")
-    chosen = [
-        Row(title, [Cell(text=text, paper=printed(column.title, metric))
-                    for column, text in zip(columns, texts, strict=True)])
-        for (title, texts), metric in zip(listed.items(), metrics, strict=True)
-    ]  # fmt: skip
-    titles = {ACC: "EMA (acc.) (BN)", LOSS: "EMA (loss) (BN)"}
-    sgd = "at their best epoch" if stage == TUNED else "at the last epoch; SGD (best): at the epoch tuning chose"
-    measured = "validation" if stage == TUNED else "test"
-    return [
-        Table(
-            name=f"generalization/full-{setting.pair}-{stage.trained_on.rstrip('%')}{suffix}",
-            title=f"{label_of(setting)}: trained on {stage.trained_on}, measured on {measured}",
-            columns=["", *(titles.get(column.title, column.title) for column in columns)], rows=[*rows, *chosen],
-            breaks=[len(rows)], study="generalization", scale=setting.scale,
-            item=paper.full_table(setting.pair, stage.trained_on),
-            caption=f"{OVER_PAIRS} Last, what each seed chose, once where all chose the same. Bold: the best of a row."
-            f"{selection_note([setting])}",
-            notes=(
-                f"SGD: the live weights, {sgd}. EMA: the average that validation chose, averaged batch-norm "
-                f"statistics. (BN): {SLOWEST}.",
-                IF_CALIBRATED,
-                JS_SCALE,
-                *reference_note([setting]),
-            ),
-        )
-    ]  # fmt: skip
-
-
-def protocol_tables(setting: Setting) -> list[Table]:
-    """The columns of one protocol for whoever ran it alone: a table for each stage and split."""
-    metrics = {
-        **{name: metric.title for name, metric in METRICS.items()},
-        "clean_accuracy": "right labels, %",
-        "memorised": "memorised, %",
-        **{name: f"transfer to {name.removeprefix(TRANSFER)}, %" for name in series.transfers(setting)},
-    }
-    tables: list[Table] = []
-    for stage, title in _STAGES.items():
-        columns = series.columns_of(setting, stage)
-        rows = [Row(words, [value_cell(setting, column.title, name, stage) for column in columns])
-                for name, words in metrics.items()]  # fmt: skip
-        chosen = {
-            "epoch": [_by_seed([str(epoch) for epoch in column.epochs]) for column in columns],
-            "average": [_by_seed([_short(weights) for weights in column.weights]) for column in columns],
-        }
-        rates = ", ".join(f"{choice['rate']:g}" for choice in setting.choices)
-        if columns:
-            tables.append(
-                Table(
-                    name="protocol", title=f"{title}; learning rate by seed: {rates}",
-                    columns=["", *(column.title for column in columns)],
-                    rows=[*(row for row in rows if has_values(row.cells)),
-                          *(Row(label, [Cell(text=text) for text in texts]) for label, texts in chosen.items())],
-                    caption=f"{OVER_PAIRS} Last, what each seed chose, once where all chose the same."
-                    f"{selection_note([setting])}",
-                )
-            )  # fmt: skip
-    notes = (
-        "SGD: the live weights, in tuning of the best epoch, in a refit of the last one. EMA: the average that "
-        f"validation chose, averaged batch-norm statistics. slowest: {SLOWEST} for EMA.",
-        JS_SCALE,
-        IF_CALIBRATED,
-        *(["right labels, memorised: of the training images, the accuracy on those with a right label, and the share "
-           "of those with a wrong one that are predicted as that."] if setting.validation_labels else []),
-    )  # fmt: skip
-    return [*tables[:-1], *(replace(table, notes=notes) for table in tables[-1:])]
-
-
-_STAGES = {
-    TUNED: "Trained on 80%, measured on the validation images that everything was chosen on",
-    TUNED_ON_TEST: "Trained on 80%, measured on test",
-    REFIT: "Trained on 100% with what validation chose, measured on test",
-}
-
-
-def _short(average: str) -> str:
-    return {LIVE: "none", "swa": "uniform"}.get(average, average.removeprefix("ema-"))
-
-
-def _by_seed(values: Sequence[str], *, always: bool = False) -> str:
-    if not values:
-        return DASH
-    return f"[{', '.join(values)}]" if always or len(set(values)) > 1 else values[0]
-
-
-# Predictions and features ---------------------------------------------------------------------------------------------
-
+_HEADLINE = _grouped({**BASELINES, **AVERAGES, "SWA": "SWA"}, "accuracy", "loss")[:-1]  # the paper has no loss of SWA
+_HEADLINE_NOTES = (
+    f"EMA: {SLOWEST}.",
+    "SGD (best): the live weights at the epoch that validation chose for them. SGD (last): the live weights at the "
+    "last epoch, as in the paper.",
+)
+HEADLINE = column_table(
+    "generalization/headline", "Test accuracy and loss of SGD, its averages, and SWA", _HEADLINE, REFIT,
+    pairs=CLEAN, source="Table 1", item="Table 1", notes=_HEADLINE_NOTES, caption="Trained on all training images.",
+    bold="the best accuracy and loss in a row",
+)  # fmt: skip
+DIFFERENCES = column_table(
+    "generalization/differences", "Test accuracy and loss: paired difference to SGD",
+    [spec._replace(title=spec.title.replace("%", "points"), op="minus") for spec in _HEADLINE[4:]], REFIT,
+    pairs=CLEAN, source="Table 1", baselines={f"minus {title}": column for column, title in BASELINES.items()},
+    caption=f"Positive is better for accuracy, negative for loss. {PAIRED}", notes=_HEADLINE_NOTES,
+)  # fmt: skip
+SUMMARY = column_table(
+    "generalization/summary-80", "Trained on 80%: accuracy, loss and chosen epoch",
+    _grouped({"SGD": "SGD", **AVERAGES}, "accuracy", "loss", "epoch"), TUNED, pairs=CLEAN,
+    source="Table 6", item="Table 6", caption="Measured on the validation images that epochs are chosen on.",
+    bold="the best accuracy and loss in a row",
+    notes=(
+        f"EMA: {SLOWEST}. SGD: the live weights at their best epoch.",
+        "The paper's text calls this test accuracy, but the numbers match its validation tables.",
+    ),
+)  # fmt: skip
 _EMA_LOSS = f"EMA (loss): {SLOWEST} by the lowest loss. SGD: the live weights at"
-
-
-def agreement(results: Results, scale: Scale) -> list[Table]:
-    """How far the refits of two seeds agree, beside the published co-distillation; then differences and ratios."""
-    settings = settings_for(results, scale, CLEAN)
-    titles = {"accuracy": "test accuracy, %", "churn": "churn, %", "js": "JS"}
-    specs = [
-        ColumnSpec(who, column, metric, group=title)
-        for metric, title in titles.items()
-        for who, column in (("SGD", "SGD"), ("EMA (loss)", LOSS))
-    ]
-    pairs = [
-        ColumnSpec("churn, EMA − SGD, points", LOSS, "churn", "minus"),
-        ColumnSpec("churn, EMA / SGD", LOSS, "churn", "ratio"),
-        ColumnSpec("JS, EMA / SGD", LOSS, "js", "ratio"),
-    ]
-    notes = (f"{_EMA_LOSS} the last epoch.", JS_SCALE)
-
-    return [
-        *column_table(
-            "consistency/agreement", "Agreement between the refits of all pairs of seeds", settings, specs, REFIT,
-            source="Table 3", item="Table 3", scale=scale, quoted=_co_distillation(),
-            caption=f"Trained on all training images, measured on test. {OVER_PAIRS} Churn and JS: the lower the "
-            "better. Bold: the better of two.",
-            notes=(
-                *notes,
-                "Below the rule: co-distillation as the paper quotes it, SGD's column being its own baseline; n not "
-                "given.",
-                *reference_note(settings),
-            ),
-        ),
-        *column_table(
-            "consistency/differences", "Agreement between refits: EMA (loss) against SGD, paired", settings, pairs,
-            REFIT, source="Table 3", scale=scale, notes=(paper.OF_MEANS, *notes, *reference_note(settings)),
-            caption="Below 0 and below 1: EMA agrees more. All are paired: of each pair of seeds, then mean ± standard "
-            "deviation. Pairs that share a seed do so with their chance, so they are not independent.",
-        ),
-    ]  # fmt: skip
 
 
 def _co_distillation() -> list[Row]:
@@ -315,226 +141,227 @@ def _co_distillation() -> list[Row]:
     return rows
 
 
-def calibration(results: Results, scale: Scale) -> list[Table]:
-    """ECE with and without temperature scaling, of the models trained on 80%, measured on test."""
-    settings = settings_for(results, scale, CLEAN)
-    specs = [
-        ColumnSpec("SGD", "SGD"),
-        ColumnSpec("EMA (loss)", LOSS),
-        ColumnSpec("EMA − SGD, points", LOSS, op="minus"),
-    ]
-
-    return column_table(
-        "calibration/ece", "Expected calibration error (ECE), and after temperature scaling (TS)", settings, specs,
-        TUNED_ON_TEST, source="Table 5", item="Table 5", scale=scale,
-        metrics={METRICS[metric].title: metric for metric in ("accuracy", "ece", "ece_if_calibrated", "ece_ts")},
-        caption=f"Trained on 80%, the temperature fitted on the other 20%, measured on test. {OVER_SEEDS} {PAIRED} "
-        "ECE: the lower the better. Bold: the better of two.",
-        notes=(
-            f"{_EMA_LOSS} their best epoch.",
-            IF_CALIBRATED,
-            "The paper describes its table as measured on test; its numbers are those of its validation tables.",
-            paper.OF_MEANS,
-            *reference_note(settings),
-        ),
-    )  # fmt: skip
-
-
-_TARGETS = {"cifar10": "cifar10-resnet18", "cifar100": "cifar100-resnet18"}
-"""Data sets that the paper evaluates features on, in its order, with the pair that is its supervised training."""
-
-
-class _Transfer(NamedTuple):
-    setting: Setting
-    source: str
-    """The setting's label."""
-    target: str
-
-    @property
-    def metric(self) -> str:
-        return TRANSFER + self.target
-
-    @property
-    def paper_metric(self) -> str:
-        """The metric of the paper that this stands for: its own target, or the only one that its pair has there."""
-        values = paper.printed("Table 4", place="table", pair=self.setting.pair)
-        metrics = {value.metric for value in values if value.metric.startswith(TRANSFER)}
-        own = TRANSFER + self.target.split("-test")[0]  # where only test images were found, halves of them
-        return own if own in metrics else metrics.pop() if len(metrics) == 1 and self.target not in _TARGETS else ""
-
-    def printed(self, column: str) -> str:
-        metric = self.paper_metric
-        return paper.lookup("Table 4", pair=self.setting.pair, ours=column, metric=metric) if metric else ""
+AGREEMENT = column_table(
+    "consistency/agreement", "Agreement between the refits of all pairs of seeds",
+    [ColumnSpec(who, column, metric, group=title)
+     for metric, title in {"accuracy": "test accuracy, %", "churn": "churn, %", "js": "JS"}.items()
+     for who, column in (("SGD", "SGD"), ("EMA (loss)", LOSS))],
+    REFIT, pairs=CLEAN, source="Table 3", item="Table 3", quoted=_co_distillation(), over=PAIRS_OF_SEEDS,
+    caption="Trained on all training images, measured on test. Lower churn and JS are better.",
+    bold="the better of two",
+    notes=(
+        f"{_EMA_LOSS} the last epoch.",
+        JS_SCALE,
+        "Below the rule: co-distillation as the paper quotes it, without n; the SGD column is its own baseline.",
+    ),
+)  # fmt: skip
+AGREEMENT_DIFFERENCES = column_table(
+    "consistency/differences", "Agreement between refits: EMA (loss) against SGD, paired",
+    [ColumnSpec("churn, EMA − SGD, points", LOSS, "churn", "minus"),
+     ColumnSpec("churn, EMA / SGD", LOSS, "churn", "ratio"), ColumnSpec("JS, EMA / SGD", LOSS, "js", "ratio")],
+    REFIT, pairs=CLEAN, source="Table 3", over="pairs of seeds", notes=(f"{_EMA_LOSS} the last epoch.", JS_SCALE),
+    caption="A difference below 0 or a ratio below 1 means that EMA agrees more. Differences and ratios are paired. "
+    "Pairs that share a seed are not independent.",
+)  # fmt: skip
+CALIBRATION = column_table(
+    "calibration/ece", "Expected calibration error (ECE), and after temperature scaling (TS)",
+    [ColumnSpec("SGD", "SGD"), ColumnSpec("EMA (loss)", LOSS), ColumnSpec("EMA − SGD, points", LOSS, op="minus")],
+    TUNED_ON_TEST, pairs=CLEAN, source="Table 5", item="Table 5",
+    metrics=("accuracy", "ece", "ece_if_calibrated", "ece_ts"),
+    caption=f"Trained on 80%, temperature fitted on the other 20%, measured on test. {PAIRED} Lower ECE is better.",
+    bold="the better of two",
+    notes=(
+        f"{_EMA_LOSS} their best epoch.",
+        IF_CALIBRATED,
+        "The paper says that its table is measured on test, but the numbers match its validation tables.",
+    ),
+)  # fmt: skip
 
 
-def transfer(results: Results, scale: Scale) -> list[Table]:
-    """A linear head on the frozen features of the refits, on another data set, beside training on it outright."""
-    settings = settings_for(results, scale)
-    transfers = [
-        _Transfer(setting, source, metric.removeprefix(TRANSFER))
-        for setting, source in zip(settings, labels_of(settings), strict=True)
-        for metric in series.transfers(setting)
-    ]
-    order = [*_TARGETS, *dict.fromkeys(way.target for way in transfers if way.target not in _TARGETS)]
-    # The paper has Tiny-ImageNet, with the most images, first.
-    transfers.sort(key=lambda way: (order.index(way.target), not way.setting.pair.startswith("tiny")))
-    titles = {"SGD": "Baseline", **AVERAGES}
-    values = [
-        [value_cell(way.setting, column, way.metric, REFIT, paper=way.printed(column)) for way in transfers]
-        for column in titles
-    ]
-    if not any(map(has_values, values)):
+def full(results: Results, scale: Scale) -> list[Table]:
+    """All that the protocol measured of each setting, in tuning and of the refits, with what each seed chose."""
+    tables: list[Table] = []
+    for pair, settings in groupby(settings_for(results, scale, (*CLEAN, *NOISY)), key=lambda setting: setting.pair):
+        for place, setting in enumerate(settings, 1):
+            for stage in (TUNED, REFIT):
+                suffix = "" if place == 1 else f"-{place}"
+                tables += _stage_table(
+                    setting, stage, f"generalization/full-{pair}-{stage.trained_on.rstrip('%')}{suffix}"
+                )
+    return tables
+
+
+def protocol_tables(setting: Setting) -> list[Table]:
+    """The columns of one protocol for whoever ran it alone: a table for each stage and split."""
+    tables = [table for stage in (TUNED, TUNED_ON_TEST, REFIT) for table in _stage_table(setting, stage, "protocol")]
+    return [*(replace(table, notes=()) for table in tables[:-1]), *tables[-1:]]
+
+
+def _stage_table(setting: Setting, stage: Stage, name: str) -> list[Table]:
+    columns = series.columns_of(setting, stage)
+
+    def printed(column: str, metric: str) -> str:
+        return paper.lookup_full(setting.pair, column, metric, trained_on=stage.trained_on)
+
+    rows: list[Row] = []
+    for metric in (*METRICS, *series.transfers(setting)):
+        shown = metric_of(metric)
+        cells = [value_cell(setting, column.title, metric, stage, paper=printed(column.title, metric))
+                 for column in columns]  # fmt: skip
+        if has_values(cells):
+            rows.append(Row(shown.title, with_best(cells, range(len(cells)), lower=shown.lower_is_better)))
+    if not rows:
         return []
-    rows = [Row(title, cells) for title, cells in
-            zip(titles.values(), with_best_by_column(values, range(len(transfers))), strict=True)]  # fmt: skip
-    supervised = [Row("Supervised", [_supervised(way, settings) for way in transfers])]
-    supervised = [row for row in supervised if has_values(row.cells)]
-    differences = [
-        Row(f"{title} − Baseline, points", [
-            difference_cell(way.setting, column, way.metric, REFIT,
-                            paper=paper.difference(way.printed(column), way.printed("SGD")))
-            for way in transfers
-        ])
-        for column, title in AVERAGES.items()
+    choices = {
+        "epochs": [[str(epoch) for epoch in column.epochs] for column in columns],
+        "decay": [[_short(weights) for weights in column.weights] for column in columns],
+        "rate": [[f"{choice['rate']:g}" for choice in setting.choices]] * len(columns),
+    }
+    titles = {"epochs": "epochs", "decay": "decay (average)", "rate": "learning rate"}
+    chosen = [
+        Row(titles[metric], [Cell(text=_by_seed(values), paper=printed(column.title, metric))
+                             for column, values in zip(columns, by_column, strict=True)])
+        for metric, by_column in choices.items()
     ]  # fmt: skip
-    targets = [way.target for way in transfers]
-    sources = [way.setting for way in transfers]
+    bn = {ACC: "EMA (acc.) (BN)", LOSS: "EMA (loss) (BN)"}
+    measured = "validation" if stage == TUNED else "test"
     return [
         Table(
-            name="transfer/linear", title="Linear evaluation of frozen features on another data set: accuracy, %",
-            columns=["trained on", *(way.source for way in transfers)],
-            groups=[("evaluated on", 1), *((target, targets.count(target)) for target in dict.fromkeys(targets))],
-            rows=[*rows, *supervised, *differences], breaks=sorted({len(rows), len(rows) + len(supervised)}),
-            study="transfer", scale=scale, item="Table 4",
-            caption=f"Features of the models trained on all training images. {OVER_SEEDS} {PAIRED} Bold: the best of a "
-            f"column.{selection_note(sources)}",
+            name=name, title=f"{label_of(setting)}: trained on {stage.trained_on}, measured on {measured}",
+            columns=["", *(bn.get(column.title, column.title) for column in columns)], rows=[*rows, *chosen],
+            breaks=[len(rows)], study=name.partition("/")[0], scale=setting.scale, over=PAIRS_OF_SEEDS,
+            item=paper.full_table(setting.pair, stage.trained_on), bold="the best in a row",
+            caption="Below the rule: what each seed chose, once if all chose the same." + selection_note([setting]),
             notes=(
-                f"EMA: {SLOWEST}. Baseline: the live weights at the last epoch. Supervised: the same kind of network "
-                "trained on the target itself, SGD, last epoch.",
-                paper.OF_MEANS,
-                *reference_note(sources),
+                "SGD: the live weights, at their best epoch in tuning and at the last epoch in a refit; SGD (best) and "
+                "SGD (last) are the other way round. EMA: the average that validation chose, averaged batch-norm "
+                f"statistics. (BN): {SLOWEST}.",
+                IF_CALIBRATED,
+                JS_SCALE,
+                *(["right labels: accuracy on training images with a right label. memorised: share of training images "
+                   "with a wrong label that are predicted as that label."] if setting.validation_labels else []),
+                *reference_note([setting]),
             ),
         )
     ]  # fmt: skip
 
 
-def _supervised(transfer: _Transfer, settings: Sequence[Setting]) -> Cell:
-    """The accuracy of training on the target: with the same network, if there is such a setting."""
-    pair = _TARGETS.get(transfer.paper_metric.removeprefix(TRANSFER), "none")
-    printed = paper.lookup("Table 4", row="Supervised", pair=pair)
-    same = [setting for setting in settings if setting.dataset == transfer.target]
-    same.sort(key=lambda setting: setting.network != transfer.setting.network)
-    return value_cell(same[0], "SGD", "accuracy", REFIT, paper=printed) if same else replace(MISSING, paper=printed)
+def _short(average: str) -> str:
+    return {LIVE: "none", "swa": "uniform"}.get(average, average.removeprefix("ema-"))
+
+
+def _by_seed(values: Sequence[str]) -> str:
+    if not values:
+        return DASH
+    return f"[{', '.join(values)}]" if len(set(values)) > 1 else values[0]
+
+
+# Transfer -------------------------------------------------------------------------------------------------------------
+
+_TARGETS = {"cifar10": "cifar10-resnet18", "cifar100": "cifar100-resnet18"}
+"""Data sets that the paper evaluates features on, with the pair that is its supervised training."""
+
+
+def transfer(results: Results, scale: Scale) -> list[Table]:
+    """A linear head on the frozen features of the refits, on another data set, beside training on it outright."""
+    settings = settings_for(results, scale)
+    return TableSpec(
+        name="transfer/linear", title="Linear evaluation of frozen features on another data set", item="Table 4",
+        columns=["evaluated on", "Baseline", *AVERAGES.values(), "Supervised", *AVERAGES.values()],
+        groups=[("", 1), ("accuracy, %", 4), ("minus Baseline, points", 2)],
+        lines=lambda setting: {
+            metric.removeprefix(TRANSFER): _transfer_cells(setting, metric, settings)
+            for metric in series.transfers(setting)
+        },
+        caption=f"Features of the models trained on all training images. {PAIRED}", bold="the best features in a row",
+        notes=(
+            f"EMA: {SLOWEST}. Baseline: the live weights at the last epoch. Supervised: the same kind of network "
+            "trained on the target itself with SGD, at the last epoch.",
+        ),
+        paper_notes=[paper.OF_MEANS],
+    )(results, scale)  # fmt: skip
+
+
+def _transfer_cells(setting: Setting, metric: str, settings: Sequence[Setting]) -> list[Cell]:
+    target = metric.removeprefix(TRANSFER)
+    # The paper's transfer that this one stands for: to its own target, or to the only one that its pair has.
+    metrics = {value.metric for value in paper.printed("Table 4", place="table", pair=setting.pair)
+               if value.metric.startswith(TRANSFER)}  # fmt: skip
+    own = TRANSFER + target.split("-test")[0]  # where only test images were found, halves of them
+    theirs = own if own in metrics else metrics.pop() if len(metrics) == 1 and target not in _TARGETS else ""
+
+    def printed(column: str) -> str:
+        return paper.lookup("Table 4", pair=setting.pair, ours=column, metric=theirs) if theirs else ""
+
+    supervised = paper.lookup("Table 4", row="Supervised", pair=_TARGETS.get(theirs.removeprefix(TRANSFER), "none"))
+    same = [other for other in settings if other.dataset == target]
+    same.sort(key=lambda other: other.network != setting.network)
+    features = [value_cell(setting, column, metric, REFIT, paper=printed(column)) for column in ("SGD", *AVERAGES)]
+    return [
+        *with_best(features, range(3)),
+        value_cell(same[0], "SGD", "accuracy", REFIT, paper=supervised) if same else replace(MISSING, paper=supervised),
+        *(difference_cell(setting, column, metric, REFIT, paper=paper.difference(printed(column), printed("SGD")))
+          for column in AVERAGES),
+    ]  # fmt: skip
 
 
 # Label noise ----------------------------------------------------------------------------------------------------------
 
-OURS = {"SGD (best)": "SGD (best)", "SGD": "SGD (last)", ACC: "EMA (acc.)"}
-"""Columns of the refits that stand in the leaderboard, with their titles; the fair baseline first."""
+OURS = {**BASELINES, ACC: "EMA (acc.)"}
+"""Columns of the refits in the leaderboard, with their titles; the fair baseline first."""
 LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95)
 """Accuracies on the training images with right labels, at which memorisation is compared; the paper's is 90%."""
-_LEADERBOARD = NOISY[::-1]  # as the paper's table has them
-_NOISE_TITLE = "Accuracy on clean test images after training with wrong labels"
-_NOISE_NOTES = (
-    f"EMA (acc.): {SLOWEST} by the best accuracy. SGD (best): the live weights at the epoch that validation chose for "
-    "them. SGD (last): at the last epoch.",
-)
 
 
 def leaderboard(results: Results, scale: Scale) -> list[Table]:
-    """Ours among the published methods, by accuracy, where it is the same data and network at the paper's scale.
+    """Accuracy under label noise: among the published methods where it is the paper's own data and network.
 
-    Other data have a table of their own, without the published methods: nothing in it could be compared with them.
+    Other settings have a table of their own, without the published methods, because nothing in it compares with them.
     """
-    settings = settings_for(results, scale, _LEADERBOARD)
+    settings = settings_for(results, scale, NOISY[::-1])  # as the paper's table has them
     same = [setting for setting in settings if scale == "paper" and setting.compares]
-    return [*_among_published(same), *_apart([setting for setting in settings if setting not in same])]
+    others = [setting for setting in settings if setting not in same]
+    return [
+        *_noise_table("label-noise/leaderboard", same, published=paper.rows_of("Table 2"), item="Table 2"),
+        *_noise_table("label-noise/test-accuracy", others, published={}),
+    ]
 
 
-def _among_published(settings: Sequence[Setting]) -> list[Table]:
-    ours = _leaderboard_rows(settings)
+def _noise_table(
+    name: str, settings: Sequence[Setting], *, published: Mapping[str, Sequence[paper.Printed]], item: str = ""
+) -> list[Table]:
+    """A column per setting. Ours are sorted in among the published methods and bold, as in the paper's table."""
+    ours = {title: [value_cell(setting, column, "accuracy", REFIT) for setting in settings]
+            for column, title in OURS.items()}  # fmt: skip
+    ours = {title: cells for title, cells in ours.items() if has_values(cells)}
     if not ours:
         return []
-    ranked: list[tuple[Row, list[float]]] = [(row, [cell.mean or -1.0 for cell in row.cells]) for row in ours]
-    for label, values in paper.rows_of("Table 2").items():
+    ranked: list[tuple[Row, list[float | None]]] = []
+    for label, values in published.items():
         by_pair = {value.pair: value for value in values}
-        texts = [Cell(text=by_pair[pair].text) if pair in by_pair else MISSING for pair in _LEADERBOARD]
         title = f"{label}, paper" if any(value.ours for value in values) else label
-        means = [by_pair[pair].mean if pair in by_pair else None for pair in _LEADERBOARD]
-        ranked.append((Row(title, texts), [-1.0 if mean is None else mean for mean in means]))
-    # By the last column, as in the paper, unless ours are in the other alone; of equals the published first.
-    by = -1 if any(row.cells[-1].mean is not None for row in ours) else 0
-    ranked = [*ranked[len(ours) :], *ranked[: len(ours)]]
-    ranked.sort(key=lambda ranking: -ranking[1][by])
+        shown = [by_pair.get(setting.pair) for setting in settings]
+        cells = [Cell(text=value.text) if value else MISSING for value in shown]
+        ranked.append((Row(title, cells), [value and value.mean for value in shown]))
+    for title, cells in ours.items():
+        bold = [replace(cell, best=bool(published) and cell.mean is not None) for cell in cells]
+        ranked.append((Row(f"{title}, ours" if published else title, bold), [cell.mean for cell in cells]))
+    if published:  # by the last column that ours have, as in the paper; of equals the published first
+        by = max(place for cells in ours.values() for place, cell in enumerate(cells) if cell.mean is not None)
+        ranked.sort(key=lambda entry: -(entry[1][by] or 0.0))
     return [
         Table(
-            name="label-noise/leaderboard", title=_NOISE_TITLE,
-            columns=["method", *(PAIRS[pair].split(",")[0] + ", %" for pair in _LEADERBOARD)],
-            rows=[row for row, _ in ranked], study="label-noise", scale="paper", item="Table 2",
-            caption=f"Published: as the paper quotes them, a selection, without n. Ours: {OVER_SEEDS.lower()}"
-            f"{selection_note(settings)}",
-            notes=_NOISE_NOTES,
+            name=name, title="Accuracy on clean test images after training with wrong labels", item=item,
+            columns=["method" if published else "weights", *(f"{label}, %" for label in labels_of(settings))],
+            rows=[row for row, _ in ranked], study="label-noise", scale=settings[0].scale, bold="ours",
+            caption=("Published methods: a selection, as the paper quotes them, without n." if published else "")
+            + selection_note(settings),
+            notes=(
+                f"EMA (acc.): {SLOWEST} by the best accuracy. SGD (best): the live weights at the epoch that "
+                "validation chose for them. SGD (last): the live weights at the last epoch.",
+            ),
         )
     ]  # fmt: skip
-
-
-def _leaderboard_rows(settings: Sequence[Setting]) -> list[Row]:
-    """Our rows: of both data sets together where there is one setting for each, else each setting by itself."""
-    together = len({setting.pair for setting in settings}) == len(settings)
-    units = [settings] if together else [[setting] for setting in settings]
-    groups = [""] if together else labels_of(settings)
-    rows: list[Row] = []
-    for unit, group in zip(units, groups, strict=True):
-        by_pair = {setting.pair: setting for setting in unit}
-        for column, title in OURS.items():
-            cells = [value_cell(by_pair[pair], column, "accuracy", REFIT) if pair in by_pair else MISSING
-                     for pair in _LEADERBOARD]  # fmt: skip
-            # Ours is highlighted, as in the paper's table.
-            cells = [cell if cell.mean is None else replace(cell, best=True) for cell in cells]
-            if has_values(cells):
-                rows.append(Row(title if group else f"{title}, ours", cells, group))
-    return rows
-
-
-def _apart(settings: Sequence[Setting]) -> list[Table]:
-    """A column for each setting, under its own name."""
-    titles = [setting.title for setting in settings]
-    names = [title if titles.count(title) == 1 else f"{title}, {setting.protocol}"
-             for title, setting in zip(titles, settings, strict=True)]  # fmt: skip
-    rows = [
-        Row(title, [value_cell(setting, column, "accuracy", REFIT) for setting in settings])
-        for column, title in OURS.items()
-    ]
-    rows = [row for row in rows if has_values(row.cells)]
-    if not rows:
-        return []
-    return [
-        Table(
-            name="label-noise/test-accuracy", title=_NOISE_TITLE, rows=rows,
-            columns=["weights", *(f"{name}, %" for name in names)], study="label-noise", scale=settings[0].scale,
-            caption=f"{OVER_SEEDS}{selection_note(settings)}", notes=_NOISE_NOTES,
-        )
-    ]  # fmt: skip
-
-
-def memorisation(results: Results, scale: Scale) -> list[Table]:
-    """The share of wrong labels that is memorised when so many of the right ones are learned."""
-    return setting_table(
-        "label-noise/memorisation", "Wrong labels memorised, by the accuracy on right ones",
-        [setting for setting in settings_for(results, scale, NOISY) if _on_train(setting)], _memorised, scale=scale,
-        item="Figure 7", columns=["clean accuracy reached", *("epoch", "clean, %", "memorised, %") * 2,
-                                  "memorised, points"],
-        groups=[("", 1), ("SGD", 3), ("EMA, slowest", 3), ("EMA − SGD", 1)],
-        caption=f"On the training images, without augmentation. {OVER_SEEDS} A dash: not every seed reached it. The "
-        "difference is paired: of each seed.",
-        notes=(
-            "clean: accuracy on the training images with a right label. memorised: of those with a wrong label, the "
-            "share predicted as that label.",
-            "The first epoch at which each seed reaches the accuracy. EMA: recomputed batch-norm statistics where they "
-            "were measured at every epoch, else averaged ones.",
-        ),
-        paper_notes=("The paper's numbers (Appendix E.1) are of CIFAR-100N with ResNet-34.",),
-    )  # fmt: skip
 
 
 def _on_train(setting: Setting) -> list[OnTrain]:
@@ -545,7 +372,10 @@ def _on_train(setting: Setting) -> list[OnTrain]:
 
 
 def _memorised(setting: Setting) -> Lines:
-    both, runs = _on_train(setting), setting.variants["refit"]
+    both = _on_train(setting)
+    if not both:
+        return {}
+    runs = setting.variants["refit"]
     lines: dict[str, list[Cell]] = {}
     for level in LEVELS:
         reached = [
@@ -588,18 +418,33 @@ def _compared(both: Sequence[Sequence[Reached | None]], setting: Setting, level:
     return [*cells, Cell.of(differences, scale=100, paper=text)]
 
 
+MEMORISATION = TableSpec(
+    name="label-noise/memorisation", title="Wrong labels memorised, by the accuracy on right ones", item="Figure 7",
+    pairs=NOISY, lines=_memorised,
+    columns=["clean accuracy reached", *("epoch", "clean, %", "memorised, %") * 2, "memorised, points"],
+    groups=[("", 1), ("SGD", 3), ("EMA, slowest", 3), ("EMA − SGD", 1)],
+    caption=f"On the training images, without augmentation. A dash: not every seed reached it. {PAIRED}",
+    notes=(
+        "clean: accuracy on training images with a right label. memorised: share of training images with a wrong label "
+        "that are predicted as that label.",
+        "The first epoch at which each seed reaches the accuracy. EMA: recomputed batch-norm statistics where they "
+        "were measured at every epoch, else averaged ones.",
+    ),
+    paper_notes=("The paper's numbers (Appendix E.1) are for CIFAR-100N with ResNet-34.",),
+)  # fmt: skip
+
+
 # Peaks and ends of curves ---------------------------------------------------------------------------------------------
 
 _PEAKS = ["", "peak, %", "epoch", "end, %", "end − peak"]
-_BEST = "EMA: the best of all averages at each epoch, averaged batch-norm statistics, as in the paper's figures."
-_ON_TEST = ("Measured on test, trained on all training images.", _BEST, ORACLE)
-
-
-def _peaks_caption(oracle: str) -> str:
-    return (
-        f"Accuracy. {OVER_SEEDS} Peak and epoch are those of each seed's own curve{oracle}. Rows of differences are "
-        "paired: of each seed, then mean ± standard deviation, in points."
-    )
+_PEAKS_CAPTION = (
+    "Accuracy; peak and epoch from each seed's own curve. Rows of differences are paired by seed, in points."
+)
+_PEAKS_NOTES = (
+    "Trained on all training images, measured on test.",
+    "EMA: the best of all averages at each epoch, averaged batch-norm statistics, as in the paper's figures.",
+    f"peak, {ORACLE}",
+)
 
 
 def _value(curve: np.ndarray) -> float | None:
@@ -624,6 +469,15 @@ def _best(setting: Setting, split: str) -> MakeCurve:
     return lambda run: series.best(run, setting.averages, split)
 
 
+def _at_chosen(setting: Setting, variant: str, curve: MakeCurve) -> dict[int, float | None]:
+    """The value of each seed at the epoch that it chose on validation."""
+    stacked = series.stack(setting, variant, curve)
+    runs = setting.variants.get(variant, ())
+    if stacked is None:
+        return {}
+    return {run.seed: series.at(own, chosen_epoch(setting, run.seed)) for run, own in zip(runs, stacked, strict=True)}
+
+
 Curves = tuple[str, MakeCurve]
 """A variant, and which curve of its runs."""
 
@@ -637,97 +491,61 @@ def _peak_cells(setting: Setting, ours: Curves, theirs: Curves | None = None, *,
     return [percent_cell(top), epoch_cell(epoch), percent_cell(end, paper=paper), percent_cell(minus(end, top))]
 
 
-def constant_rate(results: Results, scale: Scale) -> list[Table]:
-    """From the epoch that EMA (acc.) chose, a constant learning rate against the cosine that continues to 0."""
-
-    def lines(setting: Setting) -> Lines:
-        curves = {"SGD": _sgd("test"), "EMA": _best(setting, "test")}
-        rates = {"cosine": "refit", "constant": "constant"}
-        rows = {f"{rate}, {weights}": _peak_cells(setting, (variant, curve))
-                for rate, variant in rates.items() for weights, curve in curves.items()}  # fmt: skip
-        rows |= {f"{weights}, constant − cosine": _peak_cells(setting, ("constant", curve), ("refit", curve))
-                 for weights, curve in curves.items()}  # fmt: skip
-        return rows
-
-    return setting_table(
-        "constant-lr/peak", "Constant learning rate from the EMA (acc.) epoch on, against the cosine",
-        [setting for setting in settings_for(results, scale) if setting.variants.get("constant")], lines, scale=scale,
-        item="Figure 8", columns=_PEAKS, caption=_peaks_caption(" (oracle)"), notes=_ON_TEST,
-    )  # fmt: skip
+def _constant_lines(setting: Setting) -> Lines:
+    if "constant" not in setting.variants:
+        return {}
+    curves = {"SGD": _sgd("test"), "EMA": _best(setting, "test")}
+    lines = {f"{schedule}, {weights}": _peak_cells(setting, (variant, curve))
+             for schedule, variant in (("cosine", "refit"), ("constant", "constant"))
+             for weights, curve in curves.items()}  # fmt: skip
+    differences = {f"{weights}, constant − cosine": _peak_cells(setting, ("constant", curve), ("refit", curve))
+                   for weights, curve in curves.items()}  # fmt: skip
+    return {**lines, **differences}
 
 
-def step_decay(results: Results, scale: Scale) -> list[Table]:
-    """With a learning rate that falls in steps."""
-
-    def lines(setting: Setting) -> Lines:
-        sgd, ema = ("step", _sgd("test")), ("step", _best(setting, "test"))
-        return {
-            "SGD": _peak_cells(setting, sgd),
-            "EMA": _peak_cells(setting, ema),
-            "EMA − SGD": _peak_cells(setting, ema, sgd),
-        }
-
-    return setting_table(
-        "step-decay/end", "Step decay of the learning rate",
-        [setting for setting in settings_for(results, scale) if setting.variants.get("step")], lines, scale=scale,
-        item="Figure 3", columns=_PEAKS, caption=_peaks_caption(" (oracle)"), notes=_ON_TEST,
-    )  # fmt: skip
+def _step_lines(setting: Setting) -> Lines:
+    sgd, ema = ("step", _sgd("test")), ("step", _best(setting, "test"))
+    return {
+        "SGD": _peak_cells(setting, sgd),
+        "EMA": _peak_cells(setting, ema),
+        "EMA − SGD": _peak_cells(setting, ema, sgd),
+    }
 
 
-def bootstrap(results: Results, scale: Scale) -> list[Table]:
-    """With the average copied into the live weights after each epoch, against the same training without."""
-    settings = [setting for setting in settings_for(results, scale) if series.copied_back(setting)]
-    names = dict.fromkeys(series.copied_back(setting) or "" for setting in settings)
-
-    def lines(setting: Setting) -> Lines:
-        copied = series.copied_back(setting) or ""
-        curves: dict[str, MakeCurve] = {"SGD": _sgd("val"), "EMA": lambda run: series.average(run, copied, "val")}
-        rows: dict[str, list[Cell]] = {}
-        for weights, curve in curves.items():
-            printed = [
-                paper.lookup("Appendix C", metric=metric).rstrip("%")
-                if (weights, setting.pair) == ("SGD", MAIN)
-                else ""
-                for metric in ("accuracy", "bootstrapped_accuracy")
-            ]
-            plain, bootstrapped = ("tune", curve), ("bootstrap", curve)
-            rows[weights] = _peak_cells(setting, plain, paper=printed[0])
-            rows[f"{weights}, bootstrapped"] = _peak_cells(setting, bootstrapped, paper=printed[1])
-            rows[f"{weights}, difference"] = _peak_cells(setting, bootstrapped, plain)
-        return rows
-
-    return setting_table(
-        "bootstrap/accuracy", "The average copied back into training after each epoch (bootstrap)", settings, lines,
-        scale=scale, item="Figure 5", columns=_PEAKS, caption=_peaks_caption(""),
-        notes=(
-            "Trained on 80%, measured on validation; the paper prints the accuracy of SGD alone, as final.",
-            f"EMA: the average that is copied back, {', '.join(names)} (in the paper 0.992), averaged batch-norm "
-            "statistics.",
-            "peak: of the validation curve of each seed, as an epoch is chosen.",
-        ),
-        paper_notes=reference_note(settings),
-    )  # fmt: skip
+def _bootstrap_lines(setting: Setting) -> Lines:
+    copied = series.copied_back(setting)
+    if copied is None:
+        return {}
+    curves: dict[str, MakeCurve] = {"SGD": _sgd("val"), copied: lambda run: series.average(run, copied, "val")}
+    lines: dict[str, list[Cell]] = {}
+    for weights, curve in curves.items():
+        printed = [
+            paper.lookup("Appendix C", metric=metric).rstrip("%") if (weights, setting.pair) == ("SGD", MAIN) else ""
+            for metric in ("accuracy", "bootstrapped_accuracy")
+        ]
+        plain, bootstrapped = ("tune", curve), ("bootstrap", curve)
+        lines[weights] = _peak_cells(setting, plain, paper=printed[0])
+        lines[f"{weights}, bootstrapped"] = _peak_cells(setting, bootstrapped, paper=printed[1])
+        lines[f"{weights}, difference"] = _peak_cells(setting, bootstrapped, plain)
+    return lines
 
 
-def sensitivity(results: Results, scale: Scale) -> list[Table]:
-    """How good each average gets with recomputed statistics, and when; beside averaged ones."""
-    settings = [setting for setting in settings_for(results, scale) if _sensitivity_lines(setting)]
-    return setting_table(
-        "batchnorm/sensitivity", "Best test accuracy of each average, and when", settings, _sensitivity_lines,
-        scale=scale, item="Table 24", keep_empty=True,
-        columns=["average", "best, %", "epoch", "accuracy, %", "best, %", "epoch", "accuracy, %"],
-        groups=[("", 1), ("recomputed, oracle", 2), ("recomputed, chosen", 1), ("averaged, oracle", 2),
-                ("averaged, chosen", 1)],
-        caption=f"Trained on all training images, measured on test. {OVER_SEEDS} recomputed, averaged: the batch-norm "
-        "statistics. Bold: the best of a column.",
-        notes=(
-            ORACLE,
-            "chosen: at the epoch that each seed chose on validation for EMA (acc.), the same for all averages.",
-            "average: the decay per update; a percentage is the half-life as a share of the run, for which the paper's "
-            "five decays stand in the same order.",
-            *reference_note(settings),
-        ),
-    )  # fmt: skip
+CONSTANT_RATE = TableSpec(
+    name="constant-lr/peak", title="Learning rate held constant from the EMA (acc.) epoch on, against the cosine",
+    item="Figure 8", columns=_PEAKS, lines=_constant_lines, caption=_PEAKS_CAPTION, notes=_PEAKS_NOTES,
+)  # fmt: skip
+STEP_DECAY = TableSpec(
+    name="step-decay/end", title="Step decay of the learning rate", item="Figure 3", columns=_PEAKS, lines=_step_lines,
+    caption=_PEAKS_CAPTION, notes=_PEAKS_NOTES,
+)  # fmt: skip
+BOOTSTRAP = TableSpec(
+    name="bootstrap/accuracy", title="The average copied back into training after each epoch (bootstrap)",
+    item="Figure 5", columns=_PEAKS, lines=_bootstrap_lines, caption=_PEAKS_CAPTION,
+    notes=(
+        "Trained on 80%, measured on validation. The paper prints the final accuracy of SGD alone.",
+        "Below SGD: the average that is copied back (0.992 in the paper), averaged batch-norm statistics.",
+    ),
+)  # fmt: skip
 
 
 def _sensitivity_lines(setting: Setting) -> Lines:
@@ -757,43 +575,33 @@ def _sensitivity_lines(setting: Setting) -> Lines:
     return dict(zip(names, with_best_by_column(rows, (0, 2, 3, 5)), strict=True))
 
 
-def _at_chosen(setting: Setting, variant: str, curve: MakeCurve) -> dict[int, float | None]:
-    """The value of each seed at the epoch that it chose on validation."""
-    stacked = series.stack(setting, variant, curve)
-    runs = setting.variants.get(variant, ())
-    if stacked is None:
+SENSITIVITY = TableSpec(
+    name="batchnorm/sensitivity", title="Best test accuracy of each average, and when", item="Table 24",
+    lines=_sensitivity_lines,
+    columns=["average", "best, %", "epoch", "accuracy, %", "best, %", "epoch", "accuracy, %"],
+    groups=[("", 1), ("recomputed, oracle", 2), ("recomputed, chosen", 1), ("averaged, oracle", 2),
+            ("averaged, chosen", 1)],
+    caption="Trained on all training images, measured on test. recomputed, averaged: the batch-norm statistics.",
+    bold="the best in a column",
+    notes=(
+        ORACLE,
+        f"{CHOSEN} All averages share it.",
+        "average: the decay per update, or the half-life in percent of the run. The paper's five decays are matched by "
+        "rank, from fast to slow.",
+    ),
+)  # fmt: skip
+
+
+def _rate_lines(setting: Setting) -> Lines:
+    if len(setting.rates()) < 2:
         return {}
-    return {run.seed: series.at(own, chosen_epoch(setting, run.seed)) for run, own in zip(runs, stacked, strict=True)}
+    rows = with_best_by_column(
+        [_rate_cells(setting, rate, variant) for rate, variant in setting.rates().items()], (0, 1)
+    )
+    return {f"{rate:g}": cells for rate, cells in zip(setting.rates(), rows, strict=True)}
 
 
-def lr_search(results: Results, scale: Scale) -> list[Table]:
-    """The best validation accuracy of the live weights and of their averages, by learning rate."""
-    first = (MAIN, "cifar100-wrn-28-10")
-    once: dict[str, Setting] = {}
-    for setting in settings_for(results, scale, (*first, *(pair for pair in PAIRS if pair not in first))):
-        once.setdefault(setting.protocol, setting)  # at smaller scales one protocol may stand for two pairs
-    settings = [setting for setting in once.values() if len(setting.rates()) > 1]
-
-    def lines(setting: Setting) -> Lines:
-        rows = with_best_by_column([_rate_cells(setting, rate) for rate in setting.rates()], (0, 1))
-        return {f"{rate:g}": cells for rate, cells in zip(setting.rates(), rows, strict=True)}
-
-    printed = any(cell.paper for setting in settings for cells in lines(setting).values() for cell in cells)
-    return setting_table(
-        "lr-search/rates", "Best validation accuracy by peak learning rate", settings, lines, scale=scale,
-        item="Table 21", keep_empty=True, columns=["learning rate", "SGD, %", "EMA, %", "EMA − SGD, points"],
-        caption=f"Trained on 80%, measured on validation. {OVER_SEEDS} The difference is paired: of each seed. Bold: "
-        "the best rate of a column.",
-        notes=(
-            "SGD: the best epoch of the live weights. EMA: the best epoch and average, averaged batch-norm statistics.",
-            *(["The paper prints no spread here."] if printed else []),
-            *reference_note(settings),
-        ),
-    )  # fmt: skip
-
-
-def _rate_cells(setting: Setting, rate: float) -> list[Cell]:
-    variant = setting.rates()[rate]
+def _rate_cells(setting: Setting, rate: float, variant: str) -> list[Cell]:
     sgd, ema = (by_seed(setting, variant, curve, _value) for curve in (_sgd("val"), _best(setting, "val")))
     row = next((row for row, values in paper.rows_of("Table 21").items()
                 if row.endswith(f", {rate:g}") and values[0].pair == setting.pair), "")  # fmt: skip
@@ -806,53 +614,64 @@ def _rate_cells(setting: Setting, rate: float) -> list[Cell]:
     ]
 
 
+LR_SEARCH = TableSpec(
+    name="lr-search/rates", title="Best validation accuracy by peak learning rate", item="Table 21", lines=_rate_lines,
+    pairs=tuple(dict.fromkeys((MAIN, "cifar100-wrn-28-10", *PAIRS))),
+    columns=["learning rate", "SGD, %", "EMA, %", "EMA − SGD, points"],
+    caption=f"Trained on 80%, measured on validation. {PAIRED}", bold="the best in a column",
+    notes=(
+        "SGD: the best epoch of the live weights. EMA: the best epoch and average, averaged batch-norm statistics.",
+    ),
+    paper_notes=("The paper prints no spread here.",),
+)  # fmt: skip
+
+
+def lr_search(results: Results, scale: Scale) -> list[Table]:
+    """Each protocol once: at smaller scales one may stand for two pairs."""
+    once = {setting.protocol: setting for setting in reversed(settings_for(results, scale, LR_SEARCH.pairs))}
+    return LR_SEARCH(replace(results, settings=tuple(once.values())), scale)
+
+
 # The sampling period --------------------------------------------------------------------------------------------------
 
 PERIODS = (1, 4, 16, 64)
 PAPER_PERIOD = 16
 
 
-def sampling_period(results: Results, scale: Scale) -> list[Table]:
-    """Averages with equal horizons, sampled every T steps of the same training."""
-
-    def lines(setting: Setting) -> Lines:
-        shortest = min(setting.periods())
-        return {f"T = {period}": _period_cells(setting, period, shortest) for period in setting.periods()}
-
-    return setting_table(
-        "sampling-period/accuracy", "Test accuracy of averages by sampling period, equal horizons",
-        [setting for setting in settings_for(results, scale) if len(setting.periods()) > 1], lines, scale=scale,
-        keep_empty=True, columns=["sampling period", "peak, %", "chosen, %", "end, %", "peak, %", "peak", "chosen"],
-        groups=[("", 1), ("best average", 3), ("slowest average", 1), ("best, minus the shortest T", 2)],
-        caption="Trained on all training images, no warm-up of the decay, averaged batch-norm statistics. "
-        f"{OVER_SEEDS} The differences, in points, are paired: of each seed.",
-        notes=(
-            "best average: the best of all at each epoch. chosen: at the epoch that each seed chose on validation for "
-            "EMA (acc.).",
-            f"peak, {ORACLE}",
-            "The paper has T = 16 in runs of tens of thousands of steps and says that T = 1 gives the same; in a short "
-            "run the third period stands for its 16.",
-        ),
-    )  # fmt: skip
+def _period_lines(setting: Setting) -> Lines:
+    periods = setting.periods()
+    if len(periods) < 2:
+        return {}
+    return {f"T = {period}": _period_cells(setting, variant, periods[min(periods)])
+            for period, variant in periods.items()}  # fmt: skip
 
 
-def _period_cells(setting: Setting, period: int, shortest: int) -> list[Cell]:
-    variant, other = setting.periods()[period], setting.periods()[shortest]
+def _period_cells(setting: Setting, variant: str, shortest: str) -> list[Cell]:
     best = _best(setting, "test")
     tops, ends = (by_seed(setting, variant, best, point) for point in (_value, _end))
     chosen = _at_chosen(setting, variant, best)
     slowest = by_seed(setting, variant, lambda run: series.average(run, setting.slowest, "test"), _value)
     differences = [
-        percent_cell(minus(tops, by_seed(setting, other, best, _value))),
-        percent_cell(minus(chosen, _at_chosen(setting, other, best))),
+        percent_cell(minus(tops, by_seed(setting, shortest, best, _value))),
+        percent_cell(minus(chosen, _at_chosen(setting, shortest, best))),
     ]
-    return [
-        percent_cell(tops),
-        percent_cell(chosen),
-        percent_cell(ends),
-        percent_cell(slowest),
-        *([MISSING] * 2 if period == shortest else differences),
-    ]
+    cells = [percent_cell(values) for values in (tops, chosen, ends, slowest)]
+    return [*cells, *([MISSING] * 2 if variant == shortest else differences)]
+
+
+SAMPLING_PERIOD = TableSpec(
+    name="sampling-period/accuracy", title="Test accuracy of averages by sampling period, equal horizons",
+    lines=_period_lines, columns=["sampling period", "peak, %", "chosen, %", "end, %", "peak, %", "peak", "chosen"],
+    groups=[("", 1), ("best average", 3), ("slowest average", 1), ("best, minus the shortest T", 2)],
+    caption="Trained on all training images, no warm-up of the decay, averaged batch-norm statistics. Differences, in "
+    "points, are paired by seed.",
+    notes=(
+        f"best average: the best of all at each epoch. {CHOSEN}",
+        f"peak, {ORACLE}",
+        "The paper uses T = 16 in runs of tens of thousands of steps and says that T = 1 gives the same. In a short "
+        "run the third period stands in for its 16.",
+    ),
+)  # fmt: skip
 
 
 def equivalence() -> Table:
@@ -872,8 +691,8 @@ def equivalence() -> Table:
         name="sampling-period/equivalence", title="Decay per update for the same horizon, by sampling period T",
         columns=["decay at T = 16", *(f"T = {period}" for period in PERIODS), "half-life, steps"], rows=rows,
         study="sampling-period", item="Table 23",
-        caption="Computed: the decay α at T = 16 is α^(T/16) at T. Arithmetic, not measured. The paper rounds, and has "
-        "T = 1 and T = 16.",
+        caption="Computed, not measured: the decay α at T = 16 is α^(T/16) at T. The paper rounds, and prints T = 1 "
+        "and T = 16 only.",
     )  # fmt: skip
 
 
@@ -886,15 +705,14 @@ def overhead(results: Results) -> list[Table]:
     return [
         Table(
             name="sampling-period/overhead", title="Time and memory of the averages",
-            columns=["network", "parameters", "averages", "every, steps", "MiB an average", "update, ms", "step, ms",
+            columns=["network", "parameters", "averages", "every, steps", "MiB per average", "update, ms", "step, ms",
                      "share of a step, %"],
             rows=[*map(_costs, results.overheads), Row("ResNet-50, paper", example)], breaks=[len(results.overheads)],
-            study="sampling-period", item="Section 3.1",
-            caption="Times: mean ± standard deviation over repetitions of one interleaved run on this machine; sizes "
-            "are counted, not measured.",
+            study="sampling-period", item="Section 3.1", over="repetitions of one interleaved run on this machine",
+            caption="Sizes are counted, not measured.",
             notes=(
                 "update: one update of all averages. step: one training step without averages. share: the time of an "
-                "update divided by that of all steps from one to the next, in each repetition.",
+                "update divided by that of the steps between two updates, per repetition.",
                 f"The paper (Section 3.1) says that a ResNet-50 with {parameters.text} parameters needs {memory.text}: "
                 "float32, and a MB of 2^20 bytes. It gives no times.",
             ),
@@ -920,30 +738,8 @@ def _costs(cost: Overhead) -> Row:
 # After the training ---------------------------------------------------------------------------------------------------
 
 
-def windows(results: Results, scale: Scale) -> list[Table]:
-    """Windows that were chosen after the training, each at its best stopping epoch, beside averages that were kept."""
-    pairs = dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings)))
-    return setting_table(
-        "posthoc/windows", "Windows chosen after the training, at their best stopping epoch",
-        [setting for setting in settings_for(results, scale, pairs) if series.posthoc(setting)], _window_lines,
-        scale=scale, keep_empty=True,
-        columns=["window", "epoch", "afterwards, %", "kept live, %", "difference, points", "profile error",
-                 "weights off, %"],
-        caption=f"Trained on 80%, measured on validation. {OVER_SEEDS} The difference is paired: of each seed. Bold: "
-        "the best of a column.",
-        notes=(
-            "window: the decay per update; a percentage is the half-life as a share of the run. A dash: nobody kept "
-            "that average.",
-            "afterwards: put together from snapshots, at the stopping epoch at which the mean over the seeds is best "
-            "on validation. kept live: the same average, kept beside the training, at that epoch.",
-            "profile error: how far the weights of the samples are from those in the true average, at that epoch. "
-            "weights off: the distance of the network's weights from those of the average that was kept, over their "
-            "length, at the end of the run.",
-        ),
-    )  # fmt: skip
-
-
 def _window_lines(setting: Setting) -> Lines:
+    """Windows that were chosen after the training, each at its best stopping epoch, beside averages that were kept."""
     accuracy, errors, distances = (
         series.posthoc(setting, metric) for metric in ("accuracy", "profile_error", "weight_distance")
     )
@@ -963,42 +759,91 @@ def _window_lines(setting: Setting) -> Lines:
             ]
         )
     names = [name.removeprefix("ema-") for name in accuracy]
-    return dict(zip(names, with_best_by_column(rows, (1, 2)), strict=True))
+    return dict(zip(names, with_best_by_column(rows, (1, 2)) if rows else rows, strict=True))
+
+
+def windows(results: Results, scale: Scale) -> list[Table]:
+    """Of any setting, the paper's pairs first."""
+    pairs = tuple(dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings))))
+    return replace(WINDOWS, pairs=pairs)(results, scale)
+
+
+WINDOWS = TableSpec(
+    name="posthoc/windows", title="Windows chosen after the training, at their best stopping epoch",
+    lines=_window_lines,
+    columns=["window", "epoch", "post hoc, %", "kept live, %", "difference, points", "profile error",
+             "weights off, %"],
+    caption=f"Trained on 80%, measured on validation. {PAIRED}", bold="the best in a column",
+    notes=(
+        "window: the decay per update, or the half-life in percent of the run. A dash: no run kept that average.",
+        "post hoc: synthesized from snapshots, at the stopping epoch with the best mean over seeds on validation. kept "
+        "live: the same average, kept during training, at that epoch.",
+        "profile error: how far the sample weights of the synthesized average are from the true ones, at that epoch. "
+        "weights off: the distance between the two averages relative to their norm, at the last epoch.",
+    ),
+)  # fmt: skip
 
 
 # The set-up -----------------------------------------------------------------------------------------------------------
 
+_AVERAGES = "averages.decays or averages.half_lives"
+_HYPERPARAMETERS = {
+    "data": ("data.dataset", "", ""),
+    "labels": ("data.labels", "", ""),
+    "share of wrong labels": ("data.noise", "", ""),
+    "training images, if not all": ("data.subset", "", ""),
+    "network": ("training.network", "", ""),
+    "width": ("training.width", "", ""),
+    "Nesterov momentum of SGD": ("training.momentum", "Table 22", "momentum"),
+    "learning rates tried": ("rates", "Table 22", "rate"),
+    "schedule": ("training.schedule", "", ""),
+    "warm-up of the learning rate, epochs": ("training.warmup_epochs", "Section 4.1", "warmup_epochs"),
+    "weight decay": ("training.weight_decay", "Table 22", "weight_decay"),
+    "batch size": ("training.batch", "Table 22", "batch"),
+    "epochs": ("training.epochs", "Table 22", "budget"),
+    "averages: decays per update, or half-lives in % of the run": (_AVERAGES, "Table 22", "decays"),
+    "sampling period, steps": ("averages.every", "Table 22", "period"),
+    "warm-up of the decay": ("averages.decay_warmup", "Section 4.1", "decay_warmup"),
+    "crop, pixels": ("data.crop", "", ""),
+    "mirrored": ("data.flip", "", ""),
+    "seeds": ("seeds", "Section 4.1", "runs"),
+}
+"""What is shown, where a configuration has it, and where the paper says it: item and metric."""
+
 
 def hyperparameters(results: Results, scale: Scale) -> list[Table]:
-    """A column for each setting, and the paper's; rows that no configuration says anything about are left out."""
+    """A column for each setting, and the paper's; rows that no configuration says anything about are skipped."""
     settings = [setting for setting in settings_for(results, scale) if setting.config]
     rows: list[Row] = []
-    for title, (read, item, metric) in _HYPERPARAMETERS.items():
-        texts = [read(setting) for setting in settings]
+    for title, (path, item, metric) in _HYPERPARAMETERS.items():
+        texts = [_text(_option(setting, path)) for setting in settings]
         if any(texts):
-            cells = [Cell(text=text or DASH) for text in (*texts, _printed_values(item, metric))]
-            rows.append(Row(title, cells))
+            printed = paper.printed(item, metric=metric) if item else []
+            theirs = [value.text if value.column in ("", "Value") else f"{value.column}: {value.text}"
+                      for value in printed]  # fmt: skip
+            rows.append(Row(title, [Cell(text=text or DASH) for text in (*texts, "; ".join(theirs))]))
     if not rows:
         return []
     return [
         Table(
-            name="setup/hyperparameters", title="Hyper-parameters of what was run, beside the paper's",
+            name="setup/hyperparameters", title="Hyper-parameters, beside the paper's",
             columns=["", *labels_of(settings), "paper"], rows=rows, study="setup", scale=scale, item="Table 22",
-            caption="A percentage among the averages is the half-life as a share of the run."
-            f"{selection_note(settings)}",
+            caption=selection_note(settings).strip(),
         )
     ]  # fmt: skip
 
 
-def _printed_values(item: str, metric: str) -> str:
-    """What the paper prints about a hyper-parameter, with the titles of columns where there are several values."""
-    values = paper.printed(item, metric=metric) if item else []
-    texts = [value.text if value.column in ("", "Value") else f"{value.column}: {value.text}" for value in values]
-    return "; ".join(texts)
+def _option(setting: Setting, path: str) -> Any:
+    """The first that a configuration has of some options, such as "training.momentum", with "or" between them."""
+    options: list[Any] = []
+    for names in path.split(" or "):
+        part, _, name = names.rpartition(".")
+        options.append((setting.part(part) if part else setting.config).get(name))
+    return next((option for option in options if option or len(options) == 1), None)
 
 
 def _text(value: Any) -> str:
-    if value is None or value == "" or value == []:
+    if value is None or value == "":
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -1008,62 +853,9 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _option(section: str, name: str) -> Callable[[Setting], str]:
-    return lambda setting: _text(setting.part(section).get(name))
-
-
-def _data(setting: Setting) -> str:
-    data = setting.part("data")
-    texts = [
-        _text(data.get("dataset")),
-        _text(data.get("labels")) and f"{data['labels']} labels",
-        f"{100 * data['noise']:g}% wrong labels" if data.get("noise") else "",
-        f"{data['subset']} images" if data.get("subset") else "",
-    ]
-    return ", ".join(text for text in texts if text)
-
-
-def _network(setting: Setting) -> str:
-    training = setting.part("training")
-    width = f", width {training['width']}" if training.get("width") else ""
-    return f"{training['network']}{width}" if training.get("network") else ""
-
-
-def _schedule(setting: Setting) -> str:
-    training = setting.part("training")
-    warmup = training.get("warmup_epochs")
-    suffix = f", warm-up {warmup:g} epochs" if isinstance(warmup, int | float) else ""
-    return f"{training['schedule']}{suffix}" if training.get("schedule") else ""
-
-
-def _averages(setting: Setting) -> str:
-    averages = setting.part("averages")
-    shares: Any = averages.get("half_lives") or ()
-    return _text(averages.get("decays")) or ", ".join(f"{share:g}%" for share in shares)
-
-
-_HYPERPARAMETERS: Mapping[str, tuple[Callable[[Setting], str], str, str]] = {
-    "data": (_data, "", ""),
-    "network": (_network, "", ""),
-    "optimizer": (lambda setting: "SGD, Nesterov" if setting.part("training") else "", "Table 22", "optimizer"),
-    "momentum": (_option("training", "momentum"), "Table 22", "momentum"),
-    "learning rates tried": (lambda setting: _text(setting.config.get("rates")), "Table 22", "rate"),
-    "schedule": (_schedule, "", ""),
-    "weight decay": (_option("training", "weight_decay"), "Table 22", "weight_decay"),
-    "batch size": (_option("training", "batch"), "Table 22", "batch"),
-    "epochs": (_option("training", "epochs"), "Table 22", "budget"),
-    "averages": (_averages, "Table 22", "decays"),
-    "sampling period, steps": (_option("averages", "every"), "Table 22", "period"),
-    "warm-up of the decay": (_option("averages", "decay_warmup"), "Section 4.1", "decay_warmup"),
-    "crop, pixels": (_option("data", "crop"), "", ""),
-    "mirrored": (_option("data", "flip"), "", ""),
-    "seeds": (lambda setting: _text(setting.config.get("seeds")), "Section 4.1", "runs"),
-}
-"""What is shown, how it is read from a configuration, and where the paper says it: item and metric."""
-
-
 _TABLES: Sequence[Callable[[Results, Scale], list[Table]]] = (
-    headline, summary, full, sensitivity, leaderboard, memorisation, constant_rate, agreement, calibration, transfer,
-    step_decay, bootstrap, lr_search, sampling_period, windows, hyperparameters,
+    HEADLINE, DIFFERENCES, SUMMARY, full, SENSITIVITY, leaderboard, MEMORISATION, CONSTANT_RATE, AGREEMENT,
+    AGREEMENT_DIFFERENCES, CALIBRATION, transfer, STEP_DECAY, BOOTSTRAP, lr_search, SAMPLING_PERIOD, windows,
+    hyperparameters,
 )  # fmt: skip
 """What makes the tables of one scale."""

@@ -6,11 +6,11 @@ What makes terminal, Markdown, CSV and LaTeX of it is in render.py, HTML in page
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from emabank.study.report import paper, series
-from emabank.study.report.results import Results, Setting
+from emabank.study.report.results import TRANSFER, Results, Setting
 from emabank.study.report.series import BySeed, Stage
 from emabank.study.studies.scales import PAIRS, Scale
 
@@ -83,11 +83,15 @@ class Table:
     breaks: Sequence[int] = ()
     """Rows before which a rule stands."""
     caption: str = ""
+    over: str = "seeds"
+    """What its numbers are means over; the caption says it, with n."""
+    bold: str = ""
+    """What its bold cells are; the caption says it where there are any."""
     item: str = ""
     """The paper's own name for it, such as "Table 1"; empty where the paper has none."""
     study: str = ""
     scale: Literal["demo", "small", "paper", ""] = ""
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
     """What a reader must know to compare it with the paper."""
 
 
@@ -98,27 +102,36 @@ class Metric(NamedTuple):
     """How a metric is shown."""
 
     title: str
-    short: str
-    percent: bool
-    digits: int
-    lower_is_better: bool
+    short: str = ""
+    percent: bool = True
+    digits: int = 2
+    lower_is_better: bool | None = True
+    """None: no value is better than another."""
 
 
 METRICS = {
-    "accuracy": Metric("accuracy, %", "acc., %", percent=True, digits=2, lower_is_better=False),
-    "loss": Metric("loss", "loss", percent=False, digits=3, lower_is_better=True),
-    "churn": Metric("churn, %", "churn, %", percent=True, digits=2, lower_is_better=True),
-    "js": Metric("JS", "JS", percent=False, digits=4, lower_is_better=True),
-    "ece": Metric("ECE, %", "ECE, %", percent=True, digits=2, lower_is_better=True),
-    "ece_if_calibrated": Metric("ECE if calibrated, %", "if cal., %", percent=True, digits=2, lower_is_better=True),
-    "ece_ts": Metric("ECE with TS, %", "ECE TS, %", percent=True, digits=2, lower_is_better=True),
+    "accuracy": Metric("accuracy, %", "acc., %", lower_is_better=False),
+    "loss": Metric("loss", "loss", percent=False, digits=3),
+    "churn": Metric("churn, %", "churn, %"),
+    "js": Metric("JS", "JS", percent=False, digits=4),
+    "ece": Metric("ECE, %", "ECE, %"),
+    "ece_if_calibrated": Metric("ECE if calibrated, %", "if cal., %", lower_is_better=None),
+    "ece_ts": Metric("ECE with TS, %", "ECE TS, %"),
+    "clean_accuracy": Metric("right labels, %", lower_is_better=None),
+    "memorised": Metric("memorised, %", lower_is_better=None),
 }
-"""Those of the full tables, in the order of the paper's rows."""
+"""In the order of the paper's rows; the last two are measured on training images, where some labels are wrong."""
+
+
+def metric_of(name: str) -> Metric:
+    """How a metric is shown; a transfer is an accuracy on another data set."""
+    target = name.removeprefix(TRANSFER)
+    return METRICS["accuracy"]._replace(title=f"transfer to {target}, %") if target != name else METRICS[name]
 
 
 def metric_cell(values: Sequence[float | None] | None, metric: str, *, paper: str = "") -> Cell:
-    """Values of a metric as a cell; transfer is an accuracy."""
-    shown = METRICS.get(metric, METRICS["accuracy"])
+    """Values of a metric as a cell."""
+    shown = metric_of(metric)
     return Cell.of(values or (), scale=100 if shown.percent else 1, digits=shown.digits, paper=paper)
 
 
@@ -156,15 +169,17 @@ def has_values(cells: Iterable[Cell]) -> bool:
     return any(cell.mean is not None for cell in cells)
 
 
-def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool = False) -> list[Cell]:
+def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool | None = False) -> list[Cell]:
     """The same cells, the best of these places marked; several, if they look the same; none, if there is only one.
+
+    `lower` says whether the lowest is the best; None: none is.
 
     >>> marked = with_best([Cell(mean=1.001), Cell(mean=1.002), Cell(mean=0.5), Cell(mean=7)], [0, 1, 2])
     >>> [cell.best for cell in marked]
     [True, True, False, False]
     """
     means = {at: round(mean, cells[at].digits) for at in places if (mean := cells[at].mean) is not None}
-    if len(means) < 2:
+    if len(means) < 2 or lower is None:
         return list(cells)
     best = min(means.values()) if lower else max(means.values())
     return [replace(cell, best=True) if means.get(at) == best else cell for at, cell in enumerate(cells)]
@@ -180,10 +195,7 @@ def with_best_by_column(rows: Sequence[Sequence[Cell]], columns: Iterable[int]) 
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
-REFERENCE = (
-    "The paper's numbers are of what this stands for: another data set and network, or more images. They give "
-    "orientation and are nothing to be reached."
-)
+REFERENCE = "The paper's numbers come from a larger data set or network. They are for reference, not a target."
 
 
 def settings_for(results: Results, scale: str, pairs: Iterable[str] = tuple(PAIRS)) -> list[Setting]:
@@ -211,7 +223,7 @@ def reference_note(settings: Iterable[Setting]) -> tuple[str, ...]:
     return () if all(setting.compares for setting in settings) else (REFERENCE,)
 
 
-_LABELS = {"clean": "clean labels", "noisy": "the labels as given, wrong ones included"}
+_LABELS = {"clean": "clean labels", "noisy": "the given labels, wrong ones included"}
 
 
 def selection_note(settings: Iterable[Setting]) -> str:
@@ -223,64 +235,66 @@ def selection_note(settings: Iterable[Setting]) -> str:
         titles = "; ".join(dict.fromkeys(setting.title for setting in own))
         whose = "" if len(own) == len(settings) else f" ({titles})"
         if own:
-            text += f" Some training labels are wrong{whose}; rates and epochs were chosen on validation images with "
-            text += f"{words}."
+            text += f" Some training labels are wrong{whose}. Validation images, which rates and epochs are chosen on, "
+            text += f"have {words}."
     return text
 
 
-# The builder ----------------------------------------------------------------------------------------------------------
+# Builders -------------------------------------------------------------------------------------------------------------
 
 Lines = Mapping[str, Sequence[Cell]]
 """The rows of one setting by label; an empty label: the setting's own is enough."""
 
 
-def setting_table(
-    name: str,
-    title: str,
-    settings: Sequence[Setting],
-    lines: Callable[[Setting], Lines],
-    *,
-    scale: Scale,
-    columns: Sequence[str],
-    caption: str,
-    groups: Sequence[tuple[str, int]] = (),
-    item: str = "",
-    notes: Sequence[str] = (),
-    paper_notes: Sequence[str] = (),
-    titled: bool = True,
-    keep_empty: bool = False,
-    quoted: Sequence[Row] = (),
-) -> list[Table]:
-    """The table with the rows of every setting, in a list; or none where no row has a value.
+@dataclass(frozen=True, kw_only=True)
+class TableSpec:
+    """A table with the rows of every setting of a scale; called with results and a scale, it makes that table.
 
-    With `titled` the title names a setting that is alone, and a rule stands between settings. With `keep_empty` a
-    setting's rows without values stay if it has any. `paper_notes` are shown if the paper prints something in the
-    table; `quoted` rows of the paper stand below a rule.
+    A setting without a value has no rows, and without any setting there is no table. Where a setting has several rows,
+    a setting that is alone is named in the title; several are groups, with a rule between them.
     """
-    labels = labels_of(settings)
-    if titled and len(labels) == 1:
-        title, labels = f"{title}: {labels[0]}", [""]
-    rows: list[Row] = []
-    breaks: list[int] = []
-    for setting, group in zip(settings, labels, strict=True):
-        made = lines(setting)
-        full = {label: cells for label, cells in made.items() if has_values(cells)}
-        if full and titled and rows:
-            breaks.append(len(rows))
-        shown = made if keep_empty and full else full
-        rows += [Row(label or group, cells, group if label else "") for label, cells in shown.items()]
-    if not rows:
-        return []
-    if quoted:
-        breaks.append(len(rows))
-    printed = any(cell.paper for row in rows for cell in row.cells)
-    return [
-        Table(
-            name=name, title=title, columns=columns, rows=[*rows, *quoted], groups=groups, breaks=breaks,
-            caption=f"{caption}{selection_note(settings)}", item=item, study=name.partition("/")[0], scale=scale,
-            notes=(*notes, *(paper_notes if printed else ())),
-        )
-    ]  # fmt: skip
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    lines: Callable[[Setting], Lines]
+    pairs: Sequence[str] = tuple(PAIRS)
+    groups: Sequence[tuple[str, int]] = ()
+    item: str = ""
+    caption: str = ""
+    over: str = "seeds"
+    bold: str = ""
+    notes: Sequence[str] = ()
+    paper_notes: Sequence[str] = ()
+    """Shown if the paper prints something in the table."""
+    quoted: Sequence[Row] = ()
+    """Rows of the paper, below a rule."""
+
+    def __call__(self, results: Results, scale: Scale) -> list[Table]:
+        every = [(setting, self.lines(setting)) for setting in settings_for(results, scale, self.pairs)]
+        shown = [(setting, lines) for setting, lines in every if any(map(has_values, lines.values()))]
+        settings = [setting for setting, _ in shown]
+        labels, title = labels_of(settings), self.title
+        one_row_each = all("" in lines for _, lines in shown)
+        if len(labels) == 1 and not one_row_each:
+            title, labels = f"{title}: {labels[0]}", [""]
+        rows: list[Row] = []
+        breaks: list[int] = []
+        for (_, lines), group in zip(shown, labels, strict=True):
+            breaks += [len(rows)] if rows and not one_row_each else []
+            rows += [Row(label or group, cells, group if label else "") for label, cells in lines.items()]
+        if not rows:
+            return []
+        breaks += [len(rows)] if self.quoted else []
+        printed = any(cell.paper for row in rows for cell in row.cells)
+        return [
+            Table(
+                name=self.name, title=title, columns=self.columns, rows=[*rows, *self.quoted], groups=self.groups,
+                breaks=breaks, caption=self.caption + selection_note(settings), over=self.over, bold=self.bold,
+                item=self.item, study=self.name.partition("/")[0], scale=scale,
+                notes=(*self.notes, *((*self.paper_notes, *reference_note(settings)) if printed else ())),
+            )
+        ]  # fmt: skip
 
 
 class ColumnSpec(NamedTuple):
@@ -318,7 +332,7 @@ def column_cells(
 
     cells = [make(spec) for spec in specs]
     names = [spec.metric or metric if spec.op == "value" else "" for spec in specs]
-    for name in {*names} & {*METRICS} - {"ece_if_calibrated"}:
+    for name in {*names} & {*METRICS}:
         places = [place for place, own in enumerate(names) if own == name]
         cells = with_best(cells, places, lower=METRICS[name].lower_is_better)
     return cells
@@ -327,25 +341,20 @@ def column_cells(
 def column_table(
     name: str,
     title: str,
-    settings: Sequence[Setting],
     specs: Sequence[ColumnSpec],
     stage: Stage,
     *,
     source: str,
-    scale: Scale,
-    caption: str,
-    metrics: Mapping[str, str] | None = None,
+    metrics: Sequence[str] = (),
     baselines: Mapping[str, str] | None = None,
-    item: str = "",
-    notes: Sequence[str] = (),
-    quoted: Sequence[Row] = (),
-) -> list[Table]:
-    """The table whose cells come from the columns of one stage, beside an item of the paper, its `source`.
+    **fields: Any,
+) -> TableSpec:
+    """A table whose cells come from the columns of one stage, beside an item of the paper, its `source`.
 
-    It has a row per setting, or one per metric or baseline of each: those are given by their label.
+    It has a row per setting, or a row per metric or baseline (by label) of each.
     """
     groups = [spec.group for spec in specs]
-    rows = {label: {"metric": metric} for label, metric in (metrics or {}).items()}
+    rows = {METRICS[metric].title: {"metric": metric} for metric in metrics}
     rows |= {label: {"baseline": baseline} for label, baseline in (baselines or {}).items()}
 
     def lines(setting: Setting) -> Lines:
@@ -354,8 +363,8 @@ def column_table(
             for label, row in (rows or {"": {}}).items()
         }
 
-    return setting_table(
-        name, title, settings, lines, scale=scale, columns=["", *(spec.title for spec in specs)], caption=caption,
+    return TableSpec(
+        name=name, title=title, columns=["", *(spec.title for spec in specs)], lines=lines,
         groups=[("", 1), *((group, groups.count(group)) for group in dict.fromkeys(groups))] if any(groups) else (),
-        item=item, notes=notes, titled=bool(metrics), quoted=quoted,
+        paper_notes=[paper.OF_MEANS] if any(spec.op != "value" for spec in specs) else [], **fields,
     )  # fmt: skip

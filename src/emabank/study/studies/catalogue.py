@@ -56,14 +56,14 @@ _ALL = (
     Study(
         name="generalization",
         title="Generalization",
-        question="Are averages better than live weights on unseen images, and by how much?",
+        question="Do averages beat the live weights on unseen images, and by how much?",
         makes="the headline table, the summary of tuning, the full tables of all pairs",
         pairs=(*CLEAN, *NOISY),
     ),
     Study(
         name="dynamics",
         title="Training dynamics",
-        question="How do the live weights and the best average fare, epoch by epoch?",
+        question="How do the live weights and the best average compare, epoch by epoch?",
         makes="accuracy through training with the learning rate, all pairs; early training enlarged",
         pairs=(*CLEAN, *NOISY),
         stages=("tune", "refit"),
@@ -71,7 +71,7 @@ _ALL = (
     Study(
         name="batchnorm",
         title="Batch-norm statistics",
-        question="Averaged with the weights, or recomputed: what does it change, and when?",
+        question="Average the statistics with the weights, or recompute them: what changes, and when?",
         makes="each decay with averaged and with recomputed statistics; the sensitivity table; a heat map",
         pairs=(MAIN,),
         stages=("tune", "refit"),
@@ -79,7 +79,7 @@ _ALL = (
     Study(
         name="label-noise",
         title="Label noise",
-        question="How far do averages get with wrong labels, and how many do they memorise?",
+        question="How much do averages help with wrong labels, and how many do they memorise?",
         makes="the curve under label noise, the leaderboard, memorisation of wrong labels",
         pairs=NOISY,
         stages=("tune", "refit"),
@@ -87,7 +87,7 @@ _ALL = (
     Study(
         name="constant-lr",
         title="Constant learning rate",
-        question="Held where averages are best: does training go on without overfitting?",
+        question="With the rate held where averages peak, does training continue without overfitting?",
         makes="the learning rate held at the chosen epoch, against the cosine",
         pairs=(CONSTANT,),
         arms=("constant",),
@@ -96,7 +96,7 @@ _ALL = (
     Study(
         name="consistency",
         title="Consistency",
-        question="Do runs that differ in their seed alone agree in what they predict?",
+        question="Do runs that differ only in their seed make the same predictions?",
         makes="churn and JS divergence between seeds",
         pairs=CLEAN,
         stages=("tune", "refit"),
@@ -104,7 +104,7 @@ _ALL = (
     Study(
         name="calibration",
         title="Calibration",
-        question="Is a confidence of 90% right nine times in ten?",
+        question="Is a prediction with 90% confidence right nine times in ten?",
         makes="ECE with and without temperature scaling; reliability diagrams",
         pairs=CLEAN,
         stages=("tune",),
@@ -112,7 +112,7 @@ _ALL = (
     Study(
         name="transfer",
         title="Transfer",
-        question="How well does a linear head learn another task from the frozen features?",
+        question="How well does a linear head on frozen features learn another task?",
         makes="linear evaluation of frozen features on another data set",
         pairs=("tiny-imagenet-resnet18", MAIN, "cifar10-resnet18"),
         stages=("tune", "refit"),
@@ -121,7 +121,7 @@ _ALL = (
     Study(
         name="step-decay",
         title="Step decay",
-        question="What is left of the gain when the learning rate falls in steps?",
+        question="How much of the gain remains when the learning rate falls in steps?",
         makes="accuracy through training when the rate falls in steps",
         pairs=(MAIN,),
         arms=("step",),
@@ -130,7 +130,7 @@ _ALL = (
     Study(
         name="bootstrap",
         title="Bootstrap",
-        question="Does it help to copy the average back into training once an epoch?",
+        question="Does it help to copy the average back into training once per epoch?",
         makes="training whose weights are replaced by an average once an epoch",
         pairs=(MAIN,),
         arms=("bootstrap",),
@@ -139,7 +139,7 @@ _ALL = (
     Study(
         name="lr-search",
         title="Learning-rate search",
-        question="Is the rate that is best for the live weights best for the averages?",
+        question="Is the best learning rate for the live weights also the best for the averages?",
         makes="validation accuracy by initial learning rate, table and curves",
         pairs=(MAIN, "cifar100-wrn-28-10"),
         arms=("rates",),
@@ -157,8 +157,8 @@ _ALL = (
     ),
     Study(
         name="posthoc",
-        title="Chosen afterwards",
-        question="Which window, stopped when, had been best: found after one run, from snapshots.",
+        title="Post-hoc averaging",
+        question="Which window and stopping epoch would have been best? Found after one run, from snapshots.",
         makes="window and stopping epoch chosen after one run: a heat map, beside averages that were kept",
         pairs=(MAIN,),
         arms=("posthoc",),
