@@ -5,12 +5,11 @@ in Python floats (so 1 - decay is never rounded to a tensor's dtype); imports no
 """
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, TypeGuard, TypeVar
 
 # Conversions ---------------------------------------------------------------------------------------------------------
@@ -609,14 +608,10 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def check_int(argument: str, value: object, *, minimum: int | None = None) -> int:
     """Return an argument as an int; raise a ValueError unless it is a whole number, and large enough."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or (minimum is not None and number < minimum):
+    if not isinstance(value, Integral) or isinstance(value, bool) or (minimum is not None and value < minimum):
         least = "" if minimum is None else f", {minimum} or more"
         raise ValueError(f"{argument} must be a whole number{least}; got {value!r}.")
-    return number
+    return int(value)
 
 
 def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:
