@@ -35,7 +35,6 @@ from emabank._swap import (
     copy_module,
     functional_params,
     holding,
-    places,
     state_dict_with,
     swap_in,
     swapped,
@@ -400,7 +399,8 @@ class EMABank:
             root.eval()
             if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
                 return root(*inputs, **keywords)
-            with holding(root, places(root), functional_params(root, values), Swap(self, name, batchnorm)):
+            places, swap = tensor_refs(root, all_places=True), Swap(self, name, batchnorm)
+            with holding(root, places, functional_params(root, values), swap):
                 return root(*inputs, **keywords)
 
     def functional(self, name: str | float, *, batchnorm: Statistics | None = None) -> dict[str, Tensor]:
