@@ -45,11 +45,11 @@ def test_the_period_is_the_longest_that_samples_the_fastest_average_often_enough
 
 def test_a_half_life_shorter_than_four_periods_warns() -> None:
     with pytest.warns(UserWarning, match=r"ema-0\.9 has a half-life of 6\.58 steps"):
-        AverageSchedule([0.9, 0.999], 2)
+        AverageSchedule([0.9, 0.999], 2).warn_if_undersampled()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        AverageSchedule([0.9], 1)  # it cannot be sampled more often
-        AverageSchedule([EMA(per_update=0.9), EMA(half_life=8), Uniform(), PowerEMA(0.1)], 2)
+        AverageSchedule([0.9], 1).warn_if_undersampled()  # it cannot be sampled more often
+        AverageSchedule([EMA(per_update=0.9), EMA(half_life=8), Uniform(), PowerEMA(0.1)], 2).warn_if_undersampled()
 
 
 def test_averages_are_equal_as_long_as_their_warm_up_holds_both_down() -> None:

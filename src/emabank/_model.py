@@ -6,7 +6,7 @@ that happens to be called `module` keeps its name. Knows nothing of rules and co
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import chain
 from operator import is_
@@ -80,18 +80,25 @@ def _walk(module: nn.Module, prefix: str, path: str, seen: set[int]) -> Iterator
             yield from _walk(child, f"{prefix}{name}.", f"{path}{name}.", seen)
 
 
-def tensor_refs(model: nn.Module) -> list[TensorRef]:
-    """The parameters and then the buffers of a model; a tied tensor under its first name."""
+def tensor_refs(model: nn.Module, *, all_places: bool = False) -> list[TensorRef]:
+    """The parameters and then the buffers of a model; a tied tensor under its first name.
+
+    With `all_places`, a tied tensor again in every other place, with its first name and path.
+    """
     refs: list[TensorRef] = []
-    seen: set[int] = set()
+    first: dict[int, TensorRef] = {}
     modules = list(walk(model))
     for is_parameter in (True, False):
         for prefix, path, module in modules:
             holder: dict[str, Tensor | None] = vars(module)["_parameters" if is_parameter else "_buffers"]
             for key, tensor in holder.items():
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    refs.append(TensorRef(prefix + key, path + key, holder, key, is_parameter))
+                if tensor is None:
+                    continue
+                if id(tensor) not in first:
+                    first[id(tensor)] = TensorRef(prefix + key, path + key, holder, key, is_parameter)
+                    refs.append(first[id(tensor)])
+                elif all_places:
+                    refs.append(replace(first[id(tensor)], holder=holder, key=key))
     return refs
 
 
@@ -271,8 +278,10 @@ class AveragedTensors:
         return self._named(self.storage.read(average))
 
     def live(self) -> dict[str, Tensor]:
-        """Copies of the live tensors by name, in the averages' dtype."""
-        return self._named(self.storage.as_kept(list(map(to_local, self._lives()))))
+        """Copies of the live tensors by name, in the dtype and on the device of the averages."""
+        shards = zip(map(to_local, self._lives()), self.storage.dtypes(), strict=True)
+        device = self.storage.device
+        return self._named([shard.to(device or shard.device, dtype, copy=True) for shard, dtype in shards])
 
     def write(self, average: int, values: Mapping[str, Tensor] | None = None) -> None:
         """Set one average's tensors, by default to the live ones."""

@@ -62,7 +62,6 @@ class AverageSchedule:
         self.steps = steps
         self.every = every or self._default_period()
         self._settled: dict[str, float] = {}  # decays of a whole period that do not change any more
-        self._warn_if_undersampled()
 
     def _default_period(self) -> int:
         """The longest period that samples the fastest average 16 times in its half-life; 1 for a run of any length."""
@@ -71,14 +70,15 @@ class AverageSchedule:
         fastest = min(rule.shortest_half_life(self.steps) for rule in self.rules.values())
         return next((period for period in _PERIODS if 16 * period <= fastest), 1)
 
-    def _warn_if_undersampled(self) -> None:
+    def warn_if_undersampled(self) -> None:
+        """Warn the user who builds a bank of averages with too few samples in a half-life."""
         for name, rule in self.rules.items():
             fastest = rule.shortest_half_life(self.steps or sys.maxsize)
             if self.every > 1 and 0.0 < fastest < 4 * self.every:
                 warnings.warn(
                     f"{name} has a half-life of {fastest:.3g} steps, less than four periods of {self.every}, so few "
                     f"samples make it up: choose every={max(1, int(fastest) // 16)}, or a longer half-life.",
-                    stacklevel=4,
+                    stacklevel=3,
                 )
 
     @property

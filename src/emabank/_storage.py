@@ -207,13 +207,6 @@ class AverageStorage:
                 if len(part):
                     yield part, live[: len(part)].to(part)
 
-    def as_kept(self, lives: Sequence[Tensor]) -> list[Tensor]:
-        """Copies of these tensors in the dtype and on the device of their averages."""
-        return [
-            live.to(self.device or live.device, dtype, copy=True)
-            for live, dtype in zip(lives, self.dtypes(), strict=True)
-        ]
-
     def dtypes(self) -> list[torch.dtype]:
         """The dtype of each tensor's averages."""
         precisions = [(layout.dtype.is_complex, layout.precision(self.dtype)) for layout in self._layouts]

@@ -4,13 +4,13 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
 from threading import get_ident
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,44 +122,31 @@ def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
 
 # In their place -------------------------------------------------------------------------------------------------------
 
-Places = list[tuple[dict[str, Tensor | None], str, str]]
-"""Where a model's tensors are, tied ones everywhere: the module's dict, the key in it, the tensor's first path."""
-
-
-def places(model: nn.Module) -> Places:
-    """All places of a model, with paths in the unwrapped one."""
-    every: Places = []
-    paths: dict[int, str] = {}
-    for kind in ("_parameters", "_buffers"):
-        for _, path, module in walk(model):
-            holder: dict[str, Tensor | None] = vars(module)[kind]
-            for key, tensor in holder.items():
-                if tensor is not None:
-                    every.append((holder, key, paths.setdefault(id(tensor), path + key)))
-    return every
-
 
 @contextmanager
-def holding(model: nn.Module, where: Places, tensors: dict[str, Tensor], swap: Swap | None) -> Generator[None]:
-    """The model with other tensors in it; afterwards its own, and in `tensors` those that a forward pass replaced.
+def holding(
+    model: nn.Module, places: Sequence[TensorRef], tensors: dict[str, Tensor], swap: Swap | None
+) -> Generator[None]:
+    """The model with other tensors, by path, in these places; afterwards its own, and in `tensors` those that a forward
+    pass replaced.
 
     Like `torch.func.functional_call`, which an interrupt can leave with the other tensors in the model.
     """
     live: list[Tensor] = []
 
     def undo() -> None:
-        for (holder, key, _), tensor in zip(where, live, strict=False):
-            holder[key] = tensor
+        for ref, tensor in zip(places, live, strict=False):
+            ref.holder[ref.key] = tensor
         release(swap)
 
     with undone_by(undo):
         claim(swap, model.modules())
-        live = [cast(Tensor, holder[key]) for holder, key, _ in where]
-        for holder, key, path in where:
-            holder[key] = tensors[path]
+        live = [ref.tensor for ref in places]
+        for ref in places:
+            ref.holder[ref.key] = tensors[ref.path]
         yield
-        for holder, key, path in where:
-            tensors[path] = cast(Tensor, holder[key])
+        for ref in places:
+            tensors[ref.path] = ref.tensor
 
 
 def functional_params(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,13 @@ from emabank._model import (
     tensor_shapes,
     unwrap,
 )
-from emabank._schedule import FORMAT, AverageSchedule, Progress
+from emabank._schedule import FORMAT, AverageSchedule
 from emabank._swap import (
     SWAPPED,
     Swap,
     copy_module,
     functional_params,
     holding,
-    places,
     state_dict_with,
     swap_in,
     swapped,
@@ -45,15 +44,6 @@ from emabank.rules import LIVE, Rule, check_choice
 
 Statistics = Literal["averaged", "recomputed"]
 Result = TypeVar("Result")
-
-
-class _PendingCheck(NamedTuple):
-    """The check of a sample that an accelerator may still be busy with, and the counts before that sample."""
-
-    step: int
-    updates: int
-    progress: dict[str, Progress]
-    wait: Callable[[], list[int]]  # for the indices of bad tensors
 
 
 class EMABank:
@@ -100,7 +90,7 @@ class EMABank:
     (('ema-0.99', 'uniform'), 3)
     """
 
-    _pending_check: _PendingCheck | None = None
+    _pending_check: Callable[[], None] | None = None  # of a sample that an accelerator may still be busy with
 
     def __init__(
         self,
@@ -128,6 +118,7 @@ class EMABank:
         reshard(fsdp_modules(model))
         check_materialized(model)
         schedule = AverageSchedule(averages, every, steps)
+        schedule.warn_if_undersampled()
         tensors = AveragedTensors(
             model,
             len(schedule.names),
@@ -400,7 +391,8 @@ class EMABank:
             root.eval()
             if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
                 return root(*inputs, **keywords)
-            with holding(root, places(root), functional_params(root, values), Swap(self, name, batchnorm)):
+            places, swap = tensor_refs(root, all_places=True), Swap(self, name, batchnorm)
+            with holding(root, places, functional_params(root, values), swap):
                 return root(*inputs, **keywords)
 
     def functional(self, name: str | float, *, batchnorm: Statistics | None = None) -> dict[str, Tensor]:
@@ -565,18 +557,24 @@ class EMABank:
         The next update, or whoever reads an average first, asks for the result. By then it has long arrived.
         """
         finite, wait = self._tensors.storage.start_check()
+        step, updates = self._steps, self._updates
         progress = {name: replace(progress) for name, progress in self._schedule.progress.items()}
-        self._pending_check = _PendingCheck(self._steps, self._updates, progress, wait)
+
+        def check() -> None:
+            bad = wait()
+            if bad:
+                self._updates = updates
+                self._schedule.progress.update(progress)
+                raise self._nonfinite_error(bad, step)
+
+        self._pending_check = check
         return finite
 
     def _finish_check(self) -> None:
         """Raise if the last sample, checked on an accelerator, held NaN or inf: it was not averaged, nor counted."""
-        pending, self._pending_check = self._pending_check, None
-        bad = [] if pending is None else pending.wait()
-        if pending is not None and bad:
-            self._updates = pending.updates
-            self._schedule.progress.update(pending.progress)
-            raise self._nonfinite_error(bad, pending.step)
+        check, self._pending_check = self._pending_check, None
+        if check is not None:
+            check()
 
     def _nonfinite_error(self, indices: list[int], step: int) -> FloatingPointError:
         names = ", ".join(repr(self._tensors.names[index]) for index in indices[:5])

@@ -19,8 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
-from emabank._model import unwrap, walk
-from emabank._swap import Swap, functional_params, holding, places, swapped
+from emabank._model import tensor_refs, unwrap, walk
+from emabank._swap import Swap, functional_params, holding, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
 from emabank.rules import check_int
@@ -318,7 +318,7 @@ def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractCon
         return partial(target.applied, name, batchnorm="averaged") if is_bank else lambda: swapped(model, {}, None)
     tensors = target.functional(name, batchnorm="averaged") if is_bank else functional_params(model, {})
     root = unwrap(model)
-    return partial(holding, root, places(root), tensors, None)
+    return partial(holding, root, tensor_refs(root, all_places=True), tensors, None)
 
 
 class _Recorder:

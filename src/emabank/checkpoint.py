@@ -7,7 +7,6 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -167,8 +166,12 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], *, kind:
         )
     text, tensors = _split_tensors(state)
     checksum = _checksum(text, tensors)
+
+    def restore_tensor(item: dict[str, Any]) -> Any:
+        return tensors[item[_TENSOR]] if _TENSOR in item else item
+
     # Rebuilt from the text, so that equal states make equal files: pickle writes a string that it has seen only once.
-    plain = json.loads(text, object_hook=partial(_restore_tensor, tensors))
+    plain = json.loads(text, object_hook=restore_tensor)
     content = {"format": FORMAT, "version": VERSION, "kind": kind, "checksum": checksum, "state": plain}
     write_atomically(path, lambda temporary: write_torch(temporary, content))
     return checksum
@@ -248,10 +251,6 @@ def _split_tensors(state: Mapping[str, Any], *, is_read: bool = False) -> tuple[
         )
 
     return json.dumps(plain(state, "")), tensors
-
-
-def _restore_tensor(tensors: Sequence[Tensor], item: dict[str, Any]) -> Any:
-    return tensors[item[_TENSOR]] if _TENSOR in item else item
 
 
 def _checksum(text: str, tensors: Iterable[Tensor]) -> int:

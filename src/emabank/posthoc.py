@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from emabank._distributed import ProcessGroups
+from emabank._schedule import AverageSchedule
 from emabank.bank import EMABank
 from emabank.checkpoint import read_state, write_state
-from emabank.rules import PowerEMA, Rule, as_rule, check_choice, check_int, rule_from_dict
+from emabank.rules import PowerEMA, Rule, check_choice, check_int, rule_from_dict
 
 __all__ = ["Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
 
@@ -36,7 +37,7 @@ _FINENESS = 512  # a bin spans one part in this many of its distance from the en
 _MIN_NOISE = 1e-9  # so that nearly equal averages can still be solved for
 
 
-def profile(rule: Rule, step: int, *, every: int) -> Tensor:
+def profile(rule: Rule | float, step: int, *, every: int) -> Tensor:
     """The weights of the initial weights and of each sample at a step, in float64; they sum to 1.
 
     >>> from emabank import EMA, Uniform
@@ -48,22 +49,11 @@ def profile(rule: Rule, step: int, *, every: int) -> Tensor:
     return weights_of(decays(rule, step, every=every))
 
 
-def decays(rule: Rule, step: int, *, every: int) -> Tensor:
-    """The decay of each sample up to a step, after a 0 for the initial weights.
-
-    >>> from emabank import EMA
-    >>> decays(EMA(per_update=0.5, warmup=None, start=3), 6, every=2)
-    tensor([0.0000, 0.0000, 0.5000, 0.5000], dtype=torch.float64)
-    """
-    values = [0.0]
-    samples = 0
-    for at in range(every, step + 1, every):
-        if at <= rule.start:
-            values.append(0.0)  # the last sample at or before its start replaces the initial weights
-            continue
-        values.append(rule.decay_at(steps=at - rule.start, elapsed=every, samples=samples, every=every))
-        samples += 1
-    return torch.tensor(values, dtype=torch.float64)
+def decays(rule: Rule | float, step: int, *, every: int) -> Tensor:
+    """The decay of each sample of a bank up to a step, after a 0 for the initial weights."""
+    schedule = AverageSchedule([rule], every)
+    weights = [schedule.sample_weights(at)[0] for at in range(every, step + 1, every)]
+    return 1.0 - torch.tensor([1.0, *weights], dtype=torch.float64)
 
 
 def weights_of(decays: Tensor) -> Tensor:
@@ -366,7 +356,6 @@ def synthesize_many(
     Traceback (most recent call last):
     FileNotFoundError: There are no snapshots in no/such/folder; emabank.posthoc.Snapshots writes them.
     """
-    wanted = {name: as_rule(rule).resolved(None) for name, rule in rules.items()}
     paths = _snapshot_paths(Path(folder))
     if not paths:
         raise FileNotFoundError(f"There are no snapshots in {folder}; emabank.posthoc.Snapshots writes them.")
@@ -383,7 +372,7 @@ def synthesize_many(
     every: int = last["every"]
     stored = _StoredProfiles(last, sorted(paths))
     mixtures = {
-        name: mixture(stored, profile(rule, at_step, every=every), stored.roundings) for name, rule in wanted.items()
+        name: mixture(stored, profile(rule, at_step, every=every), stored.roundings) for name, rule in rules.items()
     }
     coefficients = {name: dict(zip(stored.keys, mixed.coefficients, strict=True)) for name, mixed in mixtures.items()}
     weights = _mix(paths, last, coefficients)

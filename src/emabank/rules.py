@@ -5,12 +5,11 @@ in Python floats (so 1 - decay is never rounded to a tensor's dtype); imports no
 """
 
 import math
-import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from functools import cache
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal, TypeGuard, TypeVar
 
 # Conversions ---------------------------------------------------------------------------------------------------------
@@ -157,6 +156,15 @@ class _Rule:
     start: int = 0
     """The optimizer step after which the average begins."""
 
+    @property
+    def name(self) -> str:
+        """What the average is called unless the user names it."""
+        raise NotImplementedError
+
+    def describe(self, every: int, run: int | None = None) -> str:
+        """One line for the repr of a bank that samples every so many steps, in a run of so many."""
+        raise NotImplementedError
+
     def resolved(self: _Self, run: int | None) -> _Self:
         """The same rule in a run of so many steps: what is a share of the run becomes a number of steps."""
         return self
@@ -209,6 +217,7 @@ class EMA(_Rule):
 
     decay: float | DecayFunction | None = None
     """The weight of the past per optimizer step, or a function of the step that returns it."""
+    _: KW_ONLY
     per_update: float | None = None
     """The weight of the past per update."""
     half_life: float | str | None = None
@@ -218,49 +227,38 @@ class EMA(_Rule):
     start: int = 0
     """The optimizer step after which the average begins."""
 
-    def __init__(
-        self,
-        decay: float | DecayFunction | None = None,
-        *,
-        per_update: float | None = None,
-        half_life: float | str | None = None,
-        warmup: Warmup | None = "steps",
-        start: int = 0,
-    ) -> None:
-        values = {"decay": decay, "per_update": per_update, "half_life": half_life}
+    def __post_init__(self) -> None:
+        values = {"decay": self.decay, "per_update": self.per_update, "half_life": self.half_life}
         chosen = [f"{key}={value!r}" for key, value in values.items() if value is not None]
         if len(chosen) != 1:
             raise ValueError(
                 f"EMA needs exactly one of decay, per_update and half_life; got {', '.join(chosen) or 'none'}."
             )
-        for key in ("decay", "per_update"):
-            value = values[key]
-            if value is not None and not (key == "decay" and callable(value)):
-                if not (_is_number(value) and 0.0 <= value <= 1.0):
-                    raise ValueError(f"{key} must be a number from 0 to 1, the weight of the past; got {value!r}.")
-                values[key] = float(value)
-        if isinstance(half_life, str):
-            values["half_life"] = f"{_short(_percent(half_life))}%"
-        elif half_life is not None:
-            if not (_is_number(half_life) and half_life > 0.0):
+        check_choice("warmup", self.warmup, ("steps", "updates", "power", None))
+        _set(self, start=check_int("start", self.start, minimum=0))
+        if callable(self.decay):
+            if self.warmup not in ("steps", None):
                 raise ValueError(
-                    'half_life must be a positive number of optimizer steps, or a share of the run such as "3.5%"; '
-                    f"got {half_life!r}."
+                    "warmup must be left out where decay is a function, which is its own schedule; "
+                    f"got {self.warmup!r}."
                 )
-            values["half_life"] = float(half_life)
-        check_choice("warmup", warmup, ("steps", "updates", "power", None))
-        if callable(decay):
-            if warmup not in ("steps", None):
-                raise ValueError(
-                    f"warmup must be left out where decay is a function, which is its own schedule; got {warmup!r}."
-                )
-            warmup = None
-        for key, value in {**values, "warmup": warmup, "start": check_int("start", start, minimum=0)}.items():
-            object.__setattr__(self, key, value)
+            _set(self, warmup=None)
+        elif self.decay is not None:
+            _set(self, decay=_checked_decay("decay", self.decay))
+        elif self.per_update is not None:
+            _set(self, per_update=_checked_decay("per_update", self.per_update))
+        elif isinstance(self.half_life, str):
+            _set(self, half_life=f"{_short(_percent(self.half_life))}%")
+        elif _is_number(self.half_life) and self.half_life > 0.0:
+            _set(self, half_life=float(self.half_life))
+        else:
+            raise ValueError(
+                'half_life must be a positive number of optimizer steps, or a share of the run such as "3.5%"; '
+                f"got {self.half_life!r}."
+            )
 
     @property
     def name(self) -> str:
-        """What the average is called unless the user names it."""
         if callable(self.decay):
             return f"ema-{getattr(self.decay, '__name__', type(self.decay).__name__).strip('<>')}"
         if self.decay is not None:
@@ -296,7 +294,7 @@ class EMA(_Rule):
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
         if callable(self.decay):
-            return _checked_decay(self.decay, steps) ** elapsed
+            return _decay_from(self.decay, steps) ** elapsed
         decay = self._uncapped(elapsed, every)
         return decay if decay == 1.0 else min(decay, self._cap(steps, elapsed, samples, every))
 
@@ -329,7 +327,6 @@ class EMA(_Rule):
         return self.half_life if isinstance(self.half_life, float) else half_life(self.per_step(1))
 
     def describe(self, every: int, run: int | None = None) -> str:
-        """One line for the bank's repr."""
         if callable(self.decay):
             text = f"decay {_function_name(self.decay)}(step) per step"
         else:
@@ -360,11 +357,10 @@ class Uniform(_Rule):
     """The optimizer step after which samples count."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "start", check_int("start", self.start, minimum=0))
+        _set(self, start=check_int("start", self.start, minimum=0))
 
     @property
     def name(self) -> str:
-        """What the average is called unless the user names it."""
         return f"uniform-{self.start}" if self.start else "uniform"
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
@@ -374,7 +370,6 @@ class Uniform(_Rule):
         return math.inf  # a mean does not forget
 
     def describe(self, every: int, run: int | None = None) -> str:
-        """One line for the bank's repr."""
         return f"mean of the samples after step {self.start}" if self.start else "mean of all samples"
 
 
@@ -393,25 +388,26 @@ class PowerEMA(_Rule):
 
     sigma_rel: float | None = None
     """The width of the profile, as a share of the run."""
+    _: KW_ONLY
     half_life_share: float | None = None
     """The half-life, as a share of the steps so far."""
 
-    def __init__(self, sigma_rel: float | None = None, *, half_life_share: float | None = None) -> None:
-        if sigma_rel is not None and half_life_share is not None:
-            raise ValueError(
-                f"PowerEMA needs sigma_rel or half_life_share, not both; got {sigma_rel!r} and {half_life_share!r}."
-            )
-        if sigma_rel is None and half_life_share is None:
-            sigma_rel = 0.1
-        if sigma_rel is not None and not (_is_number(sigma_rel) and 0.0 < sigma_rel <= 12.0**-0.5):
-            raise ValueError(
-                "sigma_rel must be a number above 0 and at most 12**-0.5 = 0.2887 (EDM2 uses 0.05 to 0.15); "
-                f"got {sigma_rel!r}."
-            )
-        if half_life_share is not None and not (_is_number(half_life_share) and 0.0 < half_life_share <= 0.5):
-            raise ValueError(f"half_life_share must be a number above 0 and at most 0.5; got {half_life_share!r}.")
-        object.__setattr__(self, "sigma_rel", None if sigma_rel is None else float(sigma_rel))
-        object.__setattr__(self, "half_life_share", None if half_life_share is None else float(half_life_share))
+    def __post_init__(self) -> None:
+        sigma, share = self.sigma_rel, self.half_life_share
+        if sigma is not None and share is not None:
+            raise ValueError(f"PowerEMA needs sigma_rel or half_life_share, not both; got {sigma!r} and {share!r}.")
+        if share is None:
+            sigma = 0.1 if sigma is None else sigma
+            if not (_is_number(sigma) and 0.0 < sigma <= 12.0**-0.5):
+                raise ValueError(
+                    "sigma_rel must be a number above 0 and at most 12**-0.5 = 0.2887 (EDM2 uses 0.05 to 0.15); "
+                    f"got {sigma!r}."
+                )
+            _set(self, sigma_rel=float(sigma))
+        elif _is_number(share) and 0.0 < share <= 0.5:
+            _set(self, half_life_share=float(share))
+        else:
+            raise ValueError(f"half_life_share must be a number above 0 and at most 0.5; got {share!r}.")
 
     @property
     def gamma(self) -> float:
@@ -422,7 +418,6 @@ class PowerEMA(_Rule):
 
     @property
     def name(self) -> str:
-        """What the average is called unless the user names it."""
         if self.half_life_share is not None:
             return f"power-half-life-{_short(self.half_life_share)}"
         return f"power-{_short(self.sigma_rel or 0.1)}"
@@ -435,7 +430,6 @@ class PowerEMA(_Rule):
         return (1.0 - 0.5 ** (1.0 / (self.gamma + 1.0))) * run
 
     def describe(self, every: int, run: int | None = None) -> str:
-        """One line for the bank's repr."""
         share = 100.0 * self.shortest_half_life(1)
         return f"half-life {share:.2g} % of the steps so far (sigma_rel {power_sigma_rel(self.gamma):.3g})"
 
@@ -455,30 +449,20 @@ class Ramp(_Rule):
     """The decay per step at the first step."""
     end: float = 1.0
     """The decay per step after the ramp."""
+    _: KW_ONLY
     steps: int | None = None
     """How many optimizer steps the ramp takes; None: all of the run."""
     shape: Literal["cosine", "linear"] = "cosine"
     """How the decay changes between the two."""
 
-    def __init__(
-        self,
-        begin: float,
-        end: float = 1.0,
-        *,
-        steps: int | None = None,
-        shape: Literal["cosine", "linear"] = "cosine",
-    ) -> None:
-        for key, value in (("begin", begin), ("end", end)):
-            if not (_is_number(value) and 0.0 <= value <= 1.0):
-                raise ValueError(f"{key} must be a number from 0 to 1, a decay per step; got {value!r}.")
-        steps = None if steps is None else check_int("steps", steps, minimum=1)
-        check_choice("shape", shape, ("cosine", "linear"))
-        for key, value in (("begin", float(begin)), ("end", float(end)), ("steps", steps), ("shape", shape)):
-            object.__setattr__(self, key, value)
+    def __post_init__(self) -> None:
+        _set(self, begin=_checked_decay("begin", self.begin), end=_checked_decay("end", self.end))
+        if self.steps is not None:
+            _set(self, steps=check_int("steps", self.steps, minimum=1))
+        check_choice("shape", self.shape, ("cosine", "linear"))
 
     @property
     def name(self) -> str:
-        """What the average is called unless the user names it."""
         return f"ramp-{_short(self.begin)}-{_short(self.end)}"
 
     def resolved(self, run: int | None) -> "Ramp":
@@ -500,18 +484,18 @@ class Ramp(_Rule):
         return half_life(min(self.begin, self.end))
 
     def describe(self, every: int, run: int | None = None) -> str:
-        """One line for the bank's repr."""
         ends = f"{format_decay(self.begin)} to {format_decay(self.end)}"
         return f"decay {ends} per step over {_format_steps(self.steps or 0)} ({self.shape})"
 
 
 Rule = EMA | Uniform | PowerEMA | Ramp
-_KINDS: dict[str, type[EMA] | type[Uniform] | type[PowerEMA] | type[Ramp]] = {
-    "EMA": EMA,
-    "Uniform": Uniform,
-    "PowerEMA": PowerEMA,
-    "Ramp": Ramp,
-}
+_KINDS = {kind.__name__: kind for kind in (EMA, Uniform, PowerEMA, Ramp)}
+
+
+def _set(rule: Rule, **values: object) -> None:
+    """Give fields of a frozen rule their checked values, while it is being built."""
+    for key, value in values.items():
+        object.__setattr__(rule, key, value)
 
 
 def as_rule(value: object) -> Rule:
@@ -520,7 +504,7 @@ def as_rule(value: object) -> Rule:
     >>> as_rule(0.9).name
     'ema-0.9'
     """
-    if isinstance(value, EMA | Uniform | PowerEMA | Ramp):
+    if isinstance(value, Rule):
         return value
     if (isinstance(value, Real) and not isinstance(value, bool)) or (callable(value) and not isinstance(value, type)):
         return EMA(value)  # type: ignore[arg-type]
@@ -543,7 +527,7 @@ def rule_to_dict(rule: Rule, steps: int = 0) -> dict[str, Any]:
     if isinstance(rule, EMA) and callable(rule.decay):
         last = max(1, steps)
         counts = sorted({last, *(2**power for power in range(last.bit_length()))})
-        decays = [[count, _checked_decay(rule.decay, count)] for count in counts]
+        decays = [[count, _decay_from(rule.decay, count)] for count in counts]
         state["decay"] = {"function": _function_name(rule.decay), "decays": decays}
     return state
 
@@ -585,7 +569,7 @@ def check_rule(saved: Mapping[str, Any], rule: Rule) -> None:
     except (KeyError, TypeError, ValueError):
         raise ValueError("the decays of its function are damaged: load another copy of the state.") from None
     for step, decay in decays:
-        now = _checked_decay(rule.decay, step)
+        now = _decay_from(rule.decay, step)
         if not math.isclose(1.0 - now, 1.0 - decay, rel_tol=1e-6, abs_tol=1e-12):
             raise ValueError(
                 f"the function {function.get('function')!r} gave the decay {decay!r} at step {step}, that of this bank "
@@ -593,13 +577,14 @@ def check_rule(saved: Mapping[str, Any], rule: Rule) -> None:
             )
 
 
-def _checked_decay(function: DecayFunction, step: int) -> float:
-    decay = function(step)
-    if not (_is_number(decay) and 0.0 <= decay <= 1.0):
-        raise ValueError(
-            f"decay must return a number from 0 to 1; got {decay!r} from {_function_name(function)}({step})."
-        )
-    return float(decay)
+def _decay_from(function: DecayFunction, step: int) -> float:
+    return _checked_decay(f"{_function_name(function)}({step})", function(step))
+
+
+def _checked_decay(what: str, value: object) -> float:
+    if not (_is_number(value) and 0.0 <= value <= 1.0):
+        raise ValueError(f"{what} must be a number from 0 to 1, the weight of the past; got {value!r}.")
+    return float(value)
 
 
 def _function_name(function: DecayFunction) -> str:
@@ -623,14 +608,10 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def check_int(argument: str, value: object, *, minimum: int | None = None) -> int:
     """Return an argument as an int; raise a ValueError unless it is a whole number, and large enough."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or (minimum is not None and number < minimum):
+    if not isinstance(value, Integral) or isinstance(value, bool) or (minimum is not None and value < minimum):
         least = "" if minimum is None else f", {minimum} or more"
         raise ValueError(f"{argument} must be a whole number{least}; got {value!r}.")
-    return number
+    return int(value)
 
 
 def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> None:

@@ -145,8 +145,6 @@ class BestTracker:
             batchnorm: which statistics the averages had, so that the snapshot has the same. None means those that
                 `bank.applied(name)` uses.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> tracker = BestTracker(EMABank(torch.nn.Linear(2, 1), [0.9]), {"loss": "min"})
         >>> metrics = {"live": {"loss": torch.tensor(0.5), "accuracy": 0.75}}
         >>> tracker.observe(1, metrics, per_sample={"live": torch.tensor([0.75, 0.25])})
@@ -228,8 +226,6 @@ class BestTracker:
         (see `observe`), and their mean as the metric. The calls are those of `bank.evaluate`: in eval mode, without
         gradients. Returns the metrics by average.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> model, inputs, targets = torch.nn.Linear(2, 2), torch.randn(50, 2), torch.arange(50) % 2
         >>> tracker = BestTracker(EMABank(model, [0.9]), {"accuracy": "max"})
         >>> metrics = tracker.evaluate(1, lambda model: {"accuracy": model(inputs).argmax(1) == targets})
@@ -249,8 +245,6 @@ class BestTracker:
 
         Of equal values the earliest epoch wins; within an epoch, the average that was given first.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> bank = EMABank(torch.nn.Linear(2, 1), [0.9])
         >>> tracker = BestTracker(bank, {"loss": "min"})
         >>> tracker.observe(1, {"live": {"loss": 0.25}, 0.9: {"loss": 0.5}})
@@ -272,8 +266,6 @@ class BestTracker:
     def weights(self, criterion: str, average: Name | Iterable[Name] | None = None) -> dict[str, Any]:
         """A copy of the weights that were best, as a plain state dict on the CPU; arguments as for `best`.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> model = torch.nn.Linear(2, 1)
         >>> tracker = BestTracker(EMABank(model, [0.9]), {"loss": "min"})
         >>> tracker.observe(1, {0.9: {"loss": 0.5}})
@@ -294,8 +286,6 @@ class BestTracker:
     def should_stop(self, patience: int, *, criterion: str | None = None) -> bool:
         """Whether the last `patience` epochs brought nothing better, by the criterion, or by any of them.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> tracker = BestTracker(EMABank(torch.nn.Linear(2, 1), [0.9]), {"loss": "min"})
         >>> for epoch, loss in enumerate([0.5, 0.3, 0.4, 0.4]):
         ...     tracker.observe(epoch, {0.9: {"loss": loss}})
@@ -324,8 +314,6 @@ class BestTracker:
             samples: the number of validation samples. Without per-sample values it gives an upper bound of the error of
                 an accuracy from 0 to 1, which finds large gains only. Without either no gain is called clear.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> tracker = BestTracker(EMABank(torch.nn.Linear(2, 1), {"slow": 0.99}), {"accuracy": "max"})
         >>> tracker.observe(1, {"live": {"accuracy": 0.70}, "slow": {"accuracy": 0.75}})
         >>> tracker.observe(2, {"live": {"accuracy": 0.72}, "slow": {"accuracy": 0.74}})
@@ -402,8 +390,6 @@ class BestTracker:
     def state_dict(self) -> dict[str, Any]:
         """Everything the tracker knows, as copies of plain values and tensors; snapshots on disk too.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> bank = EMABank(torch.nn.Linear(2, 1), [0.9])
         >>> tracker, resumed = BestTracker(bank), BestTracker(bank)
         >>> tracker.observe(1, {0.9: {"loss": 0.5, "accuracy": 0.75}})
@@ -432,8 +418,6 @@ class BestTracker:
 
         Raises a ValueError on a state that is damaged or does not fit, and has then changed nothing.
 
-        >>> import torch
-        >>> from emabank import EMABank
         >>> bank = EMABank(torch.nn.Linear(2, 1), [0.9])
         >>> BestTracker(bank, {"loss": "min"}).load_state_dict(BestTracker(bank, {"loss": "max"}).state_dict())
         Traceback (most recent call last):
