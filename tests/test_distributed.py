@@ -7,7 +7,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from emabank import EMABank
-from emabank._distributed import as_dtensor_like, full_tensor, is_sharded, local_shard, to_local
 from tests.on_ranks import data_parallel, sharded
 from tests.support.oracle import assert_equal
 from tests.support.ranks import FSDP, together
@@ -159,12 +158,3 @@ def test_killed_while_the_others_save_no_half_checkpoint_is_taken_for_one_and_th
 
 def test_a_whole_state_goes_into_a_sharded_bank_and_back(tmp_path: Path) -> None:
     together(sharded.loading_whole_state, folder=tmp_path)
-
-
-def test_plain_tensors_pass_through() -> None:
-    tensor = torch.ones(3, requires_grad=True)
-    assert not is_sharded(tensor)
-    assert to_local(tensor).data_ptr() == tensor.data_ptr()
-    assert as_dtensor_like(tensor, tensor) is tensor
-    assert local_shard(tensor, torch.zeros(3)) is tensor
-    assert full_tensor(tensor) is tensor
