@@ -251,8 +251,8 @@ def test_a_full_disk_in_a_run_of_a_protocol_is_one_sentence_and_leaves_nothing_i
     (folder,) = tmp_path.iterdir()
     assert done.stderr.startswith("emabank: 1 of 1 runs failed, the first with ")
     assert done.stderr.endswith(f": tune, rate 0.4, seed 0; see {folder}/log.txt, then start it again\n")
-    whole = {"config.json", "environment.json", "failed.json", "lock", "log.txt", "progress.json"}
-    assert set(everything_in(folder)) <= whole
+    complete = {"config.json", "environment.json", "failed.json", "lock", "log.txt", "progress.json"}
+    assert set(everything_in(folder)) <= complete
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path):
