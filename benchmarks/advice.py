@@ -6,7 +6,6 @@ Run `python benchmarks/advice.py --help`; docs/how.md shows its table, and says 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -189,12 +188,6 @@ def _row(result: Result) -> list[str]:
         f"{case.samples:,}", str(case.averages), str(case.epochs), f"{result.repeats:,}",
         *("–" if rate is None else f"{100.0 * rate:.1f} %" for rate in rates),
     ]  # fmt: skip
-
-
-def read(path: Path) -> list[Result]:
-    """The results of a file that `--json` has kept."""
-    kept = json.loads(path.read_text(encoding="utf-8"))["results"]
-    return [Result(Case(**item.pop("case")), **item) for item in kept]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import argparse
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/eva
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from benchmarks.harness import (
     Case,
@@ -104,17 +104,6 @@ class _Normalised(Dataset[tuple[Tensor, int]]):
         return (self._images[index].float() - self._mean) / self._std, self._labels[index]
 
 
-class _ChannelsLast:
-    """The batches of a DataLoader, channels last."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for inputs, labels in self._loader:
-            yield inputs.contiguous(memory_format=torch.channels_last), labels
-
-
 def random_images(count: int) -> Images:
     """Images of CIFAR's shape with random pixels; a pass takes as long as with real ones."""
     pixels = torch.randint(256, (count, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -126,7 +115,14 @@ def make_batches(images: Images, workers: int | None) -> Batches:
     if workers is None:
         order = torch.channels_last
         return batches(images, size=BATCH, normalisation=normalisation_of(images), memory_format=order)
-    return _ChannelsLast(DataLoader(_Normalised(images), BATCH, num_workers=workers, persistent_workers=workers > 0))
+    return DataLoader(
+        _Normalised(images), BATCH, collate_fn=_channels_last, num_workers=workers, persistent_workers=workers > 0
+    )
+
+
+def _channels_last(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    inputs, labels = default_collate(items)
+    return inputs.contiguous(memory_format=torch.channels_last), labels
 
 
 def evaluations(subject: Subject, data: Batches) -> dict[str, Way]:

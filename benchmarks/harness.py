@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -134,23 +132,6 @@ def show_progress(title: str) -> Callable[[str], None]:
     return lambda line: print("\r\033[K" + (f"{title}: {line}" if line else ""), end="", file=sys.stderr, flush=True)
 
 
-def _spin() -> None:
-    while True:
-        pass
-
-
-@contextmanager
-def busy_process() -> Generator[None]:
-    """Keep one more process computing for the length of the block."""
-    process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
-    process.start()
-    try:
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
 def free_memory() -> int | None:
     """Bytes of main memory that can still be allocated without swapping; None where the system does not say."""
     try:
@@ -266,12 +247,6 @@ def case_text(case: Case) -> str:
     return "\n".join([heading, text_table(header, rows), *missing])
 
 
-def show_conditions(known: Mapping[str, Any]) -> None:
-    """Print the conditions, one per line."""
-    width = max(map(len, known))
-    print("\n".join(f"{name.ljust(width)}  {value}" for name, value in known.items()), end="\n\n", flush=True)
-
-
 # Result files ---------------------------------------------------------------------------------------------------------
 
 
@@ -345,5 +320,6 @@ def start(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """Set the threads, and print and return the conditions."""
     set_threads(arguments)
     known = conditions() | more
-    show_conditions(known)
+    width = max(map(len, known))
+    print("\n".join(f"{name.ljust(width)}  {value}" for name, value in known.items()), end="\n\n", flush=True)
     return known

@@ -13,7 +13,7 @@ import sys
 import types
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module, metadata
@@ -142,6 +142,17 @@ def _load_file(wheel: Path, member: str, stand_ins: Sequence[str]) -> types.Modu
 # The peers ------------------------------------------------------------------------------------------------------------
 
 
+def _all(updates: Iterable[Callable[[], object]]) -> Callable[[], None]:
+    """One update of all averages of a peer."""
+    every = list(updates)
+
+    def update() -> None:
+        for call in every:
+            call()
+
+    return update
+
+
 def _of_modules(name: str, model: nn.Module, copies: Sequence[nn.Module], update: Callable[[], object]) -> Contestant:
     """A peer whose averages are copies of the model."""
     key, live = largest_parameter(model)
@@ -165,23 +176,13 @@ def _ema_pytorch(packages: Packages, name: str, model: nn.Module, averages: int,
     settings = {"update_after_step": 0, "update_every": 1, "include_online_model": False, "use_foreach": use_foreach}
     kind = packages.module("ema-pytorch", "ema_pytorch").EMA
     peers = [kind(model, beta=decay, **settings) for decay in decays(averages)]
-
-    def update() -> None:
-        for peer in peers:
-            peer.update()
-
-    return _of_modules(name, model, [peer.ema_model for peer in peers], update)
+    return _of_modules(name, model, [peer.ema_model for peer in peers], _all(peer.update for peer in peers))
 
 
 def _torch_ema(packages: Packages, name: str, model: nn.Module, averages: int) -> Contestant:
     kind = packages.module("torch-ema", "torch_ema").ExponentialMovingAverage
     peers = [kind(model.parameters(), decay) for decay in decays(averages)]
-
-    def update() -> None:
-        for peer in peers:
-            peer.update()
-
-    return _of_lists(name, model, [peer.shadow_params for peer in peers], update)
+    return _of_lists(name, model, [peer.shadow_params for peer in peers], _all(peer.update for peer in peers))
 
 
 def _lightning(packages: Packages, name: str, model: nn.Module, averages: int, *, multi: bool) -> Contestant:
@@ -210,23 +211,15 @@ def _lightning(packages: Packages, name: str, model: nn.Module, averages: int, *
 def _timm(packages: Packages, name: str, model: nn.Module, averages: int, *, exclude_buffers: bool) -> Contestant:
     kind = packages.module("timm", "timm.utils.model_ema").ModelEmaV3
     peers = [kind(model, decay, exclude_buffers=exclude_buffers) for decay in decays(averages)]
-
-    def update() -> None:
-        for peer in peers:
-            peer.update(model)
-
-    return _of_modules(name, model, [peer.module for peer in peers], update)
+    updates = _all(partial(peer.update, model) for peer in peers)
+    return _of_modules(name, model, [peer.module for peer in peers], updates)
 
 
 def _diffusers(packages: Packages, name: str, model: nn.Module, averages: int) -> Contestant:
     kind = packages.module("diffusers", "diffusers.training_utils").EMAModel
     peers = [kind(model.parameters(), decay=decay, foreach=True) for decay in decays(averages)]
-
-    def update() -> None:
-        for peer in peers:
-            peer.step(model.parameters())
-
-    return _of_lists(name, model, [peer.shadow_params for peer in peers], update)
+    updates = _all(lambda peer=peer: peer.step(model.parameters()) for peer in peers)
+    return _of_lists(name, model, [peer.shadow_params for peer in peers], updates)
 
 
 @dataclass(frozen=True)

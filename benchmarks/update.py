@@ -13,7 +13,6 @@ import sys
 import timeit
 import tracemalloc
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.harness import (
     Case,
     Run,
-    busy_process,
     case_text,
     count_of,
     free_memory,
@@ -59,27 +57,24 @@ GOALS: dict[tuple[str, int], tuple[float | None, float | None]] = {
 }
 
 
-def measure(
-    name: str, averages: int, peers: Sequence[Peer], packages: Packages, *, seconds: float, busy: bool = False
-) -> Case:
+def measure(name: str, averages: int, peers: Sequence[Peer], packages: Packages, *, seconds: float) -> Case:
     """Time one model with one number of averages, in as many runs as memory requires."""
     model = build(name)
     tensors = averaged_tensors(model)
     elements = sum(tensor.numel() for tensor in tensors)
-    title = f"{name}, {count_of(averages, 'average')}" + (", beside a busy process" if busy else "")
+    title = f"{name}, {count_of(averages, 'average')}"
     ours, groups = plan_groups(4 * averages * elements, peers, free_memory())
     missing = {} if groups else {peer.name: "does not fit into memory beside emabank" for peer in peers}
     runs: list[Run] = []
     for group in groups or [[]]:
         contestants = [memory_limit(model, averages), *(make_bank(bank, model, averages) for bank in ours)]
         contestants += build_peers(group, packages, model, averages, missing)
-        with busy_process() if busy else nullcontext():
-            share = seconds / max(1, len(groups))
-            runs.append(run_interleaved(contestants, seconds=share, progress=show_progress(title)))
+        share = seconds / max(1, len(groups))
+        runs.append(run_interleaved(contestants, seconds=share, progress=show_progress(title)))
         del contestants
         gc.collect()
-    about = {"model": name, "averages": averages, "elements": elements, "tensors": len(tensors), "busy": busy}
-    gated = {} if busy else {bank: "lower" for bank in ours if bank != "emabank, again"}
+    about = {"model": name, "averages": averages, "elements": elements, "tensors": len(tensors)}
+    gated = {bank: "lower" for bank in ours if bank != "emabank, again"}
     return make_case(title, runs, over=(LIMIT, BANK), better=gated, about=about, missing=missing)
 
 
@@ -124,7 +119,6 @@ def judge(case: Case) -> list[str]:
     return [
         f"{case.name}: {goal}: {value:.2f}, {'open, the run was disturbed' if case.disturbed else words[met]}"
         for goal, value, met in goals
-        if not case.about["busy"]
     ]
 
 
@@ -197,7 +191,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--models", nargs="+", default=DEFAULT, choices=NAMES, metavar="MODEL",
         help=f"of {', '.join(NAMES)} (default: {' '.join(DEFAULT)})")  # fmt: skip
     add("--averages", nargs="+", type=int, default=[1, 5], metavar="M", help="how many averages (1 5)")
-    add("--busy", action="store_true", help="measure everything a second time beside a busy process")
     add_peer_arguments(parser)
     return parser.parse_args(words)
 
@@ -221,9 +214,8 @@ def main(words: Sequence[str] | None = None) -> int:
     known = start(arguments, versions=versions(packages, peers))
     cases: list[Case] = []
     for name, averages in itertools.product(arguments.models, arguments.averages):
-        for busy in (False, True) if arguments.busy else (False,):
-            cases.append(measure(name, averages, peers, packages, seconds=arguments.seconds, busy=busy))
-            print(case_text(cases[-1]), end="\n\n", flush=True)
+        cases.append(measure(name, averages, peers, packages, seconds=arguments.seconds))
+        print(case_text(cases[-1]), end="\n\n", flush=True)
     rarely = EMABank(build("small1000"), [EMA(per_update=decay) for decay in decays(5)], every=10**9)
     idle = measure_not_due(rarely.update)
     print(

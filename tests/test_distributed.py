@@ -7,7 +7,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from emabank import EMABank
-from emabank._distributed import as_dtensor_like, full_tensor, is_sharded, local_shard, to_local
 from tests.on_ranks import data_parallel, sharded
 from tests.support.oracle import assert_equal
 from tests.support.ranks import FSDP, together
@@ -139,7 +138,7 @@ def test_saved_on_two_ranks_and_loaded_without_any(tmp_path: Path) -> None:
 
 
 @FSDP
-def test_killed_while_the_others_save_no_half_checkpoint_is_taken_for_one_and_the_restart_goes_on(
+def test_killed_while_the_others_save_no_half_checkpoint_is_taken_for_one_and_the_restart_resumes(
     tmp_path: Path,
 ) -> None:
     for name in ("stores", "killed", "whole"):
@@ -147,24 +146,15 @@ def test_killed_while_the_others_save_no_half_checkpoint_is_taken_for_one_and_th
     stores = [tmp_path / "stores" / str(number) for number in range(3)]
     for store in stores:
         store.mkdir()
-    expected = together(sharded.going_on, tmp_path / "whole", False, folder=stores[0])[0]
+    expected = together(sharded.resuming, tmp_path / "whole", False, folder=stores[0])[0]
     with pytest.raises(AssertionError, match="rank 1 has died with exit code -9|on rank 0:(?s:.)*Connection"):
-        together(sharded.going_on, tmp_path / "killed", True, folder=stores[1])
+        together(sharded.resuming, tmp_path / "killed", True, folder=stores[1])
     assert sorted(path.parent.name for path in (tmp_path / "killed").glob("*/.metadata")) == ["2", "4"]
-    for found in together(sharded.going_on, tmp_path / "killed", False, folder=stores[2]):
+    for resumed in together(sharded.resuming, tmp_path / "killed", False, folder=stores[2]):
         for name, weights in expected.items():
             for key, value in weights.items():
-                assert torch.equal(found[name][key], value), (name, key)
+                assert torch.equal(resumed[name][key], value), (name, key)
 
 
 def test_a_whole_state_goes_into_a_sharded_bank_and_back(tmp_path: Path) -> None:
     together(sharded.loading_whole_state, folder=tmp_path)
-
-
-def test_plain_tensors_pass_through() -> None:
-    tensor = torch.ones(3, requires_grad=True)
-    assert not is_sharded(tensor)
-    assert to_local(tensor).data_ptr() == tensor.data_ptr()
-    assert as_dtensor_like(tensor, tensor) is tensor
-    assert local_shard(tensor, torch.zeros(3)) is tensor
-    assert full_tensor(tensor) is tensor

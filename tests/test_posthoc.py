@@ -290,8 +290,8 @@ def test_a_profile_is_what_samples_weigh_in_a_bank(steps: int, every: int) -> No
     more = {"still": EMA(1.0), "forgetful": EMA(per_update=0.0), "late": EMA(per_update=0.9, start=7)}
     rules = {**AVERAGES, **more, "tail": Uniform(start=12)}
     for name, weighed in shown_unit_vectors(rules, steps, every).items():
-        found = profile(rules[name], steps, every=every)
-        torch.testing.assert_close(found, weighed, rtol=1e-12, atol=1e-15, msg=f"{name}: {found} {weighed}")
+        computed = profile(rules[name], steps, every=every)
+        torch.testing.assert_close(computed, weighed, rtol=1e-12, atol=1e-15, msg=f"{name}: {computed} {weighed}")
 
 
 def snapshots(steps: range, *, every: int = 1, widths: tuple[float, ...] = (0.05, 0.1)) -> list[torch.Tensor]:
@@ -300,8 +300,8 @@ def snapshots(steps: range, *, every: int = 1, widths: tuple[float, ...] = (0.05
 
 def mixed(made: Mixture, averages: list[torch.Tensor], length: int) -> np.ndarray:
     total = np.zeros(length)
-    for share, each in zip(made.coefficients, averages, strict=True):
-        total[: len(each)] += share * each.numpy()
+    for share, weights in zip(made.coefficients, averages, strict=True):
+        total[: len(weights)] += share * weights.numpy()
     return total
 
 

@@ -100,8 +100,8 @@ class AnyOrder(RuleBasedStateMachine):
     def reset(self, number: int | None) -> None:
         name = None if number is None else self.one(number)
         self.bank.reset(name)
-        for each in self.rules if name is None else [name]:
-            self.oracles[each].reset(self.live)
+        for reset in self.rules if name is None else [name]:
+            self.oracles[reset].reset(self.live)
 
     @rule(
         where=st.sampled_from(["first.weight", "norm.running_var", "large", "scalar"]),
@@ -190,13 +190,13 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(number=st.integers(0, 3000))
     def load_a_damaged_state(self, number: int) -> None:
         """It is refused and changes nothing, unless it is whole for this model, such as a NaN for an empty tensor."""
-        whole = self.bank.state_dict()
-        _, state = next(itertools.islice(damages(whole), number, None), ("", whole))
+        intact = self.bank.state_dict()
+        _, state = next(itertools.islice(damages(intact), number, None), ("", intact))
         try:
             self.bank.load_state_dict(state)
         except ValueError:
             return
-        self.bank.load_state_dict(whole)
+        self.bank.load_state_dict(intact)
 
     # What must hold ---------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ def test_trap36_trap61_gradient_accumulation_and_skipped_steps_are_not_counted(k
 
 def test_trap37_flush_takes_the_rest_of_the_period_in_and_does_not_shift_it() -> None:
     model, bank = small_bank([EMA(0.99, warmup=None), Uniform()], every=16)
-    oracle = {
+    expected = {
         "ema-0.99": EMAOracle(live_weights(model), 16, constant(0.99)),
         "uniform": UniformOracle(live_weights(model), 16),
     }
@@ -47,18 +47,18 @@ def test_trap37_flush_takes_the_rest_of_the_period_in_and_does_not_shift_it() ->
 
     def after() -> None:
         bank.update()
-        for each in oracle.values():
-            each.after_step(live_weights(model))
+        for oracle in expected.values():
+            oracle.after_step(live_weights(model))
         if bank.num_steps in (21, 32):
             flushed.append(bank.flush())
-            for each in oracle.values():
-                each.take(live_weights(model))
+            for oracle in expected.values():
+                oracle.take(live_weights(model))
 
     train(model, 40, after)
     assert flushed == [True, False]
     assert bank.num_updates == 3
-    for name, each in oracle.items():
-        assert_close(bank.weights(name), each.value())
+    for name, oracle in expected.items():
+        assert_close(bank.weights(name), oracle.value())
 
 
 def test_trap38_counters_are_python_ints() -> None:

@@ -26,9 +26,9 @@ def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: 
         model = build("mlp")
         return model, EMABank(model, AVERAGES, every=4), sgd(model), torch.Generator().manual_seed(1)
 
-    whole = fresh()
+    uninterrupted = fresh()
     torch.manual_seed(7)
-    continued(*whole, 20)
+    continued(*uninterrupted, 20)
     first = fresh()
     torch.manual_seed(7)
     continued(*first, split)
@@ -52,10 +52,10 @@ def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: 
     second[3].set_state(state["generator"])
     torch.set_rng_state(state["random"])
     continued(*second, 20 - split)
-    assert states_equal(whole[0].state_dict(), second[0].state_dict())
+    assert states_equal(uninterrupted[0].state_dict(), second[0].state_dict())
     for name in AVERAGES:
-        assert states_equal(whole[1].weights(name), second[1].weights(name)), name
-        assert whole[1].decay(name) == second[1].decay(name)
+        assert states_equal(uninterrupted[1].weights(name), second[1].weights(name)), name
+        assert uninterrupted[1].decay(name) == second[1].decay(name)
 
 
 def test_trap42_loading_keeps_the_averages_dtype() -> None:

@@ -154,7 +154,7 @@ def test_trap33_deepcopy_and_pickle_of_a_bank(again) -> None:
     assert not states_equal(bank.weights(0.9), other.weights(0.9))
 
 
-def test_trap33_a_copy_of_a_bank_holds_no_live_weights_beside_its_model() -> None:
+def test_trap33_neither_a_saved_bank_nor_an_applied_average_holds_more_than_it_needs() -> None:
     bank = EMABank(nn.Linear(700, 700), [0.9])
     size = 4 * 700 * 701
     file = io.BytesIO()

@@ -128,15 +128,15 @@ def cluster(folder: Path, *, cpus: int = 2) -> Generator[dict[str, str]]:
 def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
     until = time.monotonic() + 60
     while True:
-        told = subprocess.run(
+        listing = subprocess.run(
             ["sinfo", "--noheader", "--format=%t"],
             env={**os.environ, **variables}, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if told.stdout.strip() == "idle":
+        if listing.stdout.strip() == "idle":
             return
         if time.monotonic() > until:
             logs = "\n".join((folder / f"{name}.log").read_text()[-1500:] for name in ("controller", "daemon"))
-            raise CannotBeHadError(f"Slurm did not start within a minute: {told.stdout}{told.stderr}\n{logs}")
+            raise CannotBeHadError(f"Slurm did not start within a minute: {listing.stdout}{listing.stderr}\n{logs}")
         time.sleep(0.2)
 
 

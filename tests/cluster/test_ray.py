@@ -83,8 +83,8 @@ def test_ctrl_c_lets_runs_write_their_checkpoints_and_the_same_command_goes_on(t
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: len(list(runs.glob("*/progress.json"))) >= 1, seconds=120)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, said
-    assert "the same command" in said
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "the same command" in output
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

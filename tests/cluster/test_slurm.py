@@ -41,19 +41,19 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
         os.environ.update(before)
 
 
-def executor(folder: Path, **given: object) -> SlurmExecutor:
-    return SlurmExecutor(folder=folder / "slurm", grace=20, **{"settings": {"time": 5}, **given})  # type: ignore[arg-type]
+def executor(folder: Path, **options: object) -> SlurmExecutor:
+    return SlurmExecutor(folder=folder / "slurm", grace=20, **{"settings": {"time": 5}, **options})  # type: ignore[arg-type]
 
 
 def queued() -> list[str]:
-    found = subprocess.run(["squeue", "-h", "-r", "-o", "%i %T"], capture_output=True, text=True, check=True)
-    return found.stdout.split("\n")[:-1]
+    listing = subprocess.run(["squeue", "-h", "-r", "-o", "%i %T"], capture_output=True, text=True, check=True)
+    return listing.stdout.split("\n")[:-1]
 
 
 def job_of(process: int) -> str:
     """The Slurm job that a process belongs to."""
     variables = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-    named = {name: value for name, _, value in (each.partition("=") for each in variables)}
+    named = {name: value for name, _, value in (line.partition("=") for line in variables)}
     array, number = named.get("SLURM_ARRAY_JOB_ID"), named.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{number}" if array else named["SLURM_JOB_ID"]
 
@@ -77,7 +77,7 @@ def test_a_preempted_job_writes_a_checkpoint_is_queued_again_and_goes_on(tmp_pat
     job = job_of(process_of(task))
     subprocess.run(["scancel", "--signal=USR2", job], check=True)
     wait_until(lambda: RunFolder(task.folder).state() == "waiting", seconds=60)
-    assert any(each.startswith(f"{job} ") for each in queued()), "the same job waits in the queue"
+    assert any(line.startswith(f"{job} ") for line in queued()), "the same job waits in the queue"
     assert [outcome.state for outcome in started.end()] == ["done"]
     assert len(RunFolder(task.folder).environment()) == 2
     assert "was lost" not in started.said
@@ -89,8 +89,8 @@ def test_a_job_that_is_lost_is_submitted_again_and_finished_bit_for_bit(tmp_path
     started = Started(executor(tmp_path, jobs=2), tasks)
     until_epoch(tasks[0], 10)
     process = process_of(tasks[0])
-    for each in (parent_of(process), process):
-        os.kill(each, signal.SIGKILL)
+    for killed in (parent_of(process), process):
+        os.kill(killed, signal.SIGKILL)
     assert [outcome.state for outcome in started.end()] == ["done", "done"]
     assert "was lost; it resumes from its checkpoint" in started.said
     assert [left(RunFolder(task.folder)) for task in tasks] == undisturbed(tmp_path / "alone", 2)
@@ -112,8 +112,8 @@ def test_interrupted_its_jobs_write_checkpoints_and_leave_the_queue(tmp_path: Pa
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: len(list(runs.glob("*/progress.json"))) >= 1, seconds=120)
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, said
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
     assert list(runs.glob("*/checkpoint*"))
     wait_until(lambda: not queued(), seconds=60)
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

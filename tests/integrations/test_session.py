@@ -91,6 +91,13 @@ def test_a_state_waits_for_training_and_can_be_dropped():
     assert third.bank.num_steps == 0
 
 
+def test_a_criterion_that_was_not_measured_is_refused():
+    tracked = session(criteria={"f1": "max"}, recalibrate=False)
+    tracked.start(network())
+    with pytest.raises(ValueError, match="criteria must .*'f1'.*'accuracy', 'loss'"):
+        tracked.observe(1, {"live": {"loss": 1.0, "accuracy": 0.5}})
+
+
 def test_without_criteria_nothing_is_tracked():
     untracked = session(recalibrate=False)
     untracked.start(network())
@@ -123,6 +130,8 @@ def test_wrong_arguments_are_refused_before_training(wrong: dict[str, Any]):
     (argument,) = wrong
     with pytest.raises(ValueError, match=argument):
         session(**wrong)
+    with pytest.raises(TypeError, match="evry"):
+        session(options={"evry": 2})
 
 
 def test_each_integration_says_which_extra_it_needs():

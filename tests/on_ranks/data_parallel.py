@@ -74,10 +74,10 @@ def recalibrating() -> dict[str, Tensor]:
     data = batches(5)
     done = recalibrate_batchnorm(bank, data[dist.get_rank() :: dist.get_world_size()])  # three batches and two
     assert done.batches == 5
-    found = bank.weights("slow", batchnorm="recomputed")
+    recomputed = bank.weights("slow", batchnorm="recomputed")
     for key, value in expected.weights("slow", batchnorm="recomputed").items():
-        torch.testing.assert_close(found[key], value)
-    return found
+        torch.testing.assert_close(recomputed[key], value)
+    return recomputed
 
 
 def recalibrating_with_nothing_here() -> tuple[int, dict[str, Tensor]]:

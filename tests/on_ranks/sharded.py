@@ -78,15 +78,15 @@ def trained_sharded(steps: int = 6) -> tuple[Net, EMABank]:
     return model, bank
 
 
-def whole(state: dict[str, Any]) -> dict[str, Tensor]:
+def gathered(state: dict[str, Any]) -> dict[str, Tensor]:
     return {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in state.items()}
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any], *, exactly: bool = False) -> None:
-    assert list(found) == list(expected)
+def assert_same(actual: dict[str, Any], expected: dict[str, Any], *, exactly: bool = False) -> None:
+    assert list(actual) == list(expected)
     for key, value in expected.items():
         tolerance = {"rtol": 0, "atol": 0} if exactly else {"rtol": 1e-5, "atol": 1e-6}
-        torch.testing.assert_close(found[key], value, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(actual[key], value, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
 
 
 # What is tested -------------------------------------------------------------------------------------------------------
@@ -99,19 +99,19 @@ def averages_of_shards() -> None:
         weights = bank.weights(name)
         assert isinstance(weights["first.weight"], DTensor)
         assert not isinstance(weights["norm.running_mean"], DTensor)
-        assert_same(whole(weights), alone.weights(name))
+        assert_same(gathered(weights), alone.weights(name))
         full = bank.weights(name, full=True)
         assert not any(isinstance(value, DTensor) for value in full.values())
         assert_same(full, alone.weights(name))
-    assert_same(whole(bank.weights("live")), alone.weights("live"))
+    assert_same(gathered(bank.weights("live")), alone.weights("live"))
 
 
 def update_is_silent() -> dict[str, int]:
     _model, bank = trained_sharded()
     bank.update()
-    with CommDebugMode() as said:
+    with CommDebugMode() as communication:
         assert bank.update()
-    return {str(key): count for key, count in said.get_comm_counts().items()}
+    return {str(key): count for key, count in communication.get_comm_counts().items()}
 
 
 def skipping_agrees() -> tuple[int, bool]:
@@ -165,21 +165,21 @@ def recalibrating() -> None:
     data = batches(4, size=6)
     rank, world = dist.get_rank(), dist.get_world_size()
     expected = recalibrate_batchnorm(alone, data)
-    found = recalibrate_batchnorm(bank, data[rank::world])
-    assert (found.layers, found.batches) == (expected.layers, expected.batches)
+    shared = recalibrate_batchnorm(bank, data[rank::world])
+    assert (shared.layers, shared.batches) == (expected.layers, expected.batches)
     for name in AVERAGES:
         assert_same(bank.weights(name, batchnorm="recomputed", full=True), alone.weights(name, batchnorm="recomputed"))
 
 
 def refused() -> list[str]:
     _model, bank = trained_sharded()
-    said: list[str] = []
+    messages: list[str] = []
     for action in (lambda: bank.module("slow"), lambda: bank.functional("slow")):
         try:
             action()
         except RuntimeError as error:
-            said.append(str(error))
-    return said
+            messages.append(str(error))
+    return messages
 
 
 def copying() -> None:
@@ -191,7 +191,7 @@ def copying() -> None:
     expected = build()
     alone.copy_to(expected, "slow")
     assert_same(plain.state_dict(), expected.state_dict())
-    assert_same(whole(sharded.state_dict()), expected.state_dict())
+    assert_same(gathered(sharded.state_dict()), expected.state_dict())
 
 
 def saving(folder: Path) -> dict[str, dict[str, Tensor]]:
@@ -208,8 +208,8 @@ def loading(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]
     return bank.num_updates, {name: bank.weights(name, full=True) for name in AVERAGES}
 
 
-def going_on(folder: Path, dies: bool) -> dict[str, dict[str, Tensor]]:
-    """Eight steps with a checkpoint after every second; goes on from the last whole one. The second rank may die."""
+def resuming(folder: Path, dies: bool) -> dict[str, dict[str, Tensor]]:
+    """Eight steps with a checkpoint after every second; resumes from the last complete one. The second rank may die."""
     model = shard(build())
     bank = EMABank(model, AVERAGES, every=2)
     start = max((int(path.parent.name) for path in folder.glob("*/.metadata")), default=0)
@@ -237,7 +237,7 @@ def loading_whole_state() -> None:
 
 
 def live_of(model: nn.Module) -> dict[str, Tensor]:
-    return {key: value for key, value in whole(model.state_dict()).items() if "num_batches" in key}
+    return {key: value for key, value in gathered(model.state_dict()).items() if "num_batches" in key}
 
 
 def loading_after_building() -> bool:
@@ -250,7 +250,7 @@ def loading_after_building() -> bool:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bank.update()
-    return any("call bank.reset() after loading" in str(each.message) for each in caught)
+    return any("call bank.reset() after loading" in str(warning.message) for warning in caught)
 
 
 def snapshots(folder: Path) -> list[str]:

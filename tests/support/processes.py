@@ -27,19 +27,19 @@ sys.path.insert(0, {SOURCE!r})
 folder = Path(sys.argv[1])
 (folder / "pid").write_text(str(os.getpid()))
 def tell(epoch, epochs):
-    said = dict(epoch=epoch, epochs=epochs, words=f"at {{epoch}}", seconds_left=1.0, time=str(time.time()))
-    (folder / "new").write_text(json.dumps(said))
+    progress = dict(epoch=epoch, epochs=epochs, words=f"at {{epoch}}", seconds_left=1.0, time=str(time.time()))
+    (folder / "new").write_text(json.dumps(progress))
     os.replace(folder / "new", folder / "progress.json")
 def done():
     (folder / "done.json").write_text(json.dumps(dict(files={{}}, summary={{}})))
 """
 
 
-def task(root: Path, name: str, code: str, **given: dict[str, str]) -> Task:
+def task(root: Path, name: str, code: str, **options: dict[str, str]) -> Task:
     """A task whose worker runs this code."""
     folder = root / name
     command = (sys.executable, "-c", HEAD + code, str(folder))
-    return Task(id=name, title=f"run {name}", folder=folder, command=command, **given)
+    return Task(id=name, title=f"run {name}", folder=folder, command=command, **options)
 
 
 def wait_until(holds: Callable[[], bool], *, seconds: float = 60) -> None:

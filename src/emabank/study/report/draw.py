@@ -34,7 +34,7 @@ _MOST_TICKS = 9
 _GRID, _MARK, _MISSING = "#dddddd", "#111111", "#eeeeee"
 _MARKERS = "oDs^v"
 _HEAT = "cividis"  # readers with and without colour blindness see it alike
-_RC: dict[Any, Any] = {
+RC: dict[Any, Any] = {
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -173,7 +173,7 @@ def draw(figure: Figure, path: Path, *, file_format: Literal["svg", "pdf"] = "sv
     if file_format not in FORMATS:
         raise ValueError(f"file_format must be 'svg' or 'pdf'; got {file_format!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with rc_context(_RC):
+    with rc_context(RC):
         # Without the time of day, which matplotlib would put into the file.
         metadata = {"Date": None} if file_format == "svg" else {"CreationDate": None}
         picture(figure).savefig(path, format=file_format, dpi=150, metadata=metadata)
@@ -181,7 +181,7 @@ def draw(figure: Figure, path: Path, *, file_format: Literal["svg", "pdf"] = "sv
 
 def picture(figure: Figure) -> matplotlib_figure.Figure:
     """The figure as matplotlib has it, not yet in a file."""
-    with rc_context(_RC):
+    with rc_context(RC):
         figure = _fitted(figure)
         plan, styles = _plan(figure), styles_of(figure)
         made = matplotlib_figure.Figure(figsize=(plan.width, plan.height), layout="constrained")
