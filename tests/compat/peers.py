@@ -107,7 +107,7 @@ CASES = {
     "ema_pytorch every step": Case("ema_pytorch", {**EVERY_STEP, "use_foreach": True, "include_online_model": False}),
     "ema_pytorch warm-up": Case("ema_pytorch", {**EVERY_STEP, **GRADUAL, "min_value": 0.3}),
     "ema_pytorch names": Case("ema_pytorch", {
-        **EVERY_STEP, "ignore_names": {"0.weight"}, "ignore_startswith_names": {"4."},
+        **EVERY_STEP, "update_after_step": 3, "ignore_names": {"0.weight"}, "ignore_startswith_names": {"4."},
         "param_or_buffer_names_no_ema": {"0.bias", "1.running_mean", "embed.weight"},
     }),
     "ema_pytorch frozen": Case("ema_pytorch", {**EVERY_STEP, "beta": 1.0}),

@@ -1,6 +1,7 @@
 """What is particular to one library: its own calls and options, its folders, and where a drop-in differs on purpose."""
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,9 @@ def test_a_live_model_of_another_precision_is_converted():
     assert ours.ema_model[0].weight.dtype is torch.float32
 
 
-def test_tensors_without_a_module_are_refused():
+def test_what_cannot_be_an_average_is_refused():
+    with pytest.raises(ValueError, match="ema_model must be left out"):
+        EMA(nn.Linear(1, 1), nn.Linear(1, 1), lazy_init_ema=True)
     with pytest.raises(TypeError, match="model must be a module; got a dict"):
         EMA({"weight": torch.zeros(2)})  # type: ignore[arg-type]
 
@@ -284,6 +287,20 @@ def test_held_shadows_are_the_loaded_ones_and_nothing_is_shared():
     average.load_state_dict(saved.state_dict())
     for shadow, now, value in zip(shadows, average.shadow_params, saved.shadow_params, strict=True):
         assert shadow is now and torch.equal(shadow, value) and shadow is not value
+
+
+def test_a_copy_follows_the_same_parameters_and_an_unpickled_one_has_to_be_given_them():
+    model = build_model("mlp")
+    average = ExponentialMovingAverage(model.parameters(), 0.9)
+    copied, unpickled = copy.deepcopy(average), pickle.loads(pickle.dumps(average))
+    for _ in steps(model, 3):
+        average.update()
+        copied.update()
+        unpickled.update(model.parameters())
+    assert_same(copied, average)
+    assert_same(unpickled, average)
+    with pytest.raises(ValueError, match="parameters must be passed"):
+        unpickled.update()
 
 
 def test_what_torch_ema_refuses_is_refused():

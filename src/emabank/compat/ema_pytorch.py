@@ -83,6 +83,8 @@ class EMA(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a module; got a {type(model).__name__}. Put its tensors into a module.")
+        if lazy_init_ema and ema_model is not None:
+            raise ValueError("ema_model must be left out with lazy_init_ema, which copies the model; got both.")
         self.beta, self.update_after_step, self.update_every = beta, update_after_step, update_every
         self.inv_gamma, self.power, self.min_value = inv_gamma, power, min_value
         self.param_or_buffer_names_no_ema = set(param_or_buffer_names_no_ema)
