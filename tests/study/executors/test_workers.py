@@ -316,7 +316,7 @@ tasks = []
 
 @BOTH
 def test_ctrl_c_pressed_again_hastens_the_end(tmp_path: Path, warm: tuple[str, ...]):
-    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=60, warm=warm) as executing:
+    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=600, warm=warm) as executing:
         executing.until_ready("ab")
         for _ in ("SIGINT", "SIGTERM"):
             executing.process.send_signal(signal.SIGINT)

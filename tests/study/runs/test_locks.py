@@ -1,11 +1,13 @@
 """A lock keeps other processes out, says who holds it, and never outlives its holder."""
 
 import errno
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,22 +117,12 @@ def test_one_process_cannot_hold_it_twice_and_frees_it_on_an_exception(tmp_path:
     assert free(path)
 
 
-def test_asking_does_not_get_in_the_way_of_taking(tmp_path: Path):
-    path = tmp_path / "lock"
-    path.touch()
-    ask = "import sys\nfrom emabank.study.runs.locks import is_locked\nprint(0, flush=True)\n"
-    ask += "while True: is_locked(sys.argv[1])"
-    with subprocess.Popen(
-        [sys.executable, "-c", ask, str(path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": SOURCE},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            process.stdout.readline()
-            assert all(free(path) for _ in range(200))
-        finally:
-            process.kill()
+def test_who_wants_the_lock_waits_for_those_who_only_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(locks, "PATIENCE", 60)
+    with open(tmp_path / "lock", "w") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as is_locked does, for an instant
+        threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+        assert free(tmp_path / "lock")
 
 
 def test_asking_makes_no_file(tmp_path: Path):
