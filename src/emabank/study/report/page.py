@@ -161,7 +161,10 @@ def _headline(settings: Sequence[Setting], claims: Sequence[Claim]) -> list[dict
         if (claim.number, finding.key) == ("16", "accuracy")
     }
     rows: list[dict[str, Any]] = []
-    for setting in settings:
+    once: dict[tuple[str, str], Setting] = {}
+    for setting in settings:  # at smaller scales one protocol may stand for two pairs
+        once.setdefault((setting.scale, setting.protocol), setting)
+    for setting in once.values():
         average = (setting, "slowest (acc.)", "accuracy", REFIT)
         cells = {
             "live": value_cell(setting, "SGD (best)", "accuracy", REFIT),

@@ -337,10 +337,8 @@ def _tex_cell(cell: Cell, *, with_n: bool) -> str:
 
 _GAP = 2
 """Characters between two columns: the padding, and the box's blank line."""
-_LABELS = (30, 24, 18)
-"""Characters of a label after which it is broken; the fewer, the more columns stand beside each other."""
-_TEXTS = 16
-"""Characters of a list or a title after which it may be broken."""
+_LABEL, _TEXT = 24, 16
+"""Characters of a label, and of a list or a title, after which it may be broken."""
 
 
 def terminal(table: Table, *, width: int = 80) -> Group:
@@ -358,45 +356,26 @@ def terminal(table: Table, *, width: int = 80) -> Group:
 
 
 def _parts(table: Table, width: int) -> list[tuple[list[int], list[int]]]:
-    """The columns of each grid with their widths, the labels' first; a group stays together if it fits at all."""
+    """The columns of each grid with their widths, the labels' first: as many as fit beside each other."""
     with_n = common_n(table) is None
-    titles, lines = group_titles(table), lines_of(table)
-    texts = [[group, title] for group, title in zip(titles, table.columns, strict=True)]
-    texts[0] += [f"  {PAPER}", *(("  " if line.below_heading else "") + line.label for line in lines)]
+    texts = [[group, title] for group, title in zip(group_titles(table), table.columns, strict=True)]
+    texts[0] += [f"  {PAPER}", *(("  " if line.below_heading else "") + line.label for line in lines_of(table))]
     for row in table.rows:
         for column, cell in zip(texts[1:], row.cells, strict=True):
             column += [format_cell(cell, with_n=with_n), cell.paper]
     words = [max([1, *(len(word) for text in column for word in text.split())]) for column in texts]
-    words[0] += 2 * any(line.below_heading for line in lines)
-    widths = [max(least, *map(_wished, column)) for least, column in zip(words, texts, strict=True)]
-    longest = max(map(len, texts[0]))
-    together = [list(places) for _, places in groupby(range(1, len(texts)), key=lambda at: titles[at] or at)]
-    allowed = sorted({min(longest, max(words[0], label)) for label in (longest, *_LABELS)}, reverse=True)
-    parts = [_filled(together, widths, label, width) for label in allowed]
-    fewest = min(map(len, parts))
-    label, best = next(pair for pair in zip(allowed, parts, strict=True) if len(pair[1]) == fewest)
-    return [([0, *part], [label, *(widths[at] for at in part)]) for part in best]
-
-
-def _filled(together: Sequence[list[int]], widths: Sequence[int], label: int, width: int) -> list[list[int]]:
-    """The columns of each grid, if labels are so wide."""
-
-    def fits(places: Sequence[int]) -> bool:
-        return label + sum(widths[at] + _GAP for at in places) <= width
-
-    units = [unit for group in together for unit in ([group] if fits(group) else [[at] for at in group])]
+    # A number with its spread is never broken, a longer text may be.
+    most = [_LABEL, *[_TEXT] * len(table.columns)]
+    widths = [max(least, *(len(text) if "±" in text else min(len(text), limit) for text in column))
+              for least, column, limit in zip(words, texts, most, strict=False)]  # fmt: skip
+    widths[0] += 2 * any(line.below_heading for line in lines_of(table))
     parts: list[list[int]] = []
-    for unit in units:
-        if parts and fits([*parts[-1], *unit]):
-            parts[-1] += unit
+    for place in range(1, len(widths)):
+        if parts and sum(widths[at] + _GAP for at in (0, *parts[-1], place)) - _GAP <= width:
+            parts[-1].append(place)
         else:
-            parts.append(list(unit))
-    return parts
-
-
-def _wished(text: str) -> int:
-    """The width that a text needs in a column: a number with its spread is never broken, a longer text may be."""
-    return len(text) if "±" in text else min(len(text), _TEXTS)
+            parts.append([place])
+    return [([0, *part], [widths[at] for at in (0, *part)]) for part in parts]
 
 
 def _grid(table: Table, columns: Sequence[int], widths: Sequence[int]) -> Grid:

@@ -233,9 +233,9 @@ def _stage_table(setting: Setting, stage: Stage, name: str) -> list[Table]:
             item=paper.full_table(setting.pair, stage.trained_on), bold="the best in a row",
             caption="Below the rule: what each seed chose, once if all chose the same." + selection_note([setting]),
             notes=(
-                "SGD: the live weights, at their best epoch in tuning and at the last epoch in a refit; SGD (best) and "
-                "SGD (last) are the other way round. EMA: the average that validation chose, averaged batch-norm "
-                f"statistics. (BN): {SLOWEST}.",
+                "SGD: the live weights, at their best epoch if trained on 80%, at the last epoch if trained on 100%; "
+                "SGD (last), SGD (best): at the other of the two. EMA: the average that validation chose, averaged "
+                f"batch-norm statistics. (BN): {SLOWEST}.",
                 IF_CALIBRATED,
                 JS_SCALE,
                 *(["right labels: accuracy on training images with a right label. memorised: share of training images "
