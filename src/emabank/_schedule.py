@@ -91,9 +91,9 @@ class AverageSchedule:
         if isinstance(name, str) and (name == LIVE or name in self.rules):
             return name
         if isinstance(name, Real) and not isinstance(name, bool):
-            found = [key for key, rule in self.rules.items() if isinstance(rule, EMA) and rule.decay == name]
-            if len(found) == 1:
-                return found[0]
+            matches = [key for key, rule in self.rules.items() if isinstance(rule, EMA) and rule.decay == name]
+            if len(matches) == 1:
+                return matches[0]
         raise KeyError(f"There is no average {name!r}; there are {', '.join(self.names)} (and {LIVE!r}).")
 
     def average(self, name: object) -> str:
@@ -245,7 +245,7 @@ class AverageSchedule:
 
 
 def _checked_mapping(what: str, value: object, keys: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """The value, if it is a mapping and (where keys are said) has exactly those."""
+    """The value, if it is a mapping and, where there are `keys`, has exactly those."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{what} must be a mapping; got {short(value)}. {_HELP}")
     saved = cast("Mapping[str, Any]", value)
@@ -264,11 +264,10 @@ def _checked_count(what: str, value: object, most: int = sys.maxsize) -> int:
 
 def _named_rules(averages: object) -> dict[str, Rule]:
     if isinstance(averages, Mapping):
-        named = [(name, as_rule(given)) for name, given in averages.items()]
+        named = [(name, as_rule(rule)) for name, rule in averages.items()]
     else:
-        several = list(averages) if isinstance(averages, Sequence) and not isinstance(averages, str) else [averages]
-        rules = [as_rule(given) for given in several]
-        named = [(rule.name, rule) for rule in rules]
+        several = averages if isinstance(averages, Sequence) and not isinstance(averages, str) else [averages]
+        named = [(rule.name, rule) for rule in map(as_rule, several)]
     if not named:
         raise ValueError("averages must have at least one average, as in EMABank(model, [0.999]); got none.")
     for name, rule in named:

@@ -106,7 +106,7 @@ class EMABank:
         on_nonfinite: Literal["raise", "skip", "ignore"] = "raise",
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"EMABank keeps averages of a torch.nn.Module; given: {type(model).__name__}.")
+            raise ValueError(f"model must be a torch.nn.Module; got a {type(model).__name__}.")
         check_choice("buffers", buffers, ("average", "copy"))
         check_choice("on_nonfinite", on_nonfinite, ("raise", "skip", "ignore"))
         check_choice("dtype", dtype, (torch.float32, torch.float64))
@@ -171,8 +171,7 @@ class EMABank:
     def flush(self) -> bool:
         """Take the live weights in now, between two samples; the period does not shift. False if nothing is new.
 
-        An EMA moves by as much less as less than a period has passed: its decay is α^Δ for the Δ steps since its last
-        sample.
+        The decay is scaled to the elapsed time: α^Δ, where Δ is the number of steps since the last sample.
 
         >>> bank = EMABank(nn.Linear(2, 1), [0.999], every=16)
         >>> bank.update(), bank.flush(), bank.flush()
@@ -194,9 +193,9 @@ class EMABank:
         self._finish_check()
         names = self.names if name is None else (self._schedule.average(name),)
         self._tensors.refresh(sync_statistics=True)
-        for reset in names:
-            self._tensors.write(self.names.index(reset))
-            self._schedule.reset(reset, self._steps)
+        for average in names:
+            self._tensors.write(self.names.index(average))
+            self._schedule.reset(average, self._steps)
         self._invalidate_cache()
 
     def _count_step(self) -> bool:
@@ -487,7 +486,7 @@ class EMABank:
 
     @outside_inference_mode
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the bank that gave `state` stood. It must have the same averages, period and tensors.
+        """Resume where the bank that returned `state` was. It must have the same averages, period and tensors.
 
         Raises a ValueError on a state that is damaged or does not fit, and has then changed nothing.
 

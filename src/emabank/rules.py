@@ -624,7 +624,7 @@ def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> N
 
 
 def format_decay(decay: float) -> str:
-    """With three digits of what is missing to 1.
+    """With three digits of its distance from 1.
 
     >>> format_decay(0.99987487), format_decay(0.99)
     ('0.999875', '0.99')
@@ -637,7 +637,7 @@ def _format_steps(steps: float) -> str:
 
 
 def _short(value: float) -> str:
-    """0.998 as "0.998", 693.0 as "693", 700.0000000000001 as "700": to a millionth of it, and of what is left to 1."""
+    """0.998 as "0.998", 700.0000000000001 as "700": exact to a millionth of the value, and of its distance from 1."""
     close = 1e-6 * (min(value, 1.0 - value) if value <= 1.0 else value)
     return next(text for digits in range(1, 18) if abs(float(text := _plain(value, digits)) - value) <= close)
 

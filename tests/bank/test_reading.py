@@ -106,7 +106,7 @@ def test_bad_options_get_a_clear_sentence(options: dict, says: str) -> None:
 
 
 def test_a_bank_wants_a_module() -> None:
-    with pytest.raises(ValueError, match="torch.nn.Module; given: list"):
+    with pytest.raises(ValueError, match="torch.nn.Module; got a list"):
         EMABank([torch.ones(2)], [0.9])
     with pytest.raises(ValueError, match="'averaged' or 'recomputed'"):
         EMABank(nn.Linear(2, 1), [0.9]).weights(0.9, batchnorm="own")
