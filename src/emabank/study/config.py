@@ -28,6 +28,7 @@ Network = Literal[
 
 Seeds = int | tuple[int, ...]
 """How many seeds, from 0 on, or the seeds themselves."""
+_MOST_SEEDS = 100
 
 C = TypeVar("C", "DataConfig", "TrainingConfig", "HardwareConfig")
 R = TypeVar("R", bound="Recipe")
@@ -455,6 +456,10 @@ def _checked_seeds(seeds: Seeds) -> Seeds:
     """The one form that the same seeds always have: those from 0 on are their count."""
     if isinstance(seeds, int):
         check_at_least("seeds", seeds, 1)
+        if seeds > _MOST_SEEDS:
+            raise ValueError(
+                f"seeds is {seeds}, a count of at most {_MOST_SEEDS}; for seed {seeds} give {seeds}-{seeds}"
+            )
         return seeds
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise ValueError(f"seeds are {listed(seeds)}; give one or more, 0 or above, each once")

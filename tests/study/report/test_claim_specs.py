@@ -101,6 +101,7 @@ def slow(key: Curve, curve: np.ndarray) -> np.ndarray:
 NOISY, CONSTANT = "cifar100n-resnet34", "cifar100n-resnet18"
 FALSE = {  # a setting in which one statistic of a claim is false, by the claim's number and the statistic's key
     ("1", "share"): lambda: setting(refit=runs("refit", behind)),
+    ("1", "chosen"): lambda: setting(refit=runs("refit", behind)),
     ("1", "early"): lambda: setting(refit=runs("refit", behind_early)),
     ("1", "most"): lambda: setting(refit=runs("refit", ahead_late)),
     ("2", "when"): lambda: late_choice(setting()),

@@ -82,7 +82,33 @@ def four_epochs():
 
 
 def test_a_tie_is_half_a_lead_and_what_was_not_measured_is_none():
-    assert values("1", "share", four_epochs()) == [pytest.approx(100 * 1.5 / 4), pytest.approx(100 * 2 / 3)]
+    assert values("1", "chosen", four_epochs()) == [pytest.approx(100 * 1.5 / 4), pytest.approx(100 * 2 / 3)]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "noisy_accuracy"])
+def test_at_each_epoch_the_average_counts_that_validation_of_tuning_has_first(metric):
+    def on_validation(name):
+        return (name, "averaged", "val", metric)
+
+    # First at each epoch: a, b, b and, of equals, a with one seed; a, b, a and b with the other.
+    tuned = by_hand(
+        {
+            on_validation("a"): [[0.5, 0.1, NAN, 0.4], [0.5, 0.1, 0.5, 0.1]],
+            on_validation("b"): [[0.4, 0.2, 0.1, 0.4], [0.4, 0.2, 0.4, 0.2]],
+        },
+        variant="tune",
+    )
+    both = replace(four_epochs(), variants={**four_epochs().variants, **tuned.variants})
+    assert values("1", "share", both) == [pytest.approx(100 * 2.5 / 4), pytest.approx(100.0)]
+    assert values("1", "share", four_epochs()) == []
+
+
+def test_noisy_labels_rank_where_both_were_measured():
+    curves = {("a", "averaged", "val", "accuracy"): [[0.1]], ("b", "averaged", "val", "accuracy"): [[0.2]]}
+    curves |= {("a", "averaged", "val", "noisy_accuracy"): [[0.2]], ("b", "averaged", "val", "noisy_accuracy"): [[0.1]]}
+    test = by_hand({LIVE: [[0.5]], A: [[0.6]], B: [[0.4]]})
+    both = replace(test, variants={**test.variants, **by_hand(curves, variant="tune").variants})
+    assert values("1", "share", both) == [100.0]
 
 
 def test_the_first_quarter_is_one_epoch_of_four():
