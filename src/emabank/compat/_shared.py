@@ -77,7 +77,10 @@ def is_skipped(lives: Iterable[tuple[str, Tensor]], on_nonfinite: OnNonfinite) -
     check_choice("on_nonfinite", on_nonfinite, ("ignore", "raise", "skip"))
     named = {} if on_nonfinite == "ignore" else {name: live.detach() for name, live in lives}
     if any(map(is_sharded, named.values())):
-        raise ValueError('on_nonfinite must be "ignore" for sharded parameters: ranks would differ. EMABank has both.')
+        raise ValueError(
+            'on_nonfinite must be "ignore" for sharded parameters, because each rank would decide alone; got '
+            f"{on_nonfinite!r}. Use an EMABank, whose ranks agree."
+        )
     bad = nonfinite(named)
     if bad and on_nonfinite == "raise":
         raise FloatingPointError(f"The live weights must be finite; {bad[0]!r} holds NaN or inf. No average has moved.")
