@@ -210,6 +210,15 @@ def test_names_that_lead_elsewhere_lead_nowhere(name: str, setting: Setting, bar
     assert "elsewhere (demo)" in lines(bare)
 
 
+def test_a_run_outside_of_the_folder_is_not_read(setting: Setting, runs: Path):
+    first, *others = (run.id for run in setting.variants["step"])
+    shutil.move(runs / first, runs.parent / "outside" / first)
+    manifest = content(runs, MANIFESTS["step-decay"])
+    manifest["pairs"][0]["arms"]["step"] = [f"../outside/{first}", *others]
+    put(runs / MANIFESTS["step-decay"], manifest)
+    assert list(lines(runs)) == [f"{setting.title}: step"]
+
+
 @pytest.mark.parametrize(
     "change", [{"step_seconds": 3}, {"step_seconds": ["a"]}, {"every": 0}, {"network": None}, {"seconds": 3}]
 )
