@@ -297,7 +297,7 @@ def test_transfer_works_for_a_model_that_gives_its_features(tmp_path: Path):
 
     done, said = carried_out(tmp_path, Convolution, config=replace(CONFIG, transfer=("digits",)))
     rows = [row for row in done.refitted[0].rows() if row.metric == "transfer:digits"]
-    assert {row.selected_by for row in rows if row.weights == "live"} == {"last"}
+    assert {row.selected_by for row in rows if row.weights == "live"} == {"accuracy", "last"}
     assert {row.selected_by for row in rows if row.weights != "live"} == {"accuracy", "loss"}
     assert all(row.value is not None for row in rows)
     assert "transfer to" in said

@@ -147,7 +147,7 @@ def test_transfer_rows_are_the_linear_evaluation_of_what_claims_compare(tmp_path
     frame = load_results(tmp_path)
     rows = frame[frame.metric == "transfer:digits"]
     assert set(rows.split) == {"test"} and rows.selected_by.notna().all()
-    assert rows.run.value_counts().to_dict() == {run.id: 3 for run in done.refitted}
+    assert rows.run.value_counts().to_dict() == {run.id: 6 for run in done.refitted}
     [value] = rows[(rows.run == done.refitted[0].id) & (rows.weights == "live") & (rows.selected_by == "last")].value
     tensors, notes = done.refitted[0].load_snapshot("live-last")
     model = Net()

@@ -204,9 +204,9 @@ def test_the_status_says_how_runs_stand_that_are_not_done(bare: Path):
     assert lines[-5:] == [
         "4 runs: 0 done, 1 running, 2 waiting, 1 failed",
         "  failed failed: ValueError: no luck",
-        "  running running: epoch 3 of 60, 3 min left: live [red]81%[/red]",
+        "  running running: epoch 3/60, 3 min left: live [red]81%[/red]",
         "  untold waiting",
-        "  waiting waiting: epoch 3 of 60: live [red]81%[/red]",
+        "  waiting waiting: epoch 3/60: live [red]81%[/red]",
     ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from emabank.study.report.pairs import MAIN
+from emabank.study.studies.scales import MAIN
 
 from emabank.study.commands.data import DataArguments
 from emabank.study.commands.parsing import COMMANDS
@@ -181,7 +181,7 @@ def test_the_last_setting_counts_and_the_device_is_that_of_every_run():
 def test_a_setting_need_only_fit_what_the_study_trains(capsys: pytest.CaptureFixture[str]):
     """The other labels of CIFAR-10N, which digits do not have."""
     words = ["--scale", "small", "--set", "data.labels=aggregate"]
-    assert parsed("run", "label-noise", *words).set == (("data.labels=aggregate",),)
+    assert parsed("run", "constant-lr", *words).set == (("data.labels=aggregate",),)
     assert "--set, data: labels is aggregate; " in refused(capsys, "run", "dynamics", *words)
     # The paper's averages have other names than those of the digits.
     bootstrap = ["--set", "bootstrap=ema-0.992", "swa=false"]
