@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from emabank.study.studies.scales import MAIN
 
 from emabank.study.commands.data import DataArguments
 from emabank.study.commands.parsing import COMMANDS
@@ -21,7 +20,7 @@ from emabank.study.commands.studies import (
 )
 from emabank.study.config import DataConfig, Place, ProtocolConfig, PublishedName, TrainingConfig
 from emabank.study.data.catalogue import DATASETS
-from emabank.study.studies.scales import protocol_of
+from emabank.study.studies.scales import MAIN, protocol_of
 from tests.study.commands.parsing import ended, parsed, refused
 
 
