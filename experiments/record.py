@@ -84,17 +84,22 @@ def parse_seeds(text: str) -> list[int]:
     return list(seeds)
 
 
-def parse_options(doc: str | None, *, seeds: str, steps: int, rate: float, out: str) -> argparse.Namespace:
+def parse_options(
+    doc: str | None, *, seeds: str, rate: float, out: str, steps: int | None = None, data: bool = False
+) -> argparse.Namespace:
     """The command line of an experiment, with these defaults."""
     parser = argparse.ArgumentParser(
         description=(doc or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--seeds", type=parse_seeds, default=seeds, help="numbers and ranges, such as 10-19 or 900,902")
-    parser.add_argument("--steps", type=int, default=steps, help="optimizer steps per seed, a multiple of 100")
+    if steps is not None:
+        parser.add_argument("--steps", type=int, default=steps, help="optimizer steps per seed, a multiple of 100")
+    if data:
+        parser.add_argument("--data", type=Path, default="data", help="folder with the data sets")
     parser.add_argument("--rate", type=float, default=rate, help="learning rate")
     parser.add_argument("--out", type=Path, default=out, help="folder of the results")
     options = parser.parse_args()
-    if options.steps < 100 or options.steps % 100:
+    if steps is not None and (options.steps < 100 or options.steps % 100):
         parser.error(f"argument --steps: must be a positive multiple of 100; got {options.steps}")
     if not options.rate > 0.0:
         parser.error(f"argument --rate: must be positive; got {options.rate}")
