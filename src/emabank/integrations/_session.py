@@ -20,11 +20,14 @@ Value = TypeVar("Value")
 
 
 class CallbackSession:
-    """The bank and the tracker of one callback; the bank is built when training starts."""
+    """What the classes for the frameworks have in common; the bank is built when training starts."""
+
+    _loss = "loss"  # what the framework calls the validation loss
+    _unit = "step"  # what the tracker counts
 
     def __init__(
         self,
-        averages: Averages | None,
+        averages: Averages | None = None,
         *,
         criteria: Criteria | None = None,
         recalibrate: bool | int = 16,
@@ -32,30 +35,62 @@ class CallbackSession:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         snapshots: Literal["best", "each"] | None = "best",
         finish_with: str | float | None = None,
-        unit: str = "epoch",
-        options: Mapping[str, Any],
+        **options: Any,
     ) -> None:
+        """Settings of the averages.
+
+        Args:
+            averages: The averages, as for `EMABank`. None keeps five, for as many steps as the run has.
+            criteria: The metrics to choose the best weights by. None is the validation loss; {} tracks nothing.
+            recalibrate: The number of training batches to recompute batch-norm statistics on before each validation;
+                True uses all of them, False keeps the averaged statistics.
+            recalibrate_on: Another loader of batches for it.
+            forward: `forward(model, batch)` runs a batch for it. By default a tensor becomes `model(batch)`, a tuple or
+                list `model(batch[0])`, a mapping `model(**batch)`.
+            snapshots: The weights to keep, as for `BestTracker`.
+            finish_with: The average, or "best" by the first criterion, to copy into the model at the end of training
+                (not after an interrupt). By default the model keeps its live weights.
+            options: Further arguments of `EMABank`, such as `every`.
+        """
         inspect.signature(EMABank).bind(None, averages, **options)  # a misspelt option fails now
         if not isinstance(recalibrate, int) or (recalibrate is not False and recalibrate < 1):
             raise ValueError(
                 "recalibrate must be True (all training batches), False (none) or a positive number of batches; "
                 f"got {recalibrate!r}."
             )
-        if finish_with == "best" and (not criteria or snapshots is None):
+        self._criteria: Criteria = {self._loss: "min"} if criteria is None else dict(criteria)
+        if finish_with == "best" and (not self._criteria or snapshots is None):
             raise ValueError(
                 'finish_with="best" requires criteria and snapshots; otherwise there is no best model to restore.'
             )
-        self.criteria: Criteria = dict(criteria or {})
-        self.has_forward = forward is not None
-        self._averages, self._options = averages, dict(options)
+        self._averages, self._options, self._finish_with = averages, options, finish_with
         self._recalibrate, self._recalibrate_on, self._forward = recalibrate, recalibrate_on, forward
         self._snapshots: Literal["best", "each"] | None = snapshots
-        self._unit, self._finish_with = unit, finish_with
         self._bank: EMABank | None = None
         self._tracker: BestTracker | None = None
         self._model: nn.Module | None = None
         self._steps: int | None = None
         self._pending_state: Mapping[str, Any] | None = None
+
+    @property
+    def bank(self) -> EMABank:
+        """The averages, once training has started."""
+        if self._bank is None:
+            raise RuntimeError("There is no bank yet: it is built when training starts.")
+        return self._bank
+
+    @property
+    def tracker(self) -> BestTracker:
+        """The metrics so far, and the best weights."""
+        if not self._criteria:
+            raise RuntimeError('Nothing is tracked without criteria: pass criteria={"val_loss": "min"} or the like.')
+        if self._tracker is None:
+            raise RuntimeError("There is no tracker yet: it is built when training starts.")
+        return self._tracker
+
+    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
+        """The best weights by a criterion (by default the first), as a state dict of the model."""
+        return self.tracker.weights(criterion or next(iter(self._criteria)))
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -73,32 +108,11 @@ class CallbackSession:
         options: dict[str, Any] = {"steps": self._steps, **self._options}
         self._bank = EMABank(model, self._averages, **options)
         self._tracker = None
-        if self.criteria:
-            self._tracker = BestTracker(self._bank, self.criteria, snapshots=self._snapshots, unit=self._unit)
+        if self._criteria:
+            self._tracker = BestTracker(self._bank, self._criteria, snapshots=self._snapshots, unit=self._unit)
         self._model, self._pending_state = resume_for, None
         if state:
-            self.load_state_dict(state)
-
-    @property
-    def has_started(self) -> bool:
-        return self._bank is not None
-
-    @property
-    def bank(self) -> EMABank:
-        if self._bank is None:
-            raise RuntimeError("There is no bank yet: it is built when training starts.")
-        return self._bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        if not self.criteria:
-            raise RuntimeError('Nothing is tracked without criteria: pass criteria={"val_loss": "min"} or the like.')
-        if self._tracker is None:
-            raise RuntimeError("There is no tracker yet: it is built when training starts.")
-        return self._tracker
-
-    def best_weights(self, criterion: str | None) -> dict[str, Any]:
-        return self.tracker.weights(criterion or next(iter(self.criteria)))
+            self.resume(state)
 
     def finish(self, model: nn.Module) -> None:
         """Copy into the model what `finish_with` names; "best" needs a complete validation."""
@@ -107,7 +121,7 @@ class CallbackSession:
         if self._finish_with != "best":
             self._bank.copy_to(model, self._finish_with)
         elif any(row.complete for row in self.tracker.history):
-            model.load_state_dict(self.best_weights(None))
+            model.load_state_dict(self.best_weights())
 
     # Validation ------------------------------------------------------------------------------------------------------
 
@@ -136,16 +150,12 @@ class CallbackSession:
         max_batches = None if self._recalibrate is True else self._recalibrate
         recalibrate_batchnorm(self.bank, batches, max_batches=max_batches, forward=self._forward)
 
-    def evaluate_averages(self, evaluate: Callable[[nn.Module], Value]) -> dict[str, Value]:
-        """Call `evaluate(model)` with every average in the model; the live weights are the framework's to evaluate."""
-        return self.bank.evaluate(evaluate, averages=self.bank.names)
-
     def observe(self, at: int, metrics: Metrics, *, complete: bool = True) -> None:
         """Pass metrics to the tracker, unless it has this step already: a resumed run may validate again."""
         if self._tracker is None or any(row.epoch == at for row in self._tracker.history):
             return
         for average, values in metrics.items():
-            missing = [name for name in self.criteria if name not in values]
+            missing = [name for name in self._criteria if name not in values]
             if missing:
                 raise ValueError(
                     f"criteria must name metrics of the validation; got {', '.join(map(repr, missing))}, but those of "
@@ -156,20 +166,21 @@ class CallbackSession:
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the bank and the tracker; before training starts, the pending one."""
+        """The averages and the tracker, for the framework's checkpoint; before training starts, the pending state."""
         if self._bank is None:
             return dict(self._pending_state or {})
         tracker = None if self._tracker is None else self._tracker.state_dict()
         return {"bank": self._bank.state_dict(), "tracker": tracker}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.bank.load_state_dict(state["bank"])
-        if self._tracker is not None and state["tracker"] is not None:
-            self._tracker.load_state_dict(state["tracker"])
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from the framework's checkpoint when training starts."""
+        self._pending_state = state_dict
 
-    def set_pending_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load this state when training starts; None drops it."""
-        self._pending_state = state
+    def resume(self, state_dict: Mapping[str, Any]) -> None:
+        """Resume from a state now."""
+        self.bank.load_state_dict(state_dict["bank"])
+        if self._tracker is not None and state_dict["tracker"] is not None:
+            self._tracker.load_state_dict(state_dict["tracker"])
 
 
 # Loaders and names ---------------------------------------------------------------------------------------------------
