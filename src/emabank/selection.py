@@ -19,6 +19,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from emabank._distributed import is_sharded
 from emabank._model import check_values
 from emabank._paired import PerSample, check_per_sample, compact, paired_test
 from emabank.advice import LEVEL, Advice, Best, Direction, advise
@@ -120,7 +121,8 @@ class BestTracker:
         """Record the metrics of one validation. Call it while the bank still has those weights.
 
         An epoch may take several calls, each average once. Values that are not finite are recorded but never best.
-        After an error nothing has changed.
+        After an error nothing has changed. With a sharded model (FSDP2) all ranks must call it, with the same metrics;
+        snapshots are gathered, so that every rank has the whole best weights.
 
         Args:
             epoch: the epoch; not before the last one observed.
@@ -149,10 +151,11 @@ class BestTracker:
         history = [*self._history, *rows]
         keys = self._snapshot_keys(history)
         snapshots: dict[SnapshotKey, dict[str, Any]] = {}
+        full = any(map(is_sharded, self._bank.model.parameters()))
         for key in sorted(keys - self._snapshots.keys):
             average, _ = key
             # The live weights have only their own statistics.
-            weights = self._bank.weights(average, batchnorm="averaged" if average == LIVE else batchnorm)
+            weights = self._bank.weights(average, batchnorm="averaged" if average == LIVE else batchnorm, full=full)
             snapshots[key] = {
                 name: value.cpu() if isinstance(value, Tensor) else value for name, value in weights.items()
             }

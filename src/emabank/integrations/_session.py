@@ -2,12 +2,17 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from emabank import BestTracker, EMABank, recalibrate_batchnorm
@@ -71,6 +76,7 @@ class CallbackSession:
         self._model: nn.Module | None = None
         self._steps: int | None = None
         self._pending_state: Mapping[str, Any] | None = None
+        self._held_state: dict[str, Any] | None = None
 
     @property
     def bank(self) -> EMABank:
@@ -102,7 +108,7 @@ class CallbackSession:
         """
         state = self._pending_state
         if state is None and resume_for is not None and resume_for is self._model:
-            state = self.state_dict()
+            state = self._state()
         else:
             self._steps = int(steps) if steps is not None and 0 < steps < math.inf else None
         options: dict[str, Any] = {"steps": self._steps, **self._options}
@@ -121,7 +127,7 @@ class CallbackSession:
         if self._finish_with != "best":
             self._bank.copy_to(model, self._finish_with)
         elif any(row.complete for row in self.tracker.history):
-            model.load_state_dict(self.best_weights())
+            _load_weights(model, self.best_weights())
 
     # Validation ------------------------------------------------------------------------------------------------------
 
@@ -166,11 +172,19 @@ class CallbackSession:
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages and the tracker, for the framework's checkpoint; before training starts, the pending state."""
-        if self._bank is None:
-            return dict(self._pending_state or {})
-        tracker = None if self._tracker is None else self._tracker.state_dict()
-        return {"bank": self._bank.state_dict(), "tracker": tracker}
+        """The averages and the tracker, for the framework's checkpoint; before training starts, the pending state.
+
+        Of a sharded model all ranks must ask; tensors are gathered one by one, and rank 0, which writes, has them.
+        """
+        if self._held_state is not None:
+            return self._held_state
+        return dict(self._pending_state or {}) if self._bank is None else tree_map(_gather, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "bank": self.bank.state_dict(),
+            "tracker": None if self._tracker is None else self._tracker.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from the framework's checkpoint when training starts."""
@@ -178,9 +192,48 @@ class CallbackSession:
 
     def resume(self, state_dict: Mapping[str, Any]) -> None:
         """Resume from a state now."""
+        if LIVE in state_dict:
+            _load_weights(self.bank.model, state_dict[LIVE])
         self.bank.load_state_dict(state_dict["bank"])
         if self._tracker is not None and state_dict["tracker"] is not None:
             self._tracker.load_state_dict(state_dict["tracker"])
+
+    def average_of(self, metric: str | None) -> str | None:
+        """The average in the name of a metric, `<metric>/<average>`."""
+        return next((name for name in self.bank.names if metric is not None and metric.endswith(f"/{name}")), None)
+
+    @contextmanager
+    def holding(self, average: str) -> Generator[None]:
+        """Have an average in the model while the framework writes a checkpoint, which is then one of that average.
+
+        Meanwhile `state_dict` has the live weights too, and `resume` puts them back.
+        """
+        averaged, live = self.bank.weights(average), self.bank.weights(LIVE)
+        changed = {key: value for key, value in live.items() if _differ(value, averaged[key])}
+        self._held_state = {**self.state_dict(), LIVE: tree_map(_gather, changed)}
+        try:
+            with self.bank.applied(average):
+                yield
+        finally:
+            self._held_state = None
+
+
+def _gather(value: Any) -> Any:
+    """The full tensor of a sharded one, on rank 0; a collective."""
+    if not isinstance(value, DTensor):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if torch.distributed.get_rank() == 0 else full.new_empty(0)
+
+
+def _differ(live: Any, average: Any) -> bool:
+    """Whether an average has another value than the live one; a shard may, whatever this rank sees of it."""
+    return isinstance(live, Tensor) and (isinstance(live, DTensor) or not torch.equal(live, average))
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Load (part of) a state dict of full tensors into a model, wrapped and sharded or not."""
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))
 
 
 # Loaders and names ---------------------------------------------------------------------------------------------------

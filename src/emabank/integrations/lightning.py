@@ -5,7 +5,7 @@ them. Needs the extra `lightning`.
 """
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,17 @@ from emabank.rules import LIVE
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers.logger import DummyLogger
 else:
     try:
         import lightning.pytorch as pl
+        from lightning.pytorch.callbacks import ModelCheckpoint
         from lightning.pytorch.loggers.logger import DummyLogger
     except ImportError:
         try:  # the same under its older name
             import pytorch_lightning as pl
+            from pytorch_lightning.callbacks import ModelCheckpoint
             from pytorch_lightning.loggers.logger import DummyLogger
         except ImportError:
             raise ImportError(
@@ -60,6 +63,7 @@ class EMABankCallback(CallbackSession, pl.Callback):
         steps = trainer.estimated_stepping_batches
         self.start(pl_module if wrapped is None else wrapped, steps=steps, resume_for=pl_module)
         self._global_step = trainer.global_step
+        self._replace_save_checkpoint(trainer)
         if not trainer.limit_val_batches or not _is_overridden(pl_module.validation_step):
             return
         if self.needs_training_loader:
@@ -85,6 +89,21 @@ class EMABankCallback(CallbackSession, pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Drop a state that was loaded for `validate`, `test` or `predict`: the next fit must not resume from it."""
         self._pending_state = None
+        vars(trainer).pop("save_checkpoint", None)
+
+    def _replace_save_checkpoint(self, trainer: Any) -> None:
+        """Until teardown, what ModelCheckpoint saves as best by the metric of an average is a checkpoint of it."""
+        vars(trainer).pop("save_checkpoint", None)  # of a fit that failed
+        save = trainer.save_checkpoint
+
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
+            savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+            monitored = [saver.monitor for saver in savers if str(filepath) in saver.best_k_models]
+            average = self.average_of(monitored[0]) if monitored else None
+            with nullcontext() if average is None else self.holding(average):
+                save(filepath, *args, **kwargs)
+
+        trainer.save_checkpoint = save_checkpoint
 
     # Validation ------------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ The Trainer's own loop evaluates the averages after the live weights. Needs the 
 """
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,9 +87,16 @@ class EMABankCallback(CallbackSession, TrainerCallback):
             self.bank.update()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the averages and the tracker beside the checkpoint."""
-        if args.should_save:
-            write_state(_checkpoint(args, state) / FILE, self.state_dict(), kind=_KIND)
+        """Write the averages and the tracker beside the checkpoint; the best by the metric of an average is of it."""
+        folder = _checkpoint(args, state)
+        is_best = state.best_model_checkpoint is not None and Path(state.best_model_checkpoint).name == folder.name
+        average = self.average_of(args.metric_for_best_model) if is_best else None
+        with nullcontext() if average is None else self.holding(average):
+            content = self.state_dict()
+            if args.should_save:
+                write_state(folder / FILE, content, kind=_KIND)
+            if average is not None:
+                self._trainer.save_model(str(folder), _internal_call=True)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
