@@ -19,7 +19,14 @@ LEVEL = 0.05  # how often, at most, a gain is called clear without a real one
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of a criterion, with the average (or "live") and the epoch that had it."""
+    """The best value of a criterion.
+
+    Args:
+        criterion: the metric.
+        average: the name of the average that had it, or "live".
+        epoch: the epoch it was observed at.
+        value: the value of the metric.
+    """
 
     criterion: str
     average: str

@@ -208,7 +208,7 @@ class BestTracker:
             if missing:
                 raise ValueError(
                     f"metrics must have every criterion; got none for {' and '.join(missing)} of {average!r} at epoch "
-                    f"{epoch}."
+                    f"{epoch}, but {', '.join(map(repr, sorted(values))) or 'nothing'}."
                 )
             for metric, value in values.items():
                 rows.append(Observation(epoch, average, metric, _number(value, average, metric), complete))

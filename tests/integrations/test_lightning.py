@@ -495,7 +495,7 @@ def test_outside_of_fit_nothing_happens():
 # The package's older name --------------------------------------------------------------------------------------------
 
 
-def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch):
+def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     older = pytest.importorskip("pytorch_lightning", reason="this Lightning does not bring its older name along")
 
     class Older(older.LightningModule):
@@ -520,6 +520,10 @@ def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch):
     for kind in (alone.EMABankCallback, EMABankCallback):  # with the older name alone, and with both
         torch.manual_seed(3)
         callback = kind(AVERAGES, every=1)
-        trainer = older.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], **QUIET)
+        saver = older.callbacks.ModelCheckpoint(tmp_path / kind.__module__, monitor="val_loss/slow")
+        quiet = {**QUIET, "enable_checkpointing": True}
+        trainer = older.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback, saver], **quiet)
         trainer.fit(Older(), training_loader(), DataLoader(VALIDATION, batch_size=8))
+        saved = torch.load(saver.best_model_path, weights_only=True)["state_dict"]
+        assert_equal(saved, callback.bank.weights("slow"))
         assert trainer.callback_metrics["val_loss/slow"].item() == callback.tracker.best("val_loss", "slow").value

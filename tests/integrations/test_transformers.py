@@ -204,12 +204,14 @@ def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(
     uninterrupted.train()
     first = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-4")  # the best so far, then
     assert loss_of(first, VALIDATION) == pytest.approx(logged(uninterrupted, "eval_loss/slow")[0], rel=1e-5)
-    resumed = made(tmp_path)
-    other = added(resumed)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    assert_equal(copies(resumed.model), copies(uninterrupted.model))
-    for name in AVERAGES:
-        assert_equal(other.bank.weights(name), callback.bank.weights(name))
+    for resume_from in (None, False):
+        resumed = made(tmp_path)
+        other = added(resumed, resume_from=resume_from)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        assert_equal(copies(resumed.model), copies(uninterrupted.model))
+        assert other.bank.num_steps == (12 if resume_from is None else 8)
+        for name in AVERAGES if resume_from is None else ():
+            assert_equal(other.bank.weights(name), callback.bank.weights(name))
 
 
 @pytest.mark.parametrize("finish_with", ["best", "slow"])

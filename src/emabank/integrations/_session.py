@@ -158,16 +158,8 @@ class CallbackSession:
 
     def observe(self, at: int, metrics: Metrics, *, complete: bool = True) -> None:
         """Pass metrics to the tracker, unless it has this step already: a resumed run may validate again."""
-        if self._tracker is None or any(row.epoch == at for row in self._tracker.history):
-            return
-        for average, values in metrics.items():
-            missing = [name for name in self._criteria if name not in values]
-            if missing:
-                raise ValueError(
-                    f"criteria must name metrics of the validation; got {', '.join(map(repr, missing))}, but those of "
-                    f"{average!r} are {', '.join(map(repr, sorted(values))) or 'none'}."
-                )
-        self._tracker.observe(at, metrics, complete=complete)
+        if self._tracker is not None and all(row.epoch != at for row in self._tracker.history):
+            self._tracker.observe(at, metrics, complete=complete)
 
     # State -----------------------------------------------------------------------------------------------------------
 
@@ -190,10 +182,13 @@ class CallbackSession:
         """Resume from the framework's checkpoint when training starts."""
         self._pending_state = state_dict
 
-    def resume(self, state_dict: Mapping[str, Any]) -> None:
-        """Resume from a state now."""
+    def resume(self, state_dict: Mapping[str, Any], *, only_live: bool = False) -> None:
+        """Resume from a state now; `only_live` puts back the live weights that an average took the place of."""
         if LIVE in state_dict:
             _load_weights(self.bank.model, state_dict[LIVE])
+            self.bank.reset()
+        if only_live:
+            return
         self.bank.load_state_dict(state_dict["bank"])
         if self._tracker is not None and state_dict["tracker"] is not None:
             self._tracker.load_state_dict(state_dict["tracker"])

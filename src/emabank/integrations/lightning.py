@@ -21,17 +21,14 @@ from emabank.rules import LIVE
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers.logger import DummyLogger
 else:
     try:
         import lightning.pytorch as pl
-        from lightning.pytorch.callbacks import ModelCheckpoint
         from lightning.pytorch.loggers.logger import DummyLogger
     except ImportError:
         try:  # the same under its older name
             import pytorch_lightning as pl
-            from pytorch_lightning.callbacks import ModelCheckpoint
             from pytorch_lightning.loggers.logger import DummyLogger
         except ImportError:
             raise ImportError(
@@ -44,7 +41,8 @@ class EMABankCallback(CallbackSession, pl.Callback):
 
     At each validation during `fit` every average goes through the validation loop too. The callback logs what the
     module logs there as `<metric>/<average>`, such as `val_loss/ema-3.5%`, for loggers, `EarlyStopping` and
-    `ModelCheckpoint`. The state is in Lightning's checkpoints. The tracker counts optimizer steps.
+    `ModelCheckpoint`, which saves that average if it monitors its metric. The state is in Lightning's checkpoints. The
+    tracker counts optimizer steps.
 
     >>> from lightning.pytorch import Trainer
     >>> callback = EMABankCallback([0.99, 0.999], criteria={"val_loss": "min"}, every=4)
@@ -97,7 +95,7 @@ class EMABankCallback(CallbackSession, pl.Callback):
         save = trainer.save_checkpoint
 
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
-            savers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+            savers = [saver for saver in trainer.checkpoint_callbacks if hasattr(saver, "best_k_models")]
             monitored = [saver.monitor for saver in savers if str(filepath) in saver.best_k_models]
             average = self.average_of(monitored[0]) if monitored else None
             with nullcontext() if average is None else self.holding(average):

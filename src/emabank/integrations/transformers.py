@@ -31,9 +31,9 @@ class EMABankCallback(CallbackSession, TrainerCallback):
     """Averages of the weights that a Trainer trains: `trainer.add_callback(EMABankCallback(trainer, ...))`.
 
     Whenever the Trainer evaluates during training, the callback evaluates every average too and logs its metrics as
-    `<metric>/<average>`, such as `eval_loss/ema-3.5%`; `metric_for_best_model` and `EarlyStoppingCallback` can use
-    them. The state is a file beside each checkpoint, and `trainer.train(resume_from_checkpoint=...)` resumes from it.
-    The tracker counts optimizer steps.
+    `<metric>/<average>`, such as `eval_loss/ema-3.5%`, for `EarlyStoppingCallback` and for `metric_for_best_model`,
+    whose best checkpoint is then one of that average. The state is a file beside each checkpoint, and
+    `trainer.train(resume_from_checkpoint=...)` resumes from it. The tracker counts optimizer steps.
 
     Args:
         trainer: The Trainer that the callback is added to.
@@ -69,14 +69,14 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
         self.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
-        if state.global_step > 0 and self._resume_from is not False:
-            folder = _checkpoint(args, state) if self._resume_from is None else Path(self._resume_from)
-            if not (folder / FILE).is_file():
+        path = Path(self._resume_from or _checkpoint(args, state)) / FILE
+        if state.global_step > 0 and (self._resume_from is not False or path.is_file()):
+            if not path.is_file():
                 raise FileNotFoundError(
-                    f"There is no {FILE} in {folder} to resume the averages from at step {state.global_step}. Pass "
-                    "resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
+                    f"There is no {FILE} in {path.parent} to resume the averages from at step {state.global_step}. "
+                    "Pass resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
                 )
-            self.resume(read_state(folder / FILE, kind=_KIND))
+            self.resume(read_state(path, kind=_KIND), only_live=self._resume_from is False)
         if args.eval_strategy != "no" and self.needs_training_loader:
             check_reiterable(kwargs.get("train_dataloader"))
         self._is_training = True
