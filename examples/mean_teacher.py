@@ -1,14 +1,15 @@
 """A mean teacher: the average of the student's weights labels the images that have none, and the student follows it.
 
-`python examples/mean_teacher.py` has labels for 30 of the digits only. A teacher's decay is fast (a half-life of some
-ten steps), and its batch-norm statistics are averaged with its weights: it is asked at every step.
+`python examples/mean_teacher.py` has labels for 30 of the digits only. The teacher's decay rises over the run, as in
+BYOL and DINO: a fast one while the student learns fast (0.9, a half-life of 7 steps), a slow one at the end (0.995, 138
+steps). Its batch-norm statistics are averaged with its weights: it is asked at every step.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emabank import EMA, EMABank
+from emabank import EMABank, Ramp
 from emabank.study.data.digits import digits_dataset
 
 LABELLED = 30
@@ -27,23 +28,23 @@ def disturbed(images: Tensor) -> Tensor:
 
 
 def main(*, steps: int = 300, strength: float = 3.0) -> dict[str, float]:
-    """Train with the teacher's help (`strength` 0: without), and tell the accuracy of both on test images."""
+    """Train with the teacher's help (`strength` 0: without), and return the accuracy of both on test images."""
     torch.manual_seed(0)
     digits = digits_dataset()
     images, labels = digits.train.images.float() / 16.0, digits.train.labels
     student = make_model()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9)
-    teacher = EMABank(student, {"teacher": EMA(half_life=14)})
+    teacher = EMABank(student, {"teacher": Ramp(0.9, 0.995, steps=steps)})
 
     for step in range(steps):
         some = torch.randint(LABELLED, (32,))
         others = torch.randint(LABELLED, len(images), (96,))
         with torch.no_grad():
             wanted = teacher.call("teacher", disturbed(images[others])).softmax(1)
-        told = student(disturbed(images[torch.cat([some, others])]))
-        followed = F.mse_loss(told[32:].softmax(1), wanted, reduction="none").sum(1).mean()
+        logits = student(disturbed(images[torch.cat([some, others])]))
+        followed = F.mse_loss(logits[32:].softmax(1), wanted, reduction="none").sum(1).mean()
         share = min(1.0, step / 100)  # a teacher that knows nothing yet is not followed
-        (F.cross_entropy(told[:32], labels[some]) + strength * share * followed).backward()
+        (F.cross_entropy(logits[:32], labels[some]) + strength * share * followed).backward()
         optimizer.step()
         optimizer.zero_grad()
         teacher.update()
@@ -51,8 +52,8 @@ def main(*, steps: int = 300, strength: float = 3.0) -> dict[str, float]:
     tested, right = digits.test.images.float() / 16.0, digits.test.labels
     student.eval()
     with torch.no_grad():
-        found = {"student": student(tested), "teacher": teacher.call("teacher", tested)}
-    return {name: float((logits.argmax(1) == right).float().mean()) for name, logits in found.items()}
+        outputs = {"student": student(tested), "teacher": teacher.call("teacher", tested)}
+    return {name: float((logits.argmax(1) == right).float().mean()) for name, logits in outputs.items()}
 
 
 if __name__ == "__main__":

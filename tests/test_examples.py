@@ -59,6 +59,40 @@ def test_mean_teacher() -> None:
     assert helped["teacher"] > alone["student"]
 
 
+def test_pinn(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = example("pinn")["main"]()
+    assert errors["live"].shape == (10,)
+    assert errors["half-life 100"].mean() < 0.8 * errors["live"].mean(), "an average of medium length is better"
+    assert (errors["half-life 100"] < errors["live"]).sum() >= 7, "and for most seeds, not for all"
+    assert errors["half-life 500"].mean() > errors["half-life 100"].mean(), "one that is too long is not"
+    assert f"{errors['half-life 100'].mean():8.5f}" in capsys.readouterr().out
+
+
+def test_rollout(capsys: pytest.CaptureFixture[str]) -> None:
+    times = example("rollout")["main"]()
+    for name in ("half-life 20", "half-life 100"):
+        assert times[name].mean() > 1.05 * times["live"].mean(), "a forecast by an average is useful for longer"
+        assert (times[name] > times["live"]).sum() >= 3, "for most seeds, not for all"
+    assert f"{times['half-life 20'].mean():6.2f}" in capsys.readouterr().out
+
+
+def test_diffusion(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = example("diffusion")["main"]()
+    assert losses["chosen"] < losses["live"], "what validation points chose is better on test points too"
+    assert f"{losses['live']:6.4f}" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # of peft, about GPT-2's layers
+def test_lora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft", reason="peft is not installed: pip install transformers peft")
+    losses = example("lora")["main"](str(tmp_path))
+    assert losses["live"] < losses["base"], "it learns"
+    assert losses["half-life 20"] < losses["live"]
+    assert losses["saved"] < losses["live"], "peft loads the best average"
+    assert (tmp_path / "adapter_model.safetensors").exists()
+    assert "6,912 of 77,376 weights are averaged" in capsys.readouterr().out
+
+
 def test_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example("own_model")["main"](str(tmp_path))
     *_, last = capsys.readouterr().out.splitlines()

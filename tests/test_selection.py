@@ -391,7 +391,7 @@ def test_values_may_be_tensors_and_further_metrics_are_kept() -> None:
     ("epoch", "metrics", "error", "message"),
     [
         (5, {"live": numbers(1.0), 0.7: numbers(1.0)}, KeyError, r"ema-0\.5, ema-0\.9"),
-        (5, {"live": numbers(1.0), 0.9: {"loss": 0.1}}, ValueError, r"accuracy of 'ema-0\.9' at epoch 5"),
+        (5, {"live": numbers(1.0), 0.9: {"loss": 0.1}}, ValueError, r"accuracy of 'ema-0\.9' at epoch 5, but 'loss'"),
         (5, {"live": numbers(1.0), 0.9: {}}, ValueError, r"accuracy and loss of 'ema-0\.9' at epoch 5"),
         (5, {"live": numbers(1.0), 0.9: 0.5}, ValueError, r"'ema-0\.9'; got 0\.5"),
         (5, {"live": numbers(1.0), 0.9: {"accuracy": "high", "loss": 1.0}}, ValueError, r"'accuracy' .* got 'high'"),

@@ -1,7 +1,7 @@
-"""Per-sample values: checks, compact copies, and the paired test of a gain."""
+"""Per-sample values of a criterion: compact copies, checks, and the paired test of a gain."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,27 +19,13 @@ _DRAWS = 2000  # of the bootstrap
 _BLOCK = 2**24  # random numbers drawn at a time, 64 MiB
 
 
-def read_per_sample(
-    per_sample: Mapping[Any, Any], criteria: Sequence[str], epoch: int, resolve: Callable[[Any], str]
-) -> PerSample:
-    """The per-sample values of one validation, of the criteria only; `resolve` turns a key into an average's name."""
-    values: PerSample = {}
-    for key, entry in per_sample.items():
-        average = resolve(key)
-        by_metric: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {criteria[0]: entry}
-        for metric in by_metric:
-            if metric in criteria:
-                values[metric, average, epoch] = _compact(by_metric[metric], f"{metric!r} of {average!r}")
-    return values
-
-
-def _compact(sequence: Any, what: str) -> Tensor:
-    """A copy on the CPU: bool where every value is 0 or 1, else float32."""
+def compact(sequence: Any, what: str) -> Tensor:
+    """A copy of per-sample values on the CPU: bool where every value is 0 or 1, else float32."""
     try:
         values = torch.as_tensor(sequence).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"per_sample must have one number per sample; got {sequence!r} for {what}.") from error
-    if values.dim() != 1 or not len(values) or values.is_complex():
+    if values.dim() != 1 or not len(values) or values.is_complex() or values.layout is not torch.strided:
         raise ValueError(
             f"per_sample must have one number per sample, a 1-D tensor; got {values.dtype} of shape "
             f"{tuple(values.shape)} for {what}."
@@ -49,7 +35,7 @@ def _compact(sequence: Any, what: str) -> Tensor:
 
 
 def check_per_sample(new: PerSample, known: PerSample, rows: "Iterable[Observation]") -> PerSample:
-    """Return the known and the new values; raise unless the new ones fit the rows and all have the same length.
+    """The known and the new values; raise unless the new ones fit the rows and all have the same length.
 
     Values that are not finite are left out, because their metric is never best.
     """
@@ -74,31 +60,6 @@ def check_per_sample(new: PerSample, known: PerSample, rows: "Iterable[Observati
                 f"for {criterion!r} of {average!r}."
             )
     return merged
-
-
-def saved_per_sample(saved: Iterable[Mapping[str, Any]], rows: "Iterable[Observation]") -> PerSample:
-    """The values of a saved state; a `TypeError`, `KeyError` or `ValueError` if they are damaged."""
-    values: PerSample = {}
-    for item in saved:
-        tensor = item["values"]
-        is_plain = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
-        if not is_plain or tensor.dim() != 1 or tensor.dtype not in (torch.bool, torch.float32):
-            raise TypeError("its per-sample values are not 1-D tensors of bool or float32")
-        values[item["criterion"], item["average"], item["epoch"]] = tensor.cpu().clone()
-    return check_per_sample(values, {}, rows)
-
-
-def split_per_sample(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metrics as numbers, and the per-sample values among them: 1-D tensors with several elements, here their mean."""
-    if not isinstance(metrics, Mapping):
-        raise ValueError(f"fn must return a mapping such as {{'accuracy': 0.9}}; got {metrics!r}.")
-    per_sample = {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, Tensor) and value.dim() == 1 and value.numel() > 1
-    }
-    means = {name: float(values.double().mean()) for name, values in per_sample.items()}
-    return {**metrics, **means}, per_sample
 
 
 def paired_test(

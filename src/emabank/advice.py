@@ -4,7 +4,7 @@ Computed from the curves of one criterion, one value per epoch; no torch.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
@@ -19,20 +19,23 @@ LEVEL = 0.05  # how often, at most, a gain is called clear without a real one
 
 @dataclass(frozen=True)
 class Best:
-    """The best value of a criterion, with the average and the epoch that had it.
+    """The best value of a criterion.
 
-    >>> Best("accuracy", average="ema-0.998", epoch=12, value=0.941).average
-    'ema-0.998'
+    Args:
+        criterion: the metric.
+        average: the name of the average that had it, or "live".
+        epoch: the epoch it was observed at.
+        value: the value of the metric.
     """
 
     criterion: str
-    """The metric."""
     average: str
-    """The name of the average, or "live"."""
     epoch: int
-    """The epoch it was observed at."""
     value: float
-    """The value of the metric."""
+
+
+# From all averages, the best of them and the best live weights: the standard error of the gain and its critical value.
+PairedTest = Callable[[Sequence[Best], Best, Best], tuple[float, float] | None]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class Advice:
         is_share: whether values are shares of one, such as accuracies: shown in percent, gains in points.
         note: what to do first; often empty.
         unit: what epochs are called, such as "step".
+
+    >>> curves = {"live": {8: 0.79, 9: 0.80}, "slow": {8: 0.70, 9: 0.81}}
+    >>> advise(curves, criterion="f1", better="max", error=0.02).reason
+    'No clear gain: its f1 of 81.00 % is 1.0 ± 2.0 points better than that of the best live weights (epoch 9).'
     """
 
     criterion: str
@@ -75,43 +82,24 @@ class Advice:
 
     @property
     def bound(self) -> float | None:
-        """The least that the gain is with 95 % confidence, allowing for the choice among averages and epochs.
-
-        >>> advice = advise({"live": {1: 0.7}, "slow": {1: 0.9}}, criterion="accuracy", better="max", error=0.1)
-        >>> round(advice.bound, 3)  # of one candidate: 0.2 - 1.645 * 0.1
-        0.036
-        """
+        """The least that the gain is with 95 % confidence, allowing for the choice among averages and epochs."""
         if self.gain is None or self.error is None or self.critical is None:
             return None
         return self.gain - self.critical * self.error
 
     @property
     def is_clear(self) -> bool:
-        """Whether the gain is more than chance; False if its uncertainty is unknown.
-
-        >>> advise({"live": {1: 0.7}, "slow": {1: 0.9}}, criterion="accuracy", better="max", samples=1000).is_clear
-        True
-        """
+        """Whether the gain is more than chance; False if its uncertainty is unknown."""
         return self.bound is not None and self.bound > 0.0
 
     @property
     def saved(self) -> float:
-        """The share of the observed epochs that training could have saved.
-
-        >>> curve = {0: 0.5, 1: 0.9, 2: 0.9, 3: 0.9}
-        >>> advise({"slow": curve}, criterion="accuracy", better="max").saved
-        0.5
-        """
+        """The share of the observed epochs that training could have saved."""
         return 1.0 - sum(epoch <= self.stop for epoch in self.epochs) / len(self.epochs)
 
     @property
     def reason(self) -> str:
-        """The reason, in a sentence.
-
-        >>> curves = {"live": {9: 0.80}, "slow": {9: 0.81}}
-        >>> advise(curves, criterion="f1", better="max", error=0.02).reason
-        'No clear gain: its f1 of 81.00 % is 1.0 ± 2.0 points better than that of the best live weights (epoch 9).'
-        """
+        """The reason, in a sentence."""
         value = f"{100.0 * self.value:.2f} %" if self.is_share else f"{self.value:.4g}"
         if self.live is None:
             return (
@@ -177,23 +165,6 @@ def critical_value(choices: int = 1) -> float:
     return NormalDist().inv_cdf(1.0 - LEVEL / choices)
 
 
-def best_points(curves: Mapping[str, Curve], criterion: str, better: Direction) -> tuple[Best | None, Best | None]:
-    """The best average and the best live weights; of equal values the earliest epoch wins."""
-    sign = 1.0 if better == "max" else -1.0
-    points = [Best(criterion, name, epoch, curves[name][epoch]) for name, epoch in finite_points(curves)]
-
-    def best(candidates: list[Best]) -> Best | None:
-        return max(candidates, key=lambda point: (sign * point.value, -point.epoch), default=None)
-
-    averages = [point for point in points if point.average != LIVE]
-    return best(averages), best([point for point in points if point.average == LIVE])
-
-
-def finite_points(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
-    """The average (or "live") and the epoch of every finite value."""
-    return [(name, epoch) for name, curve in curves.items() for epoch in curve if math.isfinite(curve[epoch])]
-
-
 def advise(
     curves: Mapping[str, Curve],
     *,
@@ -202,6 +173,7 @@ def advise(
     samples: int | None = None,
     error: float | None = None,
     critical: float | None = None,
+    test: PairedTest | None = None,
     recomputed: Sequence[int] = (),
     has_batchnorm: bool = False,
     unit: str = "epoch",
@@ -217,6 +189,7 @@ def advise(
         error: the standard error of the gain of the best average over the best live weights.
         critical: how many standard errors the gain must be to be clear; by default `critical_value` of all epochs of
             all averages.
+        test: gives both, from all averages, the best of them and the best live weights, or None.
         recomputed: the epochs at which averages had recomputed batch-norm statistics.
         has_batchnorm: whether the averages have batch-norm statistics.
         unit: what epochs are called.
@@ -227,35 +200,39 @@ def advise(
     ('slow', 2, 0.06, 0.017)
     """
     sign = 1.0 if better == "max" else -1.0
-    top, live = best_points(curves, criterion, better)
-    points = finite_points(curves)
-    is_share = better == "max" and all(0.0 <= curves[name][epoch] <= 1.0 for name, epoch in points)
+    points = [Best(criterion, name, epoch, value) for name, curve in curves.items() for epoch, value in curve.items()]
+    points = [point for point in points if math.isfinite(point.value)]
+    is_share = better == "max" and all(0.0 <= point.value <= 1.0 for point in points)
     if samples is not None and not is_share:
         raise ValueError(
             f"samples must be None for {criterion!r}: it gives the uncertainty of an accuracy from 0 to 1, where more "
             "is better. Pass per-sample values instead."
         )
-    gain = None if live is None or top is None else sign * (top.value - live.value)
-    if live is None or top is None:
-        error = None
-    elif error is None and samples is not None:
-        error = math.hypot(*(_share_error(best.value, samples) for best in (top, live)))
-    if error is None:
-        critical = None
-    elif critical is None:
-        critical = critical_value(sum(name != LIVE for name, _ in points))
+
+    def best(candidates: list[Best]) -> Best | None:  # of equal values the earliest epoch wins
+        return max(candidates, key=lambda point: (sign * point.value, -point.epoch), default=None)
+
+    averages = [point for point in points if point.average != LIVE]
+    top, live = best(averages), best([point for point in points if point.average == LIVE])
+    gain = None
+    if top is None or live is None:
+        error = critical = None
+    else:
+        gain = sign * (top.value - live.value)
+        if test is not None:
+            error, critical = test(averages, top, live) or (None, None)
+        if error is None and samples is not None:
+            error = math.hypot(_share_error(top.value, samples), _share_error(live.value, samples))
+        if error is not None and critical is None:
+            critical = critical_value(len(averages))
     chosen = live if top is None or (gain is not None and gain <= 0.0) else top
     if chosen is None:
         raise LookupError(f"No {criterion} has been observed that is complete and finite.")
     statistics: Literal["averaged", "recomputed"] | None = None
-    if has_batchnorm and chosen.average != LIVE:
+    if has_batchnorm and chosen is top:
         statistics = "recomputed" if chosen.epoch in recomputed else "averaged"
-    as_good = [
-        epoch
-        for name, epoch in points
-        if (name == LIVE) == (chosen.average == LIVE)
-        and sign * curves[name][epoch] >= sign * chosen.value - (error or 0.0)
-    ]
+    as_good = sign * chosen.value - (error or 0.0)
+    like_chosen = averages if chosen is top else [point for point in points if point.average == LIVE]
     return Advice(
         criterion=criterion,
         average=chosen.average,
@@ -267,7 +244,7 @@ def advise(
         gain=gain,
         error=error,
         critical=critical,
-        stop=min(as_good),
+        stop=min(point.epoch for point in like_chosen if sign * point.value >= as_good),
         epochs=tuple(sorted({epoch for curve in curves.values() for epoch in curve})),
         is_share=is_share,
         note=_UNCALIBRATED if statistics == "averaged" else "",

@@ -6,7 +6,7 @@ It sees only the numbers that it is given, and asks the bank for weights, never 
 import math
 import os
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
@@ -19,16 +19,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
+from emabank._distributed import is_sharded
 from emabank._model import check_values
-from emabank._paired import (
-    PerSample,
-    check_per_sample,
-    paired_test,
-    read_per_sample,
-    saved_per_sample,
-    split_per_sample,
-)
-from emabank.advice import LEVEL, Advice, Best, Curve, Direction, advise, best_points, finite_points
+from emabank._paired import PerSample, check_per_sample, compact, paired_test
+from emabank.advice import LEVEL, Advice, Best, Direction, advise
 from emabank.bank import EMABank, Statistics
 from emabank.checkpoint import read_state, write_state
 from emabank.rules import LIVE, check_choice, check_int
@@ -41,11 +35,7 @@ SnapshotKey = tuple[str, int]  # the average and the epoch
 
 
 class Observation(NamedTuple):
-    """One row of the history: one measured value.
-
-    >>> Observation(epoch=3, average="live", metric="loss", value=0.5, complete=True).value
-    0.5
-    """
+    """One row of the history: one measured value."""
 
     epoch: int
     average: str
@@ -131,7 +121,8 @@ class BestTracker:
         """Record the metrics of one validation. Call it while the bank still has those weights.
 
         An epoch may take several calls, each average once. Values that are not finite are recorded but never best.
-        After an error nothing has changed.
+        After an error nothing has changed. With a sharded model (FSDP2) all ranks must call it, with the same metrics;
+        snapshots are gathered, so that every rank has the whole best weights.
 
         Args:
             epoch: the epoch; not before the last one observed.
@@ -155,15 +146,16 @@ class BestTracker:
         check_choice("batchnorm", batchnorm, (None, "averaged", "recomputed"))
         epoch = check_int("epoch", epoch)
         rows = self._check_metrics(epoch, metrics, bool(complete))
-        new = read_per_sample(per_sample or {}, list(self._criteria), epoch, self._bank.resolve) if complete else {}
+        new = self._read_per_sample(epoch, per_sample) if per_sample and complete else {}
         per_sample_values = check_per_sample(new, self._per_sample, rows)
         history = [*self._history, *rows]
         keys = self._snapshot_keys(history)
         snapshots: dict[SnapshotKey, dict[str, Any]] = {}
+        full = any(map(is_sharded, self._bank.model.parameters()))
         for key in sorted(keys - self._snapshots.keys):
             average, _ = key
             # The live weights have only their own statistics.
-            weights = self._bank.weights(average, batchnorm="averaged" if average == LIVE else batchnorm)
+            weights = self._bank.weights(average, batchnorm="averaged" if average == LIVE else batchnorm, full=full)
             snapshots[key] = {
                 name: value.cpu() if isinstance(value, Tensor) else value for name, value in weights.items()
             }
@@ -175,6 +167,16 @@ class BestTracker:
         if not self._has_warned and (note := self._note_on_warmup({row.average for row in rows})):
             self._has_warned = True
             warnings.warn(note, stacklevel=2)
+
+    def _read_per_sample(self, epoch: int, per_sample: Mapping[Any, Any]) -> PerSample:
+        """The per-sample values of the criteria in one validation."""
+        values: PerSample = {}
+        for key, entry in per_sample.items():
+            average = self._bank.resolve(key)
+            by_metric: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {next(iter(self._criteria)): entry}
+            for metric in by_metric.keys() & self._criteria.keys():
+                values[metric, average, epoch] = compact(by_metric[metric], f"{metric!r} of {average!r}")
+        return values
 
     def _note_on_warmup(self, averages: Container[str]) -> str:
         equal = [name for name in self._bank._equal_by_warmup() if name in averages]  # pyright: ignore[reportPrivateUsage]
@@ -206,7 +208,7 @@ class BestTracker:
             if missing:
                 raise ValueError(
                     f"metrics must have every criterion; got none for {' and '.join(missing)} of {average!r} at epoch "
-                    f"{epoch}."
+                    f"{epoch}, but {', '.join(map(repr, sorted(values))) or 'nothing'}."
                 )
             for metric, value in values.items():
                 rows.append(Observation(epoch, average, metric, _number(value, average, metric), complete))
@@ -232,11 +234,20 @@ class BestTracker:
         >>> sorted(metrics)
         ['ema-0.9', 'live']
         """
-        results = self._bank.evaluate(lambda model: split_per_sample(fn(model)), batchnorm=batchnorm)
-        metrics = {name: values for name, (values, _) in results.items()}
-        per_sample = {name: values for name, (_, values) in results.items()}
+        results = self._bank.evaluate(fn, batchnorm=batchnorm)
+        metrics: dict[str, dict[str, float]] = {}
+        per_sample: dict[str, dict[str, Tensor]] = {}
+        for average, values in results.items():
+            if not isinstance(values, Mapping):
+                raise ValueError(f"fn must return a mapping such as {{'accuracy': 0.9}}; got {values!r}.")
+            metrics[average], per_sample[average] = {}, {}
+            for metric, value in values.items():
+                if isinstance(value, Tensor) and value.dim() == 1 and value.numel() > 1:
+                    per_sample[average][metric] = value
+                    value = value.double().mean()
+                metrics[average][metric] = _number(value, average, metric)
         self.observe(epoch, metrics, per_sample=per_sample, complete=complete, batchnorm=batchnorm)
-        return {name: {metric: float(value) for metric, value in values.items()} for name, values in metrics.items()}
+        return metrics
 
     # Choosing ---------------------------------------------------------------------------------------------------------
 
@@ -329,39 +340,30 @@ class BestTracker:
         for row in self._history:
             if row.complete and row.metric == criterion:
                 curves.setdefault(row.average, {})[row.epoch] = row.value
-        error, critical = self._test_gain(criterion, curves, samples) or (None, None)
+
+        def test(averages: Sequence[Best], top: Best, best_live: Best) -> tuple[float, float] | None:
+            """The paired test, if all candidates have per-sample values."""
+            values = [self._per_sample.get((criterion, point.average, point.epoch)) for point in averages]
+            live = self._per_sample.get((criterion, LIVE, best_live.epoch))
+            known = [tensor for tensor in values if tensor is not None]
+            if live is None or len(known) < len(values):
+                return None
+            if samples not in (None, len(live)):
+                raise ValueError(f"samples must be {len(live)}, as many as per-sample values; got {samples}.")
+            return paired_test(known, live, chosen=averages.index(top), better=better, level=LEVEL)
+
         averaged = self._bank._averaged_keys()  # pyright: ignore[reportPrivateUsage]
         advice = advise(
             curves,
             criterion=criterion,
             better=better,
             samples=samples,
-            error=error,
-            critical=critical,
+            test=test,
             recomputed=self._recomputed,
             has_batchnorm=any(key.endswith("running_mean") for key in averaged),
             unit=self._unit,
         )
         return replace(advice, note=f"{advice.note} {self._note_on_warmup(curves)}".strip())
-
-    def _test_gain(
-        self, criterion: str, curves: Mapping[str, Curve], samples: int | None
-    ) -> tuple[float, float] | None:
-        """The error of the gain and its critical value; None unless all candidates have per-sample values."""
-        better = self._criteria[criterion]
-        top, live = best_points(curves, criterion, better)
-        if top is None or live is None:
-            return None
-        candidates = [point for point in finite_points(curves) if point[0] != LIVE]
-        values = [self._per_sample.get((criterion, *point)) for point in candidates]
-        live_values = self._per_sample.get((criterion, LIVE, live.epoch))
-        known = [tensor for tensor in values if tensor is not None]
-        if live_values is None or len(known) < len(values):
-            return None
-        if samples not in (None, len(live_values)):
-            raise ValueError(f"samples must be {len(live_values)}, as many as per-sample values; got {samples}.")
-        chosen = candidates.index((top.average, top.epoch))
-        return paired_test(known, live_values, chosen=chosen, better=better, level=LEVEL)
 
     def _direction(self, criterion: str) -> Direction:
         if criterion not in self._criteria:
@@ -423,15 +425,31 @@ class BestTracker:
         Traceback (most recent call last):
         ValueError: criteria must be the same as in the state, {'loss': 'max'}; got {'loss': 'min'}.
         """
-        self._check_state(state)
+        if not isinstance(state, Mapping):
+            raise ValueError(f"The state of a BestTracker must be a mapping; got a {type(state).__name__}.")
+        keys = ("version", "criteria", "snapshots", "history", "recomputed", "per_sample", "weights")
+        missing = [key for key in keys if key not in state]
+        if missing:
+            raise ValueError(f"This is not the state of a BestTracker: it has no {' and no '.join(missing)}.")
+        if type(state["version"]) is not int or state["version"] != VERSION:
+            raise ValueError(
+                f"The version of the tracker's state must be {VERSION}; got {state['version']!r}: upgrade emabank."
+            )
+        for key, own in (("criteria", self._criteria), ("snapshots", self._mode)):
+            if type(state[key]) is not type(own) or state[key] != own:
+                raise ValueError(f"{key} must be the same as in the state, {state[key]!r:.200}; got {own!r}.")
         try:
             rows = _rows_from_state(state["history"])
+            recomputed = [check_int("epoch", epoch) for epoch in state["recomputed"]]
+            saved = {
+                (item["criterion"], item["average"], item["epoch"]): compact(item["values"], "the state")
+                for item in state["per_sample"]
+            }
+            per_sample = check_per_sample(saved, {}, rows)
             snapshots = {
                 (item["average"], check_int("epoch", item["epoch"])): _copy_weights(dict(item["weights"]))
                 for item in state["weights"]
             }
-            recomputed = [check_int("epoch", epoch) for epoch in state["recomputed"]]
-            per_sample = saved_per_sample(state["per_sample"], rows)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
             raise ValueError(f"The state of the tracker is damaged: {error}.") from error
         unknown = {row.average for row in rows} - {LIVE, *self._bank.names}
@@ -440,32 +458,14 @@ class BestTracker:
                 f"The state has {', '.join(sorted(unknown))}, but the bank's averages are "
                 f"{', '.join(self._bank.names)}: build the bank with the same averages."
             )
-        keys = self._snapshot_keys(rows)
-        if snapshots.keys() != keys:
+        best = self._snapshot_keys(rows)
+        if snapshots.keys() != best:
             raise ValueError("The state of the tracker is damaged: its snapshots are not those of its history.")
         live = self._bank.weights(LIVE) if snapshots else {}
         for (average, epoch), weights in snapshots.items():
             check_values(f"The snapshot of {average!r} at epoch {epoch} does not fit the model", live, weights)
-        self._snapshots.replace(snapshots, keep=keys)
+        self._snapshots.replace(snapshots, keep=best)
         self._history, self._recomputed, self._per_sample = rows, recomputed, per_sample
-
-    def _check_state(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping):
-            raise ValueError(f"The state of a BestTracker must be a mapping; got a {type(state).__name__}.")
-        lists = ("history", "recomputed", "per_sample", "weights")
-        missing = [key for key in ("version", "criteria", "snapshots", *lists) if key not in state]
-        if missing:
-            raise ValueError(f"This is not the state of a BestTracker: it has no {' and no '.join(missing)}.")
-        for key in lists:
-            if not isinstance(state[key], list):
-                raise ValueError(f"The state of the tracker is damaged: {key} must be a list; got {state[key]!r:.50}.")
-        if type(state["version"]) is not int or state["version"] != VERSION:
-            raise ValueError(
-                f"The version of the tracker's state must be {VERSION}; got {state['version']!r}: upgrade emabank."
-            )
-        for key, own in (("criteria", self._criteria), ("snapshots", self._mode)):
-            if type(state[key]) is not type(own) or state[key] != own:
-                raise ValueError(f"{key} must be the same as in the state, {state[key]!r:.200}; got {own!r}.")
 
 
 def _best(rows: Iterable[Observation], criterion: str, better: Direction) -> Best | None:

@@ -132,6 +132,17 @@ def test_the_accelerator_saves_and_loads_the_averages(tmp_path: Path):
     assert_equal(resumed.averages.best_weights(), uninterrupted.averages.best_weights())
 
 
+def test_the_best_weights_make_a_checkpoint_that_accelerate_loads(tmp_path: Path):
+    loop = Run(snapshots="each")
+    for at in (1, 2, 3):
+        loop.epoch(at)
+    tracker = loop.averages.tracker
+    loop.accelerator.save(tracker.weights("loss", "slow"), tmp_path / "model.safetensors", safe_serialization=True)
+    fresh = network(dropout=0.5)
+    accelerate.load_checkpoint_in_model(fresh, tmp_path)
+    assert accuracy_and_loss(fresh, VALIDATION)[1] == pytest.approx(tracker.best("loss", "slow").value, rel=1e-5)
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_an_error_while_an_average_is_evaluated_leaves_the_live_weights(error: type[BaseException]):
     loop = Run()

@@ -1,4 +1,4 @@
-"""The integrations under their frameworks' own DistributedDataParallel: two real processes with gloo."""
+"""The integrations under their frameworks' own DistributedDataParallel and FSDP2: two real processes with gloo."""
 
 import os
 import subprocess
@@ -17,8 +17,7 @@ SOURCE = Path(emabank.__file__).parents[1]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
-@pytest.mark.slow
-def test_both_ranks_have_the_averages_and_the_metrics_of_all_data(tmp_path: Path):
+def start(script: Path, folder: Path) -> None:
     for framework in frameworks.FRAMEWORKS:
         pytest.importorskip(framework, reason=f"the extra {framework} is not installed")
     environment = {
@@ -27,9 +26,19 @@ def test_both_ranks_have_the_averages_and_the_metrics_of_all_data(tmp_path: Path
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
     }
-    command = [sys.executable, *TORCHRUN, str(frameworks.__file__), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    command = [sys.executable, *TORCHRUN, str(script), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_averages_are_sharded_evaluated_saved_and_resumed_under_fsdp2(tmp_path: Path):
+    start(Path(frameworks.__file__).with_name("sharded_frameworks.py"), tmp_path)
+
+
+@pytest.mark.slow
+def test_both_ranks_have_the_averages_and_the_metrics_of_all_data(tmp_path: Path):
+    start(Path(frameworks.__file__), tmp_path)
     for framework in frameworks.FRAMEWORKS:
         first, second = (torch.load(tmp_path / f"{framework}-{rank}.pt", weights_only=True) for rank in (0, 1))
         assert first["steps"] == second["steps"] == 12, framework

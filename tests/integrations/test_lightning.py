@@ -372,6 +372,33 @@ def test_other_callbacks_can_use_the_metrics_of_an_average(tmp_path: Path):
     assert_equal(copies(module.layers), recorder.weights[-1])
 
 
+def test_the_best_checkpoint_by_the_metric_of_an_average_is_of_that_average(tmp_path: Path):
+    by_average = ModelCheckpoint(tmp_path / "slow", monitor="val_loss/slow", save_last=True)
+    by_live = ModelCheckpoint(tmp_path / "live", monitor="val_loss")
+    callback, recorder = bank_callback(snapshots="each"), Recorder()
+    trainer = fit(Module(), callback, by_average, by_live, recorder, epochs=6)
+    for checkpoint, average in ((by_average, "slow"), (by_live, "live")):
+        best = callback.tracker.best("val_loss", average)
+        assert checkpoint.best_model_score.item() == best.value
+        trainer.validate(Module(), DataLoader(VALIDATION, batch_size=8), checkpoint.best_model_path, verbose=False)
+        assert trainer.callback_metrics["val_loss"].item() == pytest.approx(best.value, rel=1e-5)
+        loaded = Module.load_from_checkpoint(checkpoint.best_model_path)
+        assert_equal(copies(loaded), callback.tracker.weights("val_loss", average))
+    last = torch.load(by_average.last_model_path, weights_only=True)  # to resume from: of the live weights
+    assert_equal(last["state_dict"]["layers.0.weight"], recorder.weights[last["global_step"] - 1]["0.weight"])
+
+
+def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(tmp_path: Path):
+    plain = DataLoader(data(48, seed=1), batch_size=8)
+    uninterrupted, resumed, recorder, after = bank_callback(), bank_callback(), Recorder(), Recorder()
+    saver = ModelCheckpoint(tmp_path, monitor="val_loss/slow", save_top_k=-1, filename="{epoch}")
+    fit(Module(), uninterrupted, saver, recorder, epochs=4, loader=plain)
+    fit(Module(), resumed, after, epochs=4, loader=plain, ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert_equal(after.weights[-1], recorder.weights[-1])
+    for name in AVERAGES:
+        assert_equal(resumed.bank.weights(name), uninterrupted.bank.weights(name))
+
+
 @pytest.mark.parametrize("finish_with", ["best", "slow"])
 def test_the_module_ends_with_the_weights_asked_for(finish_with: str):
     module, callback = Module(), bank_callback(finish_with=finish_with)
@@ -468,7 +495,7 @@ def test_outside_of_fit_nothing_happens():
 # The package's older name --------------------------------------------------------------------------------------------
 
 
-def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch):
+def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     older = pytest.importorskip("pytorch_lightning", reason="this Lightning does not bring its older name along")
 
     class Older(older.LightningModule):
@@ -493,6 +520,10 @@ def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch):
     for kind in (alone.EMABankCallback, EMABankCallback):  # with the older name alone, and with both
         torch.manual_seed(3)
         callback = kind(AVERAGES, every=1)
-        trainer = older.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], **QUIET)
+        saver = older.callbacks.ModelCheckpoint(tmp_path / kind.__module__, monitor="val_loss/slow")
+        quiet = {**QUIET, "enable_checkpointing": True}
+        trainer = older.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback, saver], **quiet)
         trainer.fit(Older(), training_loader(), DataLoader(VALIDATION, batch_size=8))
+        saved = torch.load(saver.best_model_path, weights_only=True)["state_dict"]
+        assert_equal(saved, callback.bank.weights("slow"))
         assert trainer.callback_metrics["val_loss/slow"].item() == callback.tracker.best("val_loss", "slow").value

@@ -182,19 +182,36 @@ def test_several_evaluation_sets_each_have_their_metrics(tmp_path: Path):
 # Other callbacks, and the best weights -------------------------------------------------------------------------------
 
 
-def test_the_trainer_and_other_callbacks_can_use_the_metrics_of_an_average(tmp_path: Path):
-    early = EarlyStoppingCallback(early_stopping_patience=1)
-    watching = {
-        "metric_for_best_model": "eval_accuracy/slow",
-        "greater_is_better": True,
-        "load_best_model_at_end": True,
-    }
-    trainer = made(tmp_path, early, **watching, max_steps=200, save_strategy="steps", save_steps=4, save_total_limit=2)
-    callback = added(trainer)
+def test_the_best_checkpoint_by_the_metric_of_an_average_is_of_that_average(tmp_path: Path):
+    early = EarlyStoppingCallback(early_stopping_patience=2)
+    watching = {"metric_for_best_model": "eval_loss/slow", "greater_is_better": False, "load_best_model_at_end": True}
+    trainer = made(tmp_path, early, **watching, max_steps=200, save_strategy="steps", save_steps=4, save_total_limit=3)
+    callback = added(trainer, snapshots="each")
     trainer.train()
     assert trainer.state.global_step < 200
-    values = logged(trainer, "eval_accuracy/slow")
-    assert trainer.state.best_metric == max(values) == callback.tracker.best("eval_accuracy", "slow").value
+    best = callback.tracker.best("eval_loss", "slow")
+    assert trainer.state.best_metric == min(logged(trainer, "eval_loss/slow")) == best.value
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(best.value, rel=1e-5)
+    loaded = ResNetForImageClassification.from_pretrained(tmp_path / f"checkpoint-{best.epoch}")
+    for model in (trainer.model, loaded):
+        assert_equal(copies(model), callback.tracker.weights("eval_loss", "slow"))
+
+
+def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(tmp_path: Path):
+    saving = {"metric_for_best_model": "eval_loss/slow", "save_strategy": "steps", "save_steps": 4}
+    uninterrupted = made(tmp_path, **saving)
+    callback = added(uninterrupted)
+    uninterrupted.train()
+    first = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-4")  # the best so far, then
+    assert loss_of(first, VALIDATION) == pytest.approx(logged(uninterrupted, "eval_loss/slow")[0], rel=1e-5)
+    for resume_from in (None, False):
+        resumed = made(tmp_path)
+        other = added(resumed, resume_from=resume_from)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        assert_equal(copies(resumed.model), copies(uninterrupted.model))
+        assert other.bank.num_steps == (12 if resume_from is None else 8)
+        for name in AVERAGES if resume_from is None else ():
+            assert_equal(other.bank.weights(name), callback.bank.weights(name))
 
 
 @pytest.mark.parametrize("finish_with", ["best", "slow"])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from emabank._distributed import is_sharded
 from emabank._model import check_shapes, nonfinite, tensor_refs, tensor_shapes
-from emabank.bank import check_choice
+from emabank.rules import check_choice
 
 OnNonfinite = Literal["ignore", "raise", "skip"]
 

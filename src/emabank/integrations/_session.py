@@ -2,12 +2,17 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from emabank import BestTracker, EMABank, recalibrate_batchnorm
@@ -20,11 +25,14 @@ Value = TypeVar("Value")
 
 
 class CallbackSession:
-    """The bank and the tracker of one callback; the bank is built when training starts."""
+    """What the classes for the frameworks have in common; the bank is built when training starts."""
+
+    _loss = "loss"  # what the framework calls the validation loss
+    _unit = "step"  # what the tracker counts
 
     def __init__(
         self,
-        averages: Averages | None,
+        averages: Averages | None = None,
         *,
         criteria: Criteria | None = None,
         recalibrate: bool | int = 16,
@@ -32,30 +40,63 @@ class CallbackSession:
         forward: Callable[[nn.Module, Any], Any] | None = None,
         snapshots: Literal["best", "each"] | None = "best",
         finish_with: str | float | None = None,
-        unit: str = "epoch",
-        options: Mapping[str, Any],
+        **options: Any,
     ) -> None:
+        """Settings of the averages.
+
+        Args:
+            averages: The averages, as for `EMABank`. None keeps five, for as many steps as the run has.
+            criteria: The metrics to choose the best weights by. None is the validation loss; {} tracks nothing.
+            recalibrate: The number of training batches to recompute batch-norm statistics on before each validation;
+                True uses all of them, False keeps the averaged statistics.
+            recalibrate_on: Another loader of batches for it.
+            forward: `forward(model, batch)` runs a batch for it. By default a tensor becomes `model(batch)`, a tuple or
+                list `model(batch[0])`, a mapping `model(**batch)`.
+            snapshots: The weights to keep, as for `BestTracker`.
+            finish_with: The average, or "best" by the first criterion, to copy into the model at the end of training
+                (not after an interrupt). By default the model keeps its live weights.
+            options: Further arguments of `EMABank`, such as `every`.
+        """
         inspect.signature(EMABank).bind(None, averages, **options)  # a misspelt option fails now
         if not isinstance(recalibrate, int) or (recalibrate is not False and recalibrate < 1):
             raise ValueError(
                 "recalibrate must be True (all training batches), False (none) or a positive number of batches; "
                 f"got {recalibrate!r}."
             )
-        if finish_with == "best" and (not criteria or snapshots is None):
+        self._criteria: Criteria = {self._loss: "min"} if criteria is None else dict(criteria)
+        if finish_with == "best" and (not self._criteria or snapshots is None):
             raise ValueError(
                 'finish_with="best" requires criteria and snapshots; otherwise there is no best model to restore.'
             )
-        self.criteria: Criteria = dict(criteria or {})
-        self.has_forward = forward is not None
-        self._averages, self._options = averages, dict(options)
+        self._averages, self._options, self._finish_with = averages, options, finish_with
         self._recalibrate, self._recalibrate_on, self._forward = recalibrate, recalibrate_on, forward
         self._snapshots: Literal["best", "each"] | None = snapshots
-        self._unit, self._finish_with = unit, finish_with
         self._bank: EMABank | None = None
         self._tracker: BestTracker | None = None
         self._model: nn.Module | None = None
         self._steps: int | None = None
         self._pending_state: Mapping[str, Any] | None = None
+        self._held_state: dict[str, Any] | None = None
+
+    @property
+    def bank(self) -> EMABank:
+        """The averages, once training has started."""
+        if self._bank is None:
+            raise RuntimeError("There is no bank yet: it is built when training starts.")
+        return self._bank
+
+    @property
+    def tracker(self) -> BestTracker:
+        """The metrics so far, and the best weights."""
+        if not self._criteria:
+            raise RuntimeError('Nothing is tracked without criteria: pass criteria={"val_loss": "min"} or the like.')
+        if self._tracker is None:
+            raise RuntimeError("There is no tracker yet: it is built when training starts.")
+        return self._tracker
+
+    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
+        """The best weights by a criterion (by default the first), as a state dict of the model."""
+        return self.tracker.weights(criterion or next(iter(self._criteria)))
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -67,38 +108,17 @@ class CallbackSession:
         """
         state = self._pending_state
         if state is None and resume_for is not None and resume_for is self._model:
-            state = self.state_dict()
+            state = self._state()
         else:
             self._steps = int(steps) if steps is not None and 0 < steps < math.inf else None
         options: dict[str, Any] = {"steps": self._steps, **self._options}
         self._bank = EMABank(model, self._averages, **options)
         self._tracker = None
-        if self.criteria:
-            self._tracker = BestTracker(self._bank, self.criteria, snapshots=self._snapshots, unit=self._unit)
+        if self._criteria:
+            self._tracker = BestTracker(self._bank, self._criteria, snapshots=self._snapshots, unit=self._unit)
         self._model, self._pending_state = resume_for, None
         if state:
-            self.load_state_dict(state)
-
-    @property
-    def has_started(self) -> bool:
-        return self._bank is not None
-
-    @property
-    def bank(self) -> EMABank:
-        if self._bank is None:
-            raise RuntimeError("There is no bank yet: it is built when training starts.")
-        return self._bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        if not self.criteria:
-            raise RuntimeError('Nothing is tracked without criteria: pass criteria={"val_loss": "min"} or the like.')
-        if self._tracker is None:
-            raise RuntimeError("There is no tracker yet: it is built when training starts.")
-        return self._tracker
-
-    def best_weights(self, criterion: str | None) -> dict[str, Any]:
-        return self.tracker.weights(criterion or next(iter(self.criteria)))
+            self.resume(state)
 
     def finish(self, model: nn.Module) -> None:
         """Copy into the model what `finish_with` names; "best" needs a complete validation."""
@@ -107,7 +127,7 @@ class CallbackSession:
         if self._finish_with != "best":
             self._bank.copy_to(model, self._finish_with)
         elif any(row.complete for row in self.tracker.history):
-            model.load_state_dict(self.best_weights(None))
+            _load_weights(model, self.best_weights())
 
     # Validation ------------------------------------------------------------------------------------------------------
 
@@ -136,40 +156,79 @@ class CallbackSession:
         max_batches = None if self._recalibrate is True else self._recalibrate
         recalibrate_batchnorm(self.bank, batches, max_batches=max_batches, forward=self._forward)
 
-    def evaluate_averages(self, evaluate: Callable[[nn.Module], Value]) -> dict[str, Value]:
-        """Call `evaluate(model)` with every average in the model; the live weights are the framework's to evaluate."""
-        return self.bank.evaluate(evaluate, averages=self.bank.names)
-
     def observe(self, at: int, metrics: Metrics, *, complete: bool = True) -> None:
         """Pass metrics to the tracker, unless it has this step already: a resumed run may validate again."""
-        if self._tracker is None or any(row.epoch == at for row in self._tracker.history):
-            return
-        for average, values in metrics.items():
-            missing = [name for name in self.criteria if name not in values]
-            if missing:
-                raise ValueError(
-                    f"criteria must name metrics of the validation; got {', '.join(map(repr, missing))}, but those of "
-                    f"{average!r} are {', '.join(map(repr, sorted(values))) or 'none'}."
-                )
-        self._tracker.observe(at, metrics, complete=complete)
+        if self._tracker is not None and all(row.epoch != at for row in self._tracker.history):
+            self._tracker.observe(at, metrics, complete=complete)
 
     # State -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the bank and the tracker; before training starts, the pending one."""
-        if self._bank is None:
-            return dict(self._pending_state or {})
-        tracker = None if self._tracker is None else self._tracker.state_dict()
-        return {"bank": self._bank.state_dict(), "tracker": tracker}
+        """The averages and the tracker, for the framework's checkpoint; before training starts, the pending state.
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.bank.load_state_dict(state["bank"])
-        if self._tracker is not None and state["tracker"] is not None:
-            self._tracker.load_state_dict(state["tracker"])
+        Of a sharded model all ranks must ask; tensors are gathered one by one, and rank 0, which writes, has them.
+        """
+        if self._held_state is not None:
+            return self._held_state
+        return dict(self._pending_state or {}) if self._bank is None else tree_map(_gather, self._state())
 
-    def set_pending_state(self, state: Mapping[str, Any] | None) -> None:
-        """Load this state when training starts; None drops it."""
-        self._pending_state = state
+    def _state(self) -> dict[str, Any]:
+        return {
+            "bank": self.bank.state_dict(),
+            "tracker": None if self._tracker is None else self._tracker.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume from the framework's checkpoint when training starts."""
+        self._pending_state = state_dict
+
+    def resume(self, state_dict: Mapping[str, Any], *, only_live: bool = False) -> None:
+        """Resume from a state now; `only_live` puts back the live weights that an average took the place of."""
+        if LIVE in state_dict:
+            _load_weights(self.bank.model, state_dict[LIVE])
+            self.bank.reset()
+        if only_live:
+            return
+        self.bank.load_state_dict(state_dict["bank"])
+        if self._tracker is not None and state_dict["tracker"] is not None:
+            self._tracker.load_state_dict(state_dict["tracker"])
+
+    def average_of(self, metric: str | None) -> str | None:
+        """The average in the name of a metric, `<metric>/<average>`."""
+        return next((name for name in self.bank.names if metric is not None and metric.endswith(f"/{name}")), None)
+
+    @contextmanager
+    def holding(self, average: str) -> Generator[None]:
+        """Have an average in the model while the framework writes a checkpoint, which is then one of that average.
+
+        Meanwhile `state_dict` has the live weights too, and `resume` puts them back.
+        """
+        averaged, live = self.bank.weights(average), self.bank.weights(LIVE)
+        changed = {key: value for key, value in live.items() if _differ(value, averaged[key])}
+        self._held_state = {**self.state_dict(), LIVE: tree_map(_gather, changed)}
+        try:
+            with self.bank.applied(average):
+                yield
+        finally:
+            self._held_state = None
+
+
+def _gather(value: Any) -> Any:
+    """The full tensor of a sharded one, on rank 0; a collective."""
+    if not isinstance(value, DTensor):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if torch.distributed.get_rank() == 0 else full.new_empty(0)
+
+
+def _differ(live: Any, average: Any) -> bool:
+    """Whether an average has another value than the live one; a shard may, whatever this rank sees of it."""
+    return isinstance(live, Tensor) and (isinstance(live, DTensor) or not torch.equal(live, average))
+
+
+def _load_weights(model: nn.Module, weights: dict[str, Any]) -> None:
+    """Load (part of) a state dict of full tensors into a model, wrapped and sharded or not."""
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, strict=False))
 
 
 # Loaders and names ---------------------------------------------------------------------------------------------------

@@ -4,21 +4,12 @@ Needs the extra `accelerate`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, Literal, SupportsFloat
+from typing import Any, SupportsFloat
 
 import torch
 from torch import nn
 
-from emabank import BestTracker, EMABank
-from emabank.integrations._session import (
-    Averages,
-    CallbackSession,
-    Criteria,
-    Metrics,
-    check_reiterable,
-    metric_names,
-)
+from emabank.integrations._session import Averages, CallbackSession, Metrics, check_reiterable, metric_names
 from emabank.preserved import preserved_modes
 from emabank.rules import LIVE
 
@@ -30,7 +21,7 @@ except ImportError:
     ) from None
 
 
-class AcceleratedBank:
+class AcceleratedBank(CallbackSession):
     """Averages of a model that an accelerator has prepared.
 
     Call `update()` after each `optimizer.step()`, and `evaluate(function, at=epoch)` instead of your own evaluation.
@@ -40,14 +31,9 @@ class AcceleratedBank:
         accelerator: The accelerator that prepared the model.
         model: The prepared model.
         averages: The averages, as for `EMABank`. None keeps five, for the `steps` of the run.
-        criteria: The metrics to choose the best weights by; None tracks nothing.
-        recalibrate: The number of batches to recompute batch-norm statistics on before each evaluation; True uses
-            all of them, False keeps the averaged statistics.
-        recalibrate_on: The loader of these batches, usually the training loader.
-        forward: `forward(model, batch)` runs a batch. By default a tensor becomes `model(batch)`, a tuple or list
-            `model(batch[0])`, a mapping `model(**batch)`.
-        snapshots: The weights to keep, as for `BestTracker`.
-        options: Further arguments of `EMABank`, such as `steps` and `every`.
+        recalibrate_on: The loader of batches to recompute batch-norm statistics on, usually the training loader.
+        options: The arguments that all integrations share (criteria, recalibrate, forward, snapshots), and those of
+            `EMABank`, such as `steps` and `every`.
 
     >>> model = torch.nn.Linear(2, 1)
     >>> accelerator = Accelerator(cpu=True)
@@ -62,47 +48,25 @@ class AcceleratedBank:
     ['ema-0.9', 'live']
     """
 
+    _unit = "epoch"
+
     def __init__(
         self,
         accelerator: Accelerator,
         model: nn.Module,
         averages: Averages | None = None,
         *,
-        criteria: Criteria | None = MappingProxyType({"loss": "min"}),
-        recalibrate: bool | int = 16,
         recalibrate_on: Iterable[Any] | None = None,
-        forward: Callable[[nn.Module, Any], Any] | None = None,
-        snapshots: Literal["best", "each"] | None = "best",
         **options: Any,
     ) -> None:
-        self._session = CallbackSession(
-            averages,
-            criteria=criteria,
-            recalibrate=recalibrate,
-            forward=forward,
-            snapshots=snapshots,
-            options=options,
-        )
-        self._session.start(model)
-        self._accelerator = accelerator
-        self._loader = recalibrate_on
-        if self._session.needs_batches:
+        if "finish_with" in options:
+            raise TypeError("finish_with is for a Trainer, which knows when training ends: use bank.copy_to then.")
+        super().__init__(averages, **options)
+        self.start(model)
+        self._accelerator, self._loader = accelerator, recalibrate_on
+        if self.needs_batches:
             check_reiterable(recalibrate_on)
         accelerator.register_for_checkpointing(self)
-
-    @property
-    def bank(self) -> EMABank:
-        """The averages."""
-        return self._session.bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        """The metrics so far, and the best weights."""
-        return self._session.tracker
-
-    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
-        """The best weights by a criterion (by default the first), as a state dict of the model."""
-        return self._session.best_weights(criterion)
 
     def update(self) -> bool:
         """Count an optimizer step, unless gradients still accumulate or the scaler skipped it; True if it averaged."""
@@ -130,24 +94,20 @@ class AcceleratedBank:
             complete: False if this is only part of the data; the tracker then records it but never takes it as best.
             log: Whether to log through the accelerator, averages as `<metric>/<average>`.
         """
+        self.recalibrate(self._loader)
         model = self.bank.model
-        self._session.recalibrate(self._loader)
-        with preserved_modes(model):
+        with preserved_modes(model):  # but not the random streams: this is the evaluation that you would have without
             model.eval()
             metrics: Metrics = {LIVE: _numbers(evaluate(model))}
-        metrics |= self._session.evaluate_averages(lambda model: _numbers(evaluate(model)))
+        metrics |= self.bank.evaluate(lambda model: _numbers(evaluate(model)), averages=self.bank.names)
         if log:
             self._accelerator.log(metric_names(metrics), step=at)
-        self._session.observe(at, metrics, complete=complete)
+        self.observe(at, metrics, complete=complete)
         return metrics
 
-    def state_dict(self) -> dict[str, Any]:
-        """The averages and the tracker, for `accelerator.save_state`."""
-        return self._session.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume from the state that `accelerator.load_state` has read."""
-        self._session.load_state_dict(state)
+        self.resume(state_dict)
 
 
 def _numbers(metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:

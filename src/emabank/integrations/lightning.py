@@ -4,25 +4,18 @@ Lightning's own loop validates the averages before the live weights, so that wha
 them. Needs the extra `lightning`.
 """
 
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
-from emabank import BestTracker, EMABank
-from emabank.integrations._session import (
-    Averages,
-    CallbackSession,
-    Criteria,
-    check_reiterable,
-    metric_names,
-)
+from emabank.integrations._session import CallbackSession, check_reiterable, metric_names
 from emabank.preserved import preserved_modes, preserved_rng
 from emabank.rules import LIVE
 
@@ -43,69 +36,22 @@ else:
             ) from None
 
 
-class EMABankCallback(pl.Callback):
+class EMABankCallback(CallbackSession, pl.Callback):
     """Averages of a LightningModule's weights beside its training.
 
     At each validation during `fit` every average goes through the validation loop too. The callback logs what the
     module logs there as `<metric>/<average>`, such as `val_loss/ema-3.5%`, for loggers, `EarlyStopping` and
-    `ModelCheckpoint`. The state is in Lightning's checkpoints.
-
-    Args:
-        averages: The averages, as for `EMABank`. None keeps five, for as many steps as the trainer will take.
-        criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
-        recalibrate: The number of training batches to recompute batch-norm statistics on before each validation; True
-            uses all of them, False keeps the averaged statistics.
-        recalibrate_on: Another loader of batches for it.
-        forward: `forward(module, batch)` runs a batch for it, by default `module(batch[0])`.
-        snapshots: The weights to keep, as for `BestTracker`.
-        finish_with: The average, or "best" by the first criterion, to copy into the module at the end of training (not
-            after an interrupt). By default the module keeps its live weights.
-        options: Further arguments of `EMABank`, such as `every`.
+    `ModelCheckpoint`, which saves that average if it monitors its metric. The state is in Lightning's checkpoints. The
+    tracker counts optimizer steps.
 
     >>> from lightning.pytorch import Trainer
-    >>> callback = EMABankCallback(criteria={"val_loss": "min"})
+    >>> callback = EMABankCallback([0.99, 0.999], criteria={"val_loss": "min"}, every=4)
     >>> trainer = Trainer(callbacks=[callback], logger=False, enable_checkpointing=False, accelerator="cpu")
     """
 
-    def __init__(
-        self,
-        averages: Averages | None = None,
-        *,
-        criteria: Criteria | None = MappingProxyType({"val_loss": "min"}),
-        recalibrate: bool | int = 16,
-        recalibrate_on: Iterable[Any] | None = None,
-        forward: Callable[[nn.Module, Any], Any] | None = None,
-        snapshots: Literal["best", "each"] | None = "best",
-        finish_with: str | float | None = None,
-        **options: Any,
-    ) -> None:
-        self._session = CallbackSession(
-            averages,
-            criteria=criteria,
-            recalibrate=recalibrate,
-            recalibrate_on=recalibrate_on,
-            forward=forward,
-            snapshots=snapshots,
-            finish_with=finish_with,
-            unit="step",
-            options=options,
-        )
-        self._steps = 0
-        self._metrics: dict[str, dict[str, Tensor]] = {}
-
-    @property
-    def bank(self) -> EMABank:
-        """The averages, once training has started."""
-        return self._session.bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        """The metrics so far, and the best weights."""
-        return self._session.tracker
-
-    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
-        """The best weights by a criterion (by default the first), as a state dict of the module."""
-        return self._session.best_weights(criterion)
+    _loss = "val_loss"
+    _global_step = 0
+    _metrics: Mapping[str, dict[str, Tensor]] = MappingProxyType({})  # of the averages, in this validation
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -113,13 +59,14 @@ class EMABankCallback(pl.Callback):
         """Build the bank: Lightning has wrapped the model, put it on its device and loaded its checkpoint."""
         wrapped = trainer.strategy.model
         steps = trainer.estimated_stepping_batches
-        self._session.start(pl_module if wrapped is None else wrapped, steps=steps, resume_for=pl_module)
-        self._steps = trainer.global_step
+        self.start(pl_module if wrapped is None else wrapped, steps=steps, resume_for=pl_module)
+        self._global_step = trainer.global_step
+        self._replace_save_checkpoint(trainer)
         if not trainer.limit_val_batches or not _is_overridden(pl_module.validation_step):
             return
-        if self._session.needs_training_loader:
+        if self.needs_training_loader:
             check_reiterable(_training_loader(trainer))
-        if self._session.needs_batches and not self._session.has_forward and not _is_overridden(pl_module.forward):
+        if self.needs_batches and self._forward is None and not _is_overridden(pl_module.forward):
             raise ValueError(
                 f"{type(pl_module).__name__} must define forward(), to recompute its batch-norm statistics. Or pass "
                 "forward=lambda module, batch: ..., or recalibrate=False."
@@ -129,28 +76,43 @@ class EMABankCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count one step, if any optimizer made one."""
-        if trainer.global_step > self._steps:
-            self._steps = trainer.global_step
+        if trainer.global_step > self._global_step:
+            self._global_step = trainer.global_step
             self.bank.update()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Copy the weights that `finish_with` names into the module."""
-        self._session.finish(pl_module)
+        self.finish(pl_module)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Drop a state that was loaded for `validate`, `test` or `predict`: the next fit must not resume from it."""
-        self._session.set_pending_state(None)
+        self._pending_state = None
+        vars(trainer).pop("save_checkpoint", None)
+
+    def _replace_save_checkpoint(self, trainer: Any) -> None:
+        """Until teardown, what ModelCheckpoint saves as best by the metric of an average is a checkpoint of it."""
+        vars(trainer).pop("save_checkpoint", None)  # of a fit that failed
+        save = trainer.save_checkpoint
+
+        def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
+            savers = [saver for saver in trainer.checkpoint_callbacks if hasattr(saver, "best_k_models")]
+            monitored = [saver.monitor for saver in savers if str(filepath) in saver.best_k_models]
+            average = self.average_of(monitored[0]) if monitored else None
+            with nullcontext() if average is None else self.holding(average):
+                save(filepath, *args, **kwargs)
+
+        trainer.save_checkpoint = save_checkpoint
 
     # Validation ------------------------------------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validate every average, before the live weights."""
         self._metrics = {}
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not self._session.has_started:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or self._bank is None:
             return
         with preserved_rng(*tree_leaves(trainer.val_dataloaders)), preserved_modes(pl_module):
-            self._recalibrate(trainer, pl_module)
-            metrics = self._session.evaluate_averages(lambda _: _validate(trainer))
+            self._recalibrate_with(trainer, pl_module)
+            metrics = self.bank.evaluate(lambda _: _validate(trainer), averages=self.bank.names)
         self._metrics = {name: _mean_over_ranks(trainer, values) for name, values in metrics.items()}
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -173,9 +135,9 @@ class EMABankCallback(pl.Callback):
         self._metrics = {}
         numbers = {name: {key: float(value) for key, value in values.items()} for name, values in metrics.items()}
         is_trial: Any = trainer.fast_dev_run  # pyright: ignore[reportAttributeAccessIssue]
-        self._session.observe(trainer.global_step, numbers, complete=not is_trial)
+        self.observe(trainer.global_step, numbers, complete=not is_trial)
 
-    def _recalibrate(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def _recalibrate_with(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         _restore_training_modes(trainer)
         strategy = trainer.strategy
 
@@ -183,18 +145,8 @@ class EMABankCallback(pl.Callback):
             return strategy.batch_to_device(pl_module.on_before_batch_transfer(batch, 0), pl_module.device)
 
         with strategy.precision_plugin.forward_context():
-            loader = _training_loader(trainer) if self._session.needs_training_loader else None
-            self._session.recalibrate(loader, prepare)
-
-    # State -----------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """The averages and the tracker, for Lightning's checkpoint."""
-        return self._session.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume from a checkpoint when training starts."""
-        self._session.set_pending_state(state_dict)
+            loader = _training_loader(trainer) if self.needs_training_loader else None
+            self.recalibrate(loader, prepare)
 
 
 def _is_overridden(method: Any) -> bool:

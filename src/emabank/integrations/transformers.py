@@ -3,24 +3,15 @@
 The Trainer's own loop evaluates the averages after the live weights. Needs the extra `transformers`.
 """
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from torch import nn
 
-from emabank import BestTracker, EMABank
 from emabank.checkpoint import read_state, write_state
-from emabank.integrations._session import (
-    Averages,
-    CallbackSession,
-    Criteria,
-    Metrics,
-    check_reiterable,
-    metric_names,
-)
+from emabank.integrations._session import Averages, CallbackSession, Metrics, check_reiterable, metric_names
 from emabank.preserved import preserved_modes, preserved_rng
 from emabank.rules import LIVE
 
@@ -36,71 +27,37 @@ _KIND = "averages of a Trainer"
 _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 
 
-class EMABankCallback(TrainerCallback):
+class EMABankCallback(CallbackSession, TrainerCallback):
     """Averages of the weights that a Trainer trains: `trainer.add_callback(EMABankCallback(trainer, ...))`.
 
     Whenever the Trainer evaluates during training, the callback evaluates every average too and logs its metrics as
-    `<metric>/<average>`, such as `eval_loss/ema-3.5%`; `metric_for_best_model` and `EarlyStoppingCallback` can use
-    them. The state is a file beside each checkpoint, and `trainer.train(resume_from_checkpoint=...)` resumes from it.
+    `<metric>/<average>`, such as `eval_loss/ema-3.5%`, for `EarlyStoppingCallback` and for `metric_for_best_model`,
+    whose best checkpoint is then one of that average. The state is a file beside each checkpoint, and
+    `trainer.train(resume_from_checkpoint=...)` resumes from it. The tracker counts optimizer steps.
 
     Args:
         trainer: The Trainer that the callback is added to.
         averages: The averages, as for `EMABank`. None keeps five, for as many steps as the trainer will take.
-        criteria: The metrics to choose the best weights by; None tracks nothing. The tracker counts optimizer steps.
-        recalibrate: The number of training batches to recompute batch-norm statistics on before each evaluation; True
-            uses all of them, False keeps the averaged statistics.
-        recalibrate_on: Another loader of batches for it.
-        forward: `forward(model, batch)` runs a batch for it, by default `model(**batch)`.
-        snapshots: The weights to keep, as for `BestTracker`.
-        finish_with: The average, or "best" by the first criterion, to copy into the model at the end of training (not
-            after an interrupt). By default the model keeps its live weights.
         resume_from: The folder of the checkpoint to resume from, if it is not in `output_dir`; False starts new
             averages.
-        options: Further arguments of `EMABank`, such as `every`.
+        options: The arguments that all integrations share (criteria, recalibrate, recalibrate_on, forward, snapshots,
+            finish_with), and those of `EMABank`, such as `every`.
     """
+
+    _loss = "eval_loss"
 
     def __init__(
         self,
         trainer: Trainer,
         averages: Averages | None = None,
         *,
-        criteria: Criteria | None = MappingProxyType({"eval_loss": "min"}),
-        recalibrate: bool | int = 16,
-        recalibrate_on: Iterable[Any] | None = None,
-        forward: Callable[[nn.Module, Any], Any] | None = None,
-        snapshots: Literal["best", "each"] | None = "best",
-        finish_with: str | float | None = None,
         resume_from: str | Path | Literal[False] | None = None,
         **options: Any,
     ) -> None:
-        self._session = CallbackSession(
-            averages,
-            criteria=criteria,
-            recalibrate=recalibrate,
-            recalibrate_on=recalibrate_on,
-            forward=forward,
-            snapshots=snapshots,
-            finish_with=finish_with,
-            unit="step",
-            options=options,
-        )
+        super().__init__(averages, **options)
         self._trainer = trainer
         self._resume_from: str | Path | Literal[False] | None = resume_from
         self._is_training = False
-
-    @property
-    def bank(self) -> EMABank:
-        """The averages, once training has started."""
-        return self._session.bank
-
-    @property
-    def tracker(self) -> BestTracker:
-        """The metrics so far, and the best weights."""
-        return self._session.tracker
-
-    def best_weights(self, criterion: str | None = None) -> dict[str, Any]:
-        """The best weights by a criterion (by default the first), as a state dict of the model."""
-        return self._session.best_weights(criterion)
 
     # Training --------------------------------------------------------------------------------------------------------
 
@@ -111,16 +68,16 @@ class EMABankCallback(TrainerCallback):
         handler = self._trainer.callback_handler
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
-        self._session.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
-        if state.global_step > 0 and self._resume_from is not False:
-            folder = _checkpoint(args, state) if self._resume_from is None else Path(self._resume_from)
-            if not (folder / FILE).is_file():
+        self.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
+        path = Path(self._resume_from or _checkpoint(args, state)) / FILE
+        if state.global_step > 0 and (self._resume_from is not False or path.is_file()):
+            if not path.is_file():
                 raise FileNotFoundError(
-                    f"There is no {FILE} in {folder} to resume the averages from at step {state.global_step}. Pass "
-                    "resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
+                    f"There is no {FILE} in {path.parent} to resume the averages from at step {state.global_step}. "
+                    "Pass resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
                 )
-            self._session.load_state_dict(read_state(folder / FILE, kind=_KIND))
-        if args.eval_strategy != "no" and self._session.needs_training_loader:
+            self.resume(read_state(path, kind=_KIND), only_live=self._resume_from is False)
+        if args.eval_strategy != "no" and self.needs_training_loader:
             check_reiterable(kwargs.get("train_dataloader"))
         self._is_training = True
 
@@ -130,16 +87,23 @@ class EMABankCallback(TrainerCallback):
             self.bank.update()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the averages and the tracker beside the checkpoint."""
-        if args.should_save:
-            write_state(_checkpoint(args, state) / FILE, self._session.state_dict(), kind=_KIND)
+        """Write the averages and the tracker beside the checkpoint; the best by the metric of an average is of it."""
+        folder = _checkpoint(args, state)
+        is_best = state.best_model_checkpoint is not None and Path(state.best_model_checkpoint).name == folder.name
+        average = self.average_of(args.metric_for_best_model) if is_best else None
+        with nullcontext() if average is None else self.holding(average):
+            content = self.state_dict()
+            if args.should_save:
+                write_state(folder / FILE, content, kind=_KIND)
+            if average is not None:
+                self._trainer.save_model(str(folder), _internal_call=True)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Copy the weights that `finish_with` names into the model."""
         self._is_training = False
-        self._session.finish(_model(self._trainer))
+        self.finish(_model(self._trainer))
 
     # Evaluation ------------------------------------------------------------------------------------------------------
 
@@ -172,15 +136,15 @@ class EMABankCallback(TrainerCallback):
         with preserved_rng(loader), preserved_modes(model), _without_callbacks(trainer):
             model.train()  # as the Trainer does before each step; layers that the model keeps frozen stay so
             with trainer.compute_loss_context_manager():
-                self._session.recalibrate(kwargs["train_dataloader"])
-            averages = self._session.evaluate_averages(evaluate)
+                self.recalibrate(kwargs["train_dataloader"])
+            averages = self.bank.evaluate(evaluate, averages=self.bank.names)
         logged = metric_names(averages)
         values: Metrics = {LIVE: _numbers(metrics), **averages}
         trainer.log(dict(logged))
         metrics.update(logged)
         # With several evaluation sets the Trainer calls this once per set: observe the one that the criteria name.
-        if not isinstance(trainer.eval_dataset, Mapping) or self._session.criteria.keys() <= metrics.keys():
-            self._session.observe(state.global_step, values)
+        if not isinstance(trainer.eval_dataset, Mapping) or self._criteria.keys() <= metrics.keys():
+            self.observe(state.global_step, values)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

@@ -1,0 +1,153 @@
+"""What each process does in the test of the integrations under their frameworks' own FSDP2; torchrun starts it.
+
+`sharded_frameworks.py FOLDER` exits with 0 if all that is asserted holds on its rank.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.distributed import DistributedConfig
+
+from emabank import EMA, EMABank
+from emabank.integrations import lightning, transformers
+from tests.support.models import data, network
+
+AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
+VALIDATION = DataLoader(data(16, seed=2), batch_size=8)
+
+
+class Module(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = network()
+
+    def configure_model(self) -> None:
+        fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.3)
+
+
+def trainer_with(*callbacks: pl.Callback) -> pl.Trainer:
+    return pl.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        devices=2,
+        strategy=ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1),
+        callbacks=list(callbacks),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def fit(folder: Path, resume: Path | None = None) -> lightning.EMABankCallback:
+    callback = lightning.EMABankCallback(AVERAGES, every=1, recalibrate=True, snapshots="each")
+    saver = pl.callbacks.ModelCheckpoint(folder, monitor="val_loss/slow", save_top_k=-1, filename="{epoch}")
+    training = DataLoader(data(48, seed=1), batch_size=8)
+    trainer_with(callback, saver).fit(Module(), training, VALIDATION, ckpt_path=resume)
+    return callback
+
+
+def check_sharded(bank: EMABank) -> None:
+    for name in (*bank.names, "live"):
+        parameters = dict(bank.model.named_parameters())
+        assert parameters and all(isinstance(bank.weights(name)[key], DTensor) for key in parameters)
+
+
+def with_lightning(folder: Path) -> None:
+    """The averages are sharded, and resumed with the live weights from a checkpoint of an average."""
+    callback = fit(folder)
+    check_sharded(callback.bank)
+    resumed = fit(folder / "resumed", folder / "epoch=0.ckpt")
+    for name in (*AVERAGES, "live"):
+        expected, weights = callback.bank.weights(name, full=True), resumed.bank.weights(name, full=True)
+        for key, value in expected.items():
+            if name != "live" or "running" not in key:  # a checkpoint has the live statistics of one rank
+                assert torch.equal(weights[key], value), (name, key)
+    for row, again in zip(callback.tracker.history, resumed.tracker.history, strict=True):
+        assert row == again or row.average == "live", (row, again)
+    # The checkpoint that is best by the average's metric has this value again.
+    best = callback.tracker.best("val_loss", "slow")
+    path = folder / f"epoch={best.epoch // 3 - 1}.ckpt"
+    [metrics] = trainer_with().validate(Module(), VALIDATION, path, verbose=False)
+    assert abs(metrics["val_loss"] - best.value) < 1e-6, (metrics, best)
+
+
+def with_transformers(folder: Path) -> None:
+    """The averages of a model that is sharded when it is loaded; its best checkpoint loads alone."""
+    if dist.get_rank() == 0:
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        LlamaForCausalLM(LlamaConfig(vocab_size=11, max_position_embeddings=16, **sizes)).save_pretrained(folder)
+    dist.barrier()
+    model = LlamaForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(fsdp_size=2))
+    tokens = [(torch.arange(8) * stride) % 11 for stride in range(1, 11)]
+    samples = [{"input_ids": sequence, "labels": sequence.clone()} for sequence in 4 * tokens]
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        ddp_backend="gloo",
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        learning_rate=0.1,
+        optim="sgd",
+        max_steps=8,
+        eval_strategy="steps",
+        eval_steps=4,
+        save_strategy="steps",
+        save_steps=4,
+        save_only_model=True,
+        metric_for_best_model="eval_loss/slow",
+        greater_is_better=False,
+        dataloader_pin_memory=False,
+    )
+    trainer = Trainer(model, arguments, train_dataset=samples, eval_dataset=samples[:16])
+    callback = transformers.EMABankCallback(trainer, AVERAGES, every=1, snapshots="each", finish_with="slow")
+    trainer.add_callback(callback)
+    trainer.train()
+    check_sharded(callback.bank)
+    best = callback.tracker.best("eval_loss", "slow")
+    assert best.epoch == 8, "the best is not the last, which the model now holds"
+    assert abs(trainer.evaluate()["eval_loss"] - best.value) < 1e-5
+    weights = callback.tracker.weights("eval_loss", "slow")
+    for key, value in LlamaForCausalLM.from_pretrained(str(trainer.state.best_model_checkpoint)).state_dict().items():
+        assert torch.equal(value, weights[key]), key
+    # What was written resumes into a new sharded bank.
+    state = transformers.read_state(folder / "checkpoint-8" / transformers.FILE, kind="averages of a Trainer")
+    bank = EMABank(model, AVERAGES, every=1)
+    bank.load_state_dict(state["bank"])
+    for name in AVERAGES:
+        for key, value in callback.bank.weights(name, full=True).items():
+            assert torch.equal(bank.weights(name, full=True)[key], value), (name, key)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with_lightning(Path(sys.argv[1]) / "lightning")
+    with_transformers(Path(sys.argv[1]) / "transformers")
