@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python experiments/de
 from emabank import EMABank
 from emabank.atomic import write_atomically
 from emabank.averaging import average_checkpoints
+from emabank.rules import DECAY_SHAPES, DecayShape, decay_merge_weights
 from experiments.record import Record, interval_text, parse_options, run_command, tell
 
-Decay = Callable[[float], float]
-DECAYS: dict[str, Decay] = {"linear": lambda done: 1 - done, "sqrt": lambda done: 1 - done**0.5}
-"""The factor of the learning rate, by the share of the decay that is done. The second is called 1 - sqrt."""
+SHAPES: tuple[DecayShape, ...] = ("linear", "sqrt")
+DECAYS = {name: DECAY_SHAPES[name] for name in SHAPES}
 AVERAGE = "ema-3.5%"  # its mean age, half-life / ln 2 = 5 % of the run, is that of a uniform merge over D = 10 %
 COLOURS = {"live": "#7f7f7f", "merge": "#2b1b6b", AVERAGE: "#e0703c"}
 
@@ -135,21 +134,6 @@ def loss_of(model: nn.Module, texts: Tensor) -> Tensor:
     return F.cross_entropy(model(texts[:, :-1]).flatten(0, 1), texts[:, 1:].flatten())
 
 
-# Merges ---------------------------------------------------------------------------------------------------------------
-
-
-def merge_weights(decay: Decay, window: int, gap: int) -> list[float]:
-    """The weights of the checkpoints at steps 0, gap, ..., window of a decay.
-
-    A branch moves by factor × update where the trunk moves by the update. So its end is the first checkpoint plus
-    Σ wⱼ (θⱼ - θⱼ₋₁), with wⱼ the mean factor between two checkpoints: checkpoint j has the weight wⱼ - wⱼ₊₁, and the
-    first has 1 - w₁. A linear decay gives the mean of the window, in which the first and the last count about half.
-    """
-    factors = [decay(step / window) for step in range(window)]
-    means = [statistics.fmean(factors[start : start + gap]) for start in range(0, window, gap)]
-    return [earlier - later for earlier, later in pairwise([1.0, *means, 0.0])]
-
-
 # One seed -------------------------------------------------------------------------------------------------------------
 
 
@@ -210,7 +194,7 @@ class Run:
                 torch.save(self.model.state_dict(), self._checkpoint(step))
                 self._checkpoint(step - window - gap).unlink(missing_ok=True)
 
-    def branch(self, decay: Decay) -> nn.Module:
+    def branch(self, decay: Callable[[float], float]) -> nn.Module:
         """A copy of the model, trained on with a rate that decays to 0."""
         model, optimizer = copy.deepcopy((self.model, self.optimizer))
         fork, window = self.bank.num_steps, self.settings.window
@@ -227,10 +211,11 @@ class Run:
         """Losses of the live weights, of every average, and of the merges of the last window."""
         losses = self.bank.evaluate(self.validate)
         step, window, gap = self.bank.num_steps, self.settings.window, self.settings.gap
-        files = [self._checkpoint(number) for number in range(step - window, step + 1, gap)]
+        steps = range(step - window, step + 1, gap)
+        files = [self._checkpoint(number) for number in steps]
         merged, model = self.folder / "merged.pt", copy.deepcopy(self.model)
-        for name, decay in DECAYS.items():
-            average_checkpoints(files, merged, merge_weights(decay, window, gap), replace_out=True)
+        for name in SHAPES:
+            average_checkpoints(files, merged, decay_merge_weights(steps, name), replace_out=True)
             model.load_state_dict(torch.load(merged, weights_only=True))
             losses[f"merge-{name}"] = self.validate(model)
         return losses

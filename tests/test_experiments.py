@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from experiments import decayed_model, heat_equation
-from experiments.decayed_model import DECAYS, Corpus, Run, Settings, merge_weights, run_seed
+from experiments.decayed_model import DECAYS, Corpus, Run, Settings, run_seed
 from experiments.record import Record, parse_seeds
 
 
@@ -54,19 +54,6 @@ def test_the_solution_is_the_mean_over_the_noise() -> None:
     samples = torch.stack([heat_equation.initial(point + math.sqrt(2) * noise) for point in points])
     torch.testing.assert_close(samples.mean(1), heat_equation.solution(points), rtol=0.02, atol=0.0)
     assert heat_equation.relative_error(1.01 * heat_equation.solution(points), points) == pytest.approx(0.01, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", DECAYS)
-@pytest.mark.parametrize("gap", [1, 5])
-def test_a_merge_is_the_branch_where_gradients_do_not_depend_on_the_weights(name: str, gap: int) -> None:
-    decay, window = DECAYS[name], 20
-    updates = torch.randn(window // gap, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    updates = updates.repeat_interleave(gap)  # equal between two checkpoints
-    branch = sum(decay(step / window) * float(update) for step, update in enumerate(updates))
-    trunk = torch.cat([torch.zeros(1, dtype=torch.float64), updates.cumsum(0)])
-    weights = merge_weights(decay, window, gap)
-    assert sum(weights) == pytest.approx(1.0) and min(weights) >= 0.0
-    assert float(trunk[::gap] @ torch.tensor(weights, dtype=torch.float64)) == pytest.approx(branch)
 
 
 def test_a_branch_at_the_constant_rate_is_the_trunk(corpus: Corpus, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from emabank import EMA, EMABank, PowerEMA, Uniform, posthoc
-from emabank.posthoc import Mixture, Snapshots, mixture, profile, snapshot_steps, synthesize, synthesize_many
+from emabank.posthoc import LikeDecay, Mixture, Snapshots, mixture, profile, snapshot_steps, synthesize, synthesize_many
 from tests.on_ranks import sharded
 from tests.support.oracle import AVERAGES
 from tests.support.ranks import FSDP, together
@@ -298,6 +298,10 @@ def snapshots(steps: range, *, every: int = 1, widths: tuple[float, ...] = (0.05
     return [profile(PowerEMA(width), step, every=every) for step in steps for width in widths]
 
 
+def lengths(averages: list[torch.Tensor]) -> list[int]:
+    return [len(weights) for weights in averages]
+
+
 def mixed(made: Mixture, averages: list[torch.Tensor], length: int) -> np.ndarray:
     total = np.zeros(length)
     for share, weights in zip(made.coefficients, averages, strict=True):
@@ -307,31 +311,35 @@ def mixed(made: Mixture, averages: list[torch.Tensor], length: int) -> np.ndarra
 
 def test_the_error_is_the_distance_of_the_weights_and_their_rounding() -> None:
     averages, target = snapshots(range(20, 201, 20)), profile(EMA(half_life=30), 200, every=1)
-    made = mixture(averages, target, [ROUNDED] * len(averages))
+    made = mixture(averages.__getitem__, lengths(averages), target, [ROUNDED] * len(averages))
     off = np.linalg.norm(mixed(made, averages, 201) - target.numpy())
     rounding = ROUNDED * np.linalg.norm(made.coefficients)
     assert made.rounding == pytest.approx(rounding)
-    assert made.error == pytest.approx(math.hypot(off, rounding / posthoc.SPREAD) / np.linalg.norm(target.numpy()))
+    assert made.error == pytest.approx(math.hypot(off, rounding / posthoc.NOISE**0.5) / np.linalg.norm(target.numpy()))
     assert math.fsum(made.coefficients) == pytest.approx(1.0, abs=1e-12)
+
+
+def expected_square(made: Mixture, averages: list[torch.Tensor], target: torch.Tensor, rounding: float) -> float:
+    """Of the error, by its definition, for a run of independent noise and a walk with variance 1/k per sample."""
+    off = mixed(made, averages, len(target)) - target.numpy()
+    walk = 1 / np.arange(1, len(target))
+    movement = np.sum(np.cumsum(off)[:-1] ** 2 * walk / walk.sum())
+    return posthoc.NOISE * np.sum(off**2) + movement + rounding**2 * np.sum(np.square(made.coefficients))
 
 
 def test_no_other_mixture_that_adds_up_to_one_is_nearer() -> None:
     averages, target = snapshots(range(20, 201, 20)), profile(EMA(half_life=30), 200, every=1)
-    noise = ROUNDED / posthoc.SPREAD
-    made = mixture(averages, target, [ROUNDED] * len(averages))
-    best = np.linalg.norm(mixed(made, averages, 201) - target.numpy()) ** 2 + noise**2 * np.sum(
-        np.square(made.coefficients)
-    )
+    made = mixture(averages.__getitem__, lengths(averages), target, [ROUNDED] * len(averages))
+    best = expected_square(made, averages, target, ROUNDED)
     generator = np.random.default_rng(0)
     for size in (1e-6, 1e-4, 1e-2):
         step = generator.normal(size=len(averages)) * size
         other = made._replace(coefficients=list(np.add(made.coefficients, step - step.mean())))
-        off = np.linalg.norm(mixed(other, averages, 201) - target.numpy()) ** 2
-        assert off + noise**2 * np.sum(np.square(other.coefficients)) > best
+        assert expected_square(other, averages, target, ROUNDED) > best
 
 
 def test_one_average_is_all_there_is() -> None:
-    made = mixture([torch.tensor([0.5, 0.5])], torch.tensor([0.0, 1.0]), [ROUNDED])
+    made = mixture([torch.tensor([0.5, 0.5])].__getitem__, [2], torch.tensor([0.0, 1.0]), [ROUNDED])
     assert made.coefficients == [1.0]
     assert made.error == pytest.approx(math.sqrt(0.5), rel=1e-6)
 
@@ -339,26 +347,76 @@ def test_one_average_is_all_there_is() -> None:
 @pytest.mark.parametrize("rounded", [ROUNDED, 3e-4], ids=["float32", "float16"])
 def test_with_very_many_snapshots_coefficients_are_as_large_as_rounding_allows(rounded: float) -> None:
     averages, target = snapshots(range(2, 401, 2)), profile(EMA(half_life=1, warmup=None), 400, every=1)
-    careful = mixture(averages, target, [rounded] * len(averages))
-    careless = mixture(averages, target, [1e-15] * len(averages))
+    careful = mixture(averages.__getitem__, lengths(averages), target, [rounded] * len(averages))
+    careless = mixture(averages.__getitem__, lengths(averages), target, [1e-15] * len(averages))
     # What the careless mixture would be off by, with what is really rounded.
     multiplied = rounded * float(np.linalg.norm(careless.coefficients))
     off = np.linalg.norm(mixed(careless, averages, 401) - target.numpy())
     assert careful.rounding < multiplied
-    assert careful.error < math.hypot(off, multiplied / posthoc.SPREAD) / np.linalg.norm(target.numpy())
+    assert careful.error < math.hypot(off, multiplied / posthoc.NOISE**0.5) / np.linalg.norm(target.numpy())
     if rounded > ROUNDED:
-        assert np.abs(careful.coefficients).max() < 0.1 * np.abs(careless.coefficients).max()
-        assert careful.error < 1 < multiplied / posthoc.SPREAD
+        assert np.abs(careful.coefficients).max() < 0.2 * np.abs(careless.coefficients).max()
+        assert careful.error < 0.5 < multiplied / posthoc.NOISE**0.5
 
 
 @pytest.mark.parametrize("rule", [EMA(half_life=25), EMA(half_life=3000), Uniform(start=15_000), PowerEMA(0.15)])
 def test_long_trainings_are_fitted_as_well_in_parts(rule: EMA | Uniform | PowerEMA, monkeypatch) -> None:
     averages, target = snapshots(range(500, 20_001, 500)), profile(rule, 20_000, every=1)
-    in_parts = mixture(averages, target, [ROUNDED] * len(averages)).error
+    roundings = [ROUNDED] * len(averages)
+    in_parts = mixture(averages.__getitem__, lengths(averages), target, roundings)
     monkeypatch.setattr(posthoc, "_EXACT", 1_000_000)
-    exact = mixture(averages, target, [ROUNDED] * len(averages)).error
-    assert exact <= in_parts * (1 + 1e-9) + 1e-12
-    assert in_parts <= 1.05 * exact + 1e-4
+    exact = mixture(averages.__getitem__, lengths(averages), target, roundings)
+    squares = [expected_square(made, averages, target, ROUNDED) for made in (exact, in_parts)]
+    assert squares[0] <= squares[1] * (1 + 1e-6) + 1e-15 and squares[1] <= 1.02 * squares[0]
+    off = np.linalg.norm(mixed(in_parts, averages, len(target)) - target.numpy()) / np.linalg.norm(target.numpy())
+    assert in_parts.error == pytest.approx(off, rel=1e-2)
+
+
+# Shaped like a learning-rate decay ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "sqrt"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_it_is_the_model_after_a_decay_with_the_same_gradients(tmp_path: Path, shape: Any, every: int) -> None:
+    """Updates that do not depend on the weights: the branch is known exactly."""
+    window, steps, generator = 60, 240, torch.Generator().manual_seed(0)
+    factors = {
+        "linear": lambda x: 1 - x,
+        "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
+        "sqrt": lambda x: 1 - x**0.5,
+    }
+    model = nn.Linear(30, 20, bias=False)
+    bank = EMABank(model, WIDTHS, every=every)
+    kept = Snapshots(bank, tmp_path, every_steps=4)
+    branch = torch.zeros(0)
+    for step in range(steps):
+        update = 0.01 * torch.randn(20, 30, generator=generator)
+        if step == steps - window:
+            branch = model.weight.detach().double()
+        with torch.no_grad():
+            model.weight += update
+        if step >= steps - window:
+            branch = branch + factors[shape]((step - steps + window) / window) * update
+        bank.update()
+        kept.update()
+    made = synthesize(tmp_path, LikeDecay(shape, window=window))
+    moved = float((model.weight.detach() - branch).norm())
+    assert float((made.weights["weight"] - branch).norm()) < 0.2 * moved
+    controls = [
+        synthesize(tmp_path, LikeDecay(shape, window=window, control=name)) for name in ("reversed", "scrambled")
+    ]
+    for control in controls if shape == "sqrt" else controls[1:]:  # a linear or cosine decay is its own reverse
+        assert float((control.weights["weight"] - branch).norm()) > 2 * float((made.weights["weight"] - branch).norm())
+
+
+def test_a_decay_that_cannot_be_is_refused() -> None:
+    for options, message in (
+        ({"shape": "linear", "window": 0}, "^window must"),
+        ({"shape": "steps", "window": 5}, "^shape must"),
+        ({"shape": "linear", "window": 5, "control": "none"}, "^control must"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LikeDecay(**options)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

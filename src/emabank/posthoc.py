@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,22 +22,59 @@ from emabank._distributed import ProcessGroups
 from emabank._schedule import AverageSchedule
 from emabank.bank import EMABank
 from emabank.checkpoint import read_state, write_state
-from emabank.rules import PowerEMA, Rule, check_choice, check_int, rule_from_dict
+from emabank.rules import (
+    DecayControl,
+    DecayShape,
+    PowerEMA,
+    Rule,
+    check_choice,
+    check_int,
+    decay_merge_weights,
+    rule_from_dict,
+)
 
-__all__ = ["Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
+__all__ = ["LikeDecay", "Snapshots", "Synthesis", "snapshot_steps", "synthesize", "synthesize_many"]
 
 # Sample profiles: the weight of every sample in an average ------------------------------------------------------------
 
-# How much the samples of a run are assumed to differ, relative to their norm: it converts the rounding of stored
-# averages into an error of sample weights. Early in training samples differ more, at the end less.
-SPREAD = 0.1
+NOISE = 0.1
+"""How much of the movement of a run is noise: the variance of a sample about its path, relative to the squared distance
+between the first and the last sample. Measured: of 0.03 to 1, it is nearest to the best for all runs of
+tests/test_posthoc_peers.py."""
 
 _EXACT = 4096  # up to this many samples are fitted one by one; of more, distant ones are binned
 _FINENESS = 512  # a bin spans one part in this many of its distance from the end
-_MIN_NOISE = 1e-9  # so that nearly equal averages can still be solved for
+_MIN_ROUNDING = 1e-10  # so that nearly equal averages can still be solved for
 
 
-def profile(rule: Rule | float, step: int, *, every: int) -> Tensor:
+@dataclass(frozen=True)
+class LikeDecay:
+    """A target for `synthesize`: the weights after a learning-rate decay to 0, if the rate was constant until now.
+
+    A decay that scales the updates of the last `window` steps by factors w moves the weights by Σ wₖ (θₖ - θₖ₋₁), so
+    sample k has the weight wₖ - wₖ₊₁ in the decayed model (Tian et al. 2025, "WSM", arXiv 2507.17634). It assumes that
+    the gradients would have been the same.
+
+    Args:
+        shape: "linear", "cosine" or "sqrt" (1 - √x).
+        window: the steps of the decay.
+        control: "reversed" or "scrambled" gives the same weights to the samples in another order. If the control is as
+            good as the merge, any mean of these samples would do.
+    """
+
+    shape: DecayShape
+    window: int
+    control: DecayControl | None = None
+
+    def __post_init__(self) -> None:
+        check_int("window", self.window, minimum=1)
+        decay_merge_weights([0, self.window], self.shape, control=self.control)  # checks the other two
+
+
+Target = Rule | LikeDecay | float
+
+
+def profile(target: Target, step: int, *, every: int) -> Tensor:
     """The weights of the initial weights and of each sample at a step, in float64; they sum to 1.
 
     >>> from emabank import EMA, Uniform
@@ -45,18 +82,25 @@ def profile(rule: Rule | float, step: int, *, every: int) -> Tensor:
     tensor([0.0000, 0.3333, 0.3333, 0.3333], dtype=torch.float64)
     >>> profile(EMA(per_update=0.5, warmup=None), 5, every=2)
     tensor([0.2500, 0.2500, 0.5000], dtype=torch.float64)
+    >>> profile(LikeDecay("linear", window=2), 4, every=1)
+    tensor([0.0000, 0.0000, 0.0000, 0.5000, 0.5000], dtype=torch.float64)
     """
-    return weights_of(decays(rule, step, every=every))
+    if not isinstance(target, LikeDecay):
+        return _weights_of(_decays(target, step, every))
+    steps = list(range(0, step + 1, every))
+    merged = [at for at in steps if at >= steps[-1] - target.window]
+    weights = decay_merge_weights(merged, target.shape, control=target.control)
+    return torch.tensor([0.0] * (len(steps) - len(merged)) + weights, dtype=torch.float64)
 
 
-def decays(rule: Rule | float, step: int, *, every: int) -> Tensor:
+def _decays(rule: Rule | float, step: int, every: int) -> Tensor:
     """The decay of each sample of a bank up to a step, after a 0 for the initial weights."""
     schedule = AverageSchedule([rule], every)
     weights = [schedule.sample_weights(at)[0] for at in range(every, step + 1, every)]
     return 1.0 - torch.tensor([1.0, *weights], dtype=torch.float64)
 
 
-def weights_of(decays: Tensor) -> Tensor:
+def _weights_of(decays: Tensor) -> Tensor:
     """The weight of each sample: one minus its own decay, times the decays of all later samples."""
     first = int((decays == 0).nonzero().max())  # everything before it is forgotten
     later = decays[first + 1 :].log().flip(0).cumsum(0).flip(0).exp()
@@ -71,8 +115,7 @@ class Mixture(NamedTuple):
 
     Attributes:
         coefficients: their sum is 1, so that a constant stays as it is.
-        error: distance of the sample weights from the target's, relative to the target's norm; including rounding, for
-            samples that differ by `SPREAD`.
+        error: distance of the sample weights from the target's, relative to the target's norm, and rounding.
         rounding: relative error of the mixed weights that comes from rounding.
     """
 
@@ -81,63 +124,75 @@ class Mixture(NamedTuple):
     rounding: float
 
 
-def mixture(profiles: Iterable[Tensor], target: Tensor, roundings: Sequence[float]) -> Mixture:
-    """The mixture of profiles that is nearest to a target. `profiles` is iterated several times.
+def mixture(
+    profile_of: Callable[[int], Tensor], lengths: Sequence[int], target: Tensor, roundings: Sequence[float]
+) -> Mixture:
+    """The mixture of profiles that is expected to be nearest to a target.
 
-    A profile may be shorter than the target: later samples weigh nothing in it. `roundings` are the relative errors of
-    the stored averages. Large coefficients of opposite signs would amplify these, so they are part of the objective.
+    If the sample weights are off by e (with sum 0), the average is off by Σ eₖ θₖ. What that is depends on the run. We
+    expect a random walk that moves as far while its steps double as it did before (variance 1/k per sample, in units of
+    the whole distance), plus independent noise, plus the roundings of the stored averages, which are of the size of the
+    weights. The expected square of the error is then, with E the cumulative sums of e and c the coefficients,
+
+        NOISE Σ eₖ² + Σ Eₖ² / (k + 1) / Σ (1/k) + Σ (rᵢ cᵢ)²
+
+    Noise alone, which is Karras et al.'s choice, leaves weight on the earliest samples, far from where a run ends.
+
+    Args:
+        profile_of: the profile of each average, by its number. It may be shorter than the target: later samples weigh
+            nothing in it. Called twice, because those of a long run may be too large to keep all of them.
+        lengths: of the profiles.
+        target: the profile of the average to synthesize.
+        roundings: the relative errors of the stored averages.
     """
-    lengths = [len(weights) for weights in profiles]
-    bins = _Bins(len(target), lengths)
+    sizes = _bin_sizes(len(target), lengths)
+    bins = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+    ends = sizes.cumsum(0)[:-1]
+    steps = (sizes[:-1] + sizes[1:]) / 2 / ends  # variance of the walk from one bin to the next
+    movement = (steps / max(1.0, float(steps.sum())) / NOISE).sqrt()
+
+    def rows(weights: Tensor) -> Tensor:
+        sums = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, bins[: len(weights)], weights.double())
+        return torch.cat([sums / sizes.sqrt(), sums.cumsum(0)[:-1] * movement])
+
     noise = torch.tensor(roundings, dtype=torch.float64)
-    columns = torch.stack([bins.of(weights) for weights in profiles], dim=1)
-    coefficients = _solve(columns, bins.of(target), noise / SPREAD)
-    difference = -target.to(torch.float64)
-    for coefficient, weights in zip(coefficients, profiles, strict=True):
-        difference[: len(weights)] += coefficient * weights
+    columns, goal = torch.stack([rows(profile_of(number)) for number in range(len(lengths))], dim=1), rows(target)
+    coefficients = _solve(columns, goal, noise / math.sqrt(NOISE))
+    difference = -target.double()
+    for number, coefficient in enumerate(coefficients):
+        difference[: lengths[number]] += coefficient * profile_of(number)
     rounding = float(torch.linalg.vector_norm(noise * torch.tensor(coefficients, dtype=torch.float64)))
-    length = float(torch.linalg.vector_norm(target.to(torch.float64)))
-    error = math.hypot(float(torch.linalg.vector_norm(difference)), rounding / SPREAD) / length
-    return Mixture(coefficients, error, rounding)
+    distance = math.hypot(float(torch.linalg.vector_norm(difference)), rounding / math.sqrt(NOISE))
+    return Mixture(coefficients, distance / float(torch.linalg.vector_norm(target.double())), rounding)
 
 
-def _solve(columns: Tensor, target: Tensor, noise: Tensor) -> list[float]:
+def _solve(columns: Tensor, goal: Tensor, noise: Tensor) -> list[float]:
     """Least squares with coefficients that sum to 1: the last one is eliminated."""
     count = columns.shape[1]
     if count == 1:
         return [1.0]
-    columns = torch.cat([columns, torch.diag(noise.clamp_min(_MIN_NOISE))])
-    target = torch.cat([target, target.new_zeros(count)])
+    columns = torch.cat([columns, torch.diag(noise.clamp_min(_MIN_ROUNDING))])
+    goal = torch.cat([goal, goal.new_zeros(count)])
     last = columns[:, -1:]
     # The last digits of the default driver differ from call to call.
-    solution: Tensor = torch.linalg.lstsq(columns[:, :-1] - last, target.unsqueeze(1) - last, driver="gels").solution
+    solution: Tensor = torch.linalg.lstsq(columns[:, :-1] - last, goal.unsqueeze(1) - last, driver="gels").solution
     others: list[float] = solution[:, 0].tolist()
     return [*others, 1.0 - math.fsum(others)]
 
 
-class _Bins:
-    """Neighbouring samples that are fitted together. Near the end, where windows are short, every sample is a bin.
-    No bin contains the end of a profile.
+def _bin_sizes(length: int, lengths: Sequence[int]) -> Tensor:
+    """The sizes of the bins of neighbouring samples that are fitted together.
+
+    Near the end, where windows are short, every sample is a bin. No bin contains the end of a profile.
     """
-
-    def __init__(self, length: int, lengths: Sequence[int]) -> None:
-        edges = {0, length, *lengths}
-        if length <= _EXACT:
-            edges.update(range(length))
-        else:
-            edge = length
-            while edge > 0:
-                edge -= max(1, (length - edge) // _FINENESS)
-                edges.add(max(0, edge))
-        starts = torch.tensor(sorted(edges))
-        self._sizes = starts.diff()
-        self._bin = torch.repeat_interleave(torch.arange(len(self._sizes)), self._sizes)
-
-    def of(self, weights: Tensor) -> Tensor:
-        """The weight of each bin, scaled so that a constant profile keeps its norm."""
-        sums = torch.zeros(len(self._sizes), dtype=torch.float64)
-        sums.index_add_(0, self._bin[: len(weights)], weights.to(torch.float64))
-        return sums / self._sizes.sqrt()
+    edges = {0, length, *lengths}
+    if length <= _EXACT:
+        edges.update(range(length))
+    edge = length
+    while edge > 0:
+        edge -= max(1, (length - edge) // _FINENESS)
+        edges.add(max(0, edge))
+    return torch.tensor(sorted(edges)).diff()
 
 
 SnapshotKey = tuple[int, str]  # the step and the name of the average
@@ -316,7 +371,7 @@ class Synthesis:
     coefficients: dict[SnapshotKey, float]
 
 
-def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: int | None = None) -> Synthesis:
+def synthesize(folder: str | os.PathLike[str], target: Target, *, at_step: int | None = None) -> Synthesis:
     """Synthesize from snapshots the average that a bank would have had at a step.
 
     Only snapshots up to that step are used. What is not averaged (counters, buffers, batch-norm statistics that the
@@ -325,8 +380,8 @@ def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: i
 
     Args:
         folder: where `Snapshots` wrote.
-        rule: the rule of the average; a number is the decay of an `EMA`. `Uniform(start=at_step - window)` is the mean
-            over a window.
+        target: the rule of the average; a number is the decay of an `EMA`. `Uniform(start=at_step - window)` is the
+            mean over a window, `LikeDecay("linear", window)` the model after a learning-rate decay.
         at_step: the step; None means that of the last snapshot.
 
     >>> import tempfile
@@ -343,11 +398,11 @@ def synthesize(folder: str | os.PathLike[str], rule: Rule | float, *, at_step: i
     >>> torch.allclose(synthesis.weights["weight"], bank.weights(0.8)["weight"], atol=1e-4), synthesis.error < 0.01
     (True, True)
     """
-    return synthesize_many(folder, {"only": rule}, at_step=at_step)["only"]
+    return synthesize_many(folder, {"only": target}, at_step=at_step)["only"]
 
 
 def synthesize_many(
-    folder: str | os.PathLike[str], rules: Mapping[str, Rule | float], *, at_step: int | None = None
+    folder: str | os.PathLike[str], targets: Mapping[str, Target], *, at_step: int | None = None
 ) -> dict[str, Synthesis]:
     """Synthesize several averages, by name, at one step. Every snapshot is read once, and one at a time.
 
@@ -369,12 +424,8 @@ def synthesize_many(
     reason = _unusable_reason(last)
     if reason:
         raise ValueError(f"{paths[max(paths)]} cannot be used: {reason}.")
-    every: int = last["every"]
-    stored = _StoredProfiles(last, sorted(paths))
-    mixtures = {
-        name: mixture(stored, profile(rule, at_step, every=every), stored.roundings) for name, rule in rules.items()
-    }
-    coefficients = {name: dict(zip(stored.keys, mixed.coefficients, strict=True)) for name, mixed in mixtures.items()}
+    keys, mixtures = _mixtures(last, sorted(paths), targets, at_step)
+    coefficients = {name: dict(zip(keys, mixed.coefficients, strict=True)) for name, mixed in mixtures.items()}
     weights = _mix(paths, last, coefficients)
     return {
         name: Synthesis(weights[name], at_step, mixed.error, mixed.rounding, coefficients[name])
@@ -391,24 +442,25 @@ def snapshot_steps(folder: str | os.PathLike[str]) -> list[int]:
     return sorted(_snapshot_paths(Path(folder)))
 
 
-class _StoredProfiles:
-    """The profiles of all averages of all snapshots, and their roundings.
+def _mixtures(
+    last: Mapping[str, Any], steps: Sequence[int], targets: Mapping[str, Target], at_step: int
+) -> tuple[list[SnapshotKey], dict[str, Mixture]]:
+    """How to mix the averages of the snapshots at these steps, whose keys come first, into each target."""
+    every: int = last["every"]
+    rules = {name: rule_from_dict(rule) for name, rule in _rules(last).items()}
+    decays = {name: _decays(rule, max(steps), every) for name, rule in rules.items()}
+    # Before the second sample all averages are equal, so one is enough.
+    keys = [(step, name) for step in steps for name in (rules if step >= 2 * every else list(rules)[:1])]
+    lengths = [step // every + 1 for step, _ in keys]
+    roundings = [_rounding(rules[name], step // every, **last["digits"]) for step, name in keys]
 
-    Iterating computes them anew: of a long run they may be too large to keep all of them.
-    """
+    def profile_of(number: int) -> Tensor:
+        return _weights_of(decays[keys[number][1]][: lengths[number]])
 
-    def __init__(self, last: Mapping[str, Any], steps: list[int]) -> None:
-        self._every: int = last["every"]
-        rules = {name: rule_from_dict(rule) for name, rule in _rules(last).items()}
-        self._decays = {name: decays(rule, max(steps), every=self._every) for name, rule in rules.items()}
-        # Before the second sample all averages are equal, so one is enough.
-        self.keys: list[SnapshotKey] = [
-            (step, name) for step in steps for name in (rules if step >= 2 * self._every else list(rules)[:1])
-        ]
-        self.roundings = [_rounding(rules[name], step // self._every, **last["digits"]) for step, name in self.keys]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (weights_of(self._decays[name][: step // self._every + 1]) for step, name in self.keys)
+    return keys, {
+        name: mixture(profile_of, lengths, profile(target, at_step, every=every), roundings)
+        for name, target in targets.items()
+    }
 
 
 def _mix(

@@ -5,11 +5,13 @@ in Python floats (so 1 - decay is never rounded to a tensor's dtype); imports no
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from decimal import Decimal
 from functools import cache
+from itertools import pairwise
 from numbers import Integral, Real
+from random import Random
 from typing import Any, Literal, TypeGuard, TypeVar
 
 # Conversions ---------------------------------------------------------------------------------------------------------
@@ -644,3 +646,65 @@ def _short(value: float) -> str:
 
 def _plain(value: float, digits: int) -> str:
     return f"{Decimal(f'{value:.{digits}g}').normalize():f}"
+
+
+# A change of batch size, and merges shaped like a learning-rate decay -------------------------------------------------
+
+
+def for_batch_size(decay: float, batch: int, to_batch: int) -> float:
+    """The decay per step that remembers as many samples of the data after the batch size changes: α^κ, κ = to / from.
+
+    Busbridge et al. 2023, "How to scale your EMA", where the learning rate is scaled as well: by κ for SGD, by √κ for
+    Adam.
+
+    >>> round(for_batch_size(0.9999, 256, 4096), 6)
+    0.998401
+    """
+    check_int("batch", batch, minimum=1)
+    check_int("to_batch", to_batch, minimum=1)
+    return decay ** (to_batch / batch)
+
+
+DecayShape = Literal["linear", "cosine", "sqrt"]
+DecayControl = Literal["reversed", "scrambled"]
+
+DECAY_SHAPES: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 + 0.5 * math.cos(math.pi * done),
+    "sqrt": lambda done: 1.0 - done**0.5,
+}
+"""The factor of the learning rate, by the share of the decay that is done."""
+
+
+def decay_merge_weights(steps: Sequence[int], shape: DecayShape, *, control: DecayControl | None = None) -> list[float]:
+    """The weights of checkpoints at these steps whose sum is like the model after a learning-rate decay over them.
+
+    With wⱼ the mean factor of the rate between the checkpoints j - 1 and j, the decay would have ended at
+    θ₀ + Σ wⱼ (θⱼ - θⱼ₋₁). So checkpoint j has the weight wⱼ - wⱼ₊₁, and the first 1 - w₁. A linear decay gives the
+    mean, in which the first and the last count about half. (Tian et al. 2025, "WSM", arXiv 2507.17634.)
+
+    Args:
+        steps: in ascending order, at constant learning rate; the decay begins at the first and ends at the last.
+        shape: of the decay.
+        control: "reversed" or "scrambled" gives the same weights to the checkpoints in another order.
+
+    >>> decay_merge_weights([100, 101, 102, 103, 104], "linear")
+    [0.0, 0.25, 0.25, 0.25, 0.25]
+    >>> [round(weight, 3) for weight in decay_merge_weights([0, 100, 200, 300, 400], "sqrt")]
+    [0.331, 0.278, 0.18, 0.145, 0.066]
+    """
+    check_choice("shape", shape, tuple(DECAY_SHAPES))
+    check_choice("control", control, (None, "reversed", "scrambled"))
+    if not steps or any(later <= earlier for earlier, later in pairwise(steps)):
+        raise ValueError(f"steps must ascend; got {list(steps)}.")
+    factor, window = DECAY_SHAPES[shape], steps[-1] - steps[0]
+    means = [
+        math.fsum(factor((step - steps[0]) / window) for step in range(earlier, later)) / (later - earlier)
+        for earlier, later in pairwise(steps)
+    ]
+    weights = [earlier - later for earlier, later in pairwise([1.0, *means, 0.0])]
+    if control == "reversed":
+        weights.reverse()
+    elif control == "scrambled":
+        Random(0).shuffle(weights)
+    return weights

@@ -6,7 +6,10 @@ other tensors are copied from the last checkpoint.
 
 import math
 import re
+import secrets
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -18,6 +21,7 @@ from emabank.averaging.formats import (
     Checkpoint,
     Chunk,
     Spec,
+    TorchFile,
     check_output_path,
     chunks,
     is_weights_file,
@@ -27,6 +31,8 @@ from emabank.averaging.formats import (
 )
 
 _Weighted = Sequence[tuple[Checkpoint, float]]
+
+MEMORY = 12 * 2**20  # bytes: a few chunks in float64, and what describes the tensors
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,8 @@ class AveragePlan:
         batchnorm: names of averaged batch-norm statistics, which fit no network and should be recalibrated.
         key: key of the state dict in the last file; None if the file is the state dict.
         in_memory: checkpoints that must be loaded completely: in torch's format from before 1.6, or compressed.
+        memory: bytes of memory that averaging takes at most, beside the pages of mapped files, which the system drops
+            when memory runs short.
         differing: names of copied tensors that differ between checkpoints, except batch counts; empty until the
             average has been computed.
     """
@@ -52,6 +60,7 @@ class AveragePlan:
     batchnorm: tuple[str, ...]
     key: str | None
     in_memory: tuple[Path, ...]
+    memory: int
     differing: tuple[str, ...] = ()
 
 
@@ -114,19 +123,16 @@ def average_checkpoints(
     ('bias',)
     """
     weighted, plan = _open_and_plan(checkpoints, weights, out, key, replace_out=replace_out)
-    for checkpoint, _ in weighted:
-        for file in checkpoint.files.values():
-            file.check_checksums()
     last = weighted[-1][0]
     specs, averaged, aliases = last.specs, frozenset(plan.averaged), _aliases(weighted)
     total = sum(spec.nbytes for name, spec in specs.items() if name not in aliases)
-    done, differing = 0, dict[str, None]()
+    done, differing, mean = 0, dict[str, None](), _Mean(weighted)
 
     def new_values(name: str) -> Iterator[Tensor]:
         nonlocal done
         for chunk in chunks(specs[name].shape):
             if name in averaged:
-                yield _mean(name, chunk, weighted)
+                yield mean(name, chunk)
             else:
                 if _differs(name, chunk, weighted):
                     differing[name] = None
@@ -135,7 +141,21 @@ def average_checkpoints(
             if progress is not None:
                 progress(done, total)
 
-    write_checkpoint(last, Path(out), new_values, aliases)
+    # Checksums are computed meanwhile, and compared before the average gets its name.
+    pool = ThreadPoolExecutor(max_workers=1)
+    checks = [pool.submit(file.check_checksums) for checkpoint, _ in weighted for file in checkpoint.files.values()]
+
+    def check() -> None:
+        for result in checks:
+            result.result()
+
+    try:
+        write_checkpoint(last, Path(out), new_values, aliases, check)
+    except ValueError:
+        check()  # a damaged file is the better reason for values that are not finite
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
     return replace(plan, differing=tuple(differing))
 
 
@@ -157,6 +177,7 @@ def _open_and_plan(
     ]
     last = weighted[-1][0]
     specs = last.specs
+    in_memory = [checkpoint for checkpoint, _ in weighted if any(file.in_memory for file in checkpoint.files.values())]
     for checkpoint, _ in weighted[:-1]:
         _check_match(checkpoint, last)
     if out is not None:
@@ -169,9 +190,8 @@ def _open_and_plan(
         nbytes=sum(spec.nbytes for spec in specs.values()),
         batchnorm=tuple(name for name in averaged if name.rpartition(".")[2] in ("running_mean", "running_var")),
         key=next(iter(last.files.values())).key,
-        in_memory=tuple(
-            checkpoint.path for checkpoint, _ in weighted if any(file.in_memory for file in checkpoint.files.values())
-        ),
+        in_memory=tuple(checkpoint.path for checkpoint in in_memory),
+        memory=MEMORY + sum(spec.nbytes for checkpoint in in_memory for spec in checkpoint.specs.values()),
     )
 
 
@@ -209,7 +229,34 @@ def _aliases(weighted: _Weighted) -> dict[str, str]:
     return aliases
 
 
-def _mean(name: str, chunk: Chunk, weighted: _Weighted) -> Tensor:
+class _Mean:
+    """The weighted mean of a chunk. It is valid until the next one: allocating memory takes longer than the sums."""
+
+    def __init__(self, weighted: _Weighted) -> None:
+        self._weighted = weighted
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def __call__(self, name: str, chunk: Chunk) -> Tensor:
+        values = self._weighted[-1][0].read(name, chunk)
+        wide = torch.complex128 if values.is_complex() else torch.float64
+        if values.dtype == wide:
+            return _exact_mean(name, chunk, self._weighted)
+        # The rounding of these sums is below half a digit of the result, so elements that are equal keep their bits.
+        total, term = self._buffer("total", wide, len(values)).zero_(), self._buffer("term", wide, len(values))
+        for checkpoint, weight in self._weighted:
+            total.add_(term.copy_(checkpoint.read(name, chunk)), alpha=weight)
+        if not math.isfinite(total.sum().abs()):
+            return _exact_mean(name, chunk, self._weighted)
+        return self._buffer("rounded", values.dtype, len(values)).copy_(total)
+
+    def _buffer(self, use: str, dtype: torch.dtype, size: int) -> Tensor:
+        buffer = self._buffers.get((use, dtype))
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[use, dtype] = torch.empty(size, dtype=dtype)
+        return buffer[:size]
+
+
+def _exact_mean(name: str, chunk: Chunk, weighted: _Weighted) -> Tensor:
     """The last checkpoint plus weighted differences from it.
 
     So elements that are equal in all checkpoints keep their bits, and may be infinite, as in an attention mask.
@@ -325,6 +372,104 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     if len(numbered) < 2:
         return paths, []
     return numbered, [path for path in paths if path not in numbered]
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step of a checkpoint, from its name: the number after "step", or else the last one.
+
+    >>> checkpoint_step(Path("epoch=3-step=1200.ckpt")), checkpoint_step(Path("checkpoint-500"))
+    (1200, 500)
+    """
+    stem = path.name.lower().removesuffix("".join(path.suffixes[-2:]).lower()) if path.suffix else path.name.lower()
+    number = re.search(r"step\D?(\d+)", path.name.lower()) or re.search(r"(\d+)\D*$", stem)
+    if number is None:
+        raise ValueError(f"{path} must have its step in its name, as in step-500.pt, to be merged like a decay.")
+    return int(number[1])
+
+
+def recent_checkpoints(paths: Sequence[Path], window: int | None = None, min_interval: int = 1) -> list[Path]:
+    """The checkpoints of the last `window` steps, `min_interval` steps apart or more, in the order of their steps.
+
+    >>> paths = [Path(f"step-{step}.pt") for step in (100, 200, 300, 310, 400)]
+    >>> [path.name for path in recent_checkpoints(paths, window=200, min_interval=50)]
+    ['step-200.pt', 'step-310.pt', 'step-400.pt']
+    """
+    by_step = {checkpoint_step(path): path for path in paths}
+    if len(by_step) < len(paths):
+        raise ValueError(f"checkpoints must have different steps in their names; got {', '.join(map(str, paths))}.")
+    chosen: list[int] = []
+    for step in sorted(by_step, reverse=True):
+        if window is not None and step < max(by_step) - window:
+            break
+        if not chosen or chosen[-1] - step >= min_interval:
+            chosen.append(step)
+    return [by_step[step] for step in reversed(chosen)]
+
+
+def best_checkpoints(paths: Sequence[Path], count: int, metric: str, *, lowest: bool = False) -> list[Path]:
+    """The `count` checkpoints with the highest (or lowest) metric, in their order.
+
+    The metric is a number in the name (`val_acc=0.91`) or in a file of torch.save, as timm writes it (`metric`).
+    """
+    values: list[float] = []
+    for path in paths:
+        named = re.search(rf"(?<![A-Za-z0-9]){re.escape(metric)}=(-?\d+(?:\.\d+)?)", path.name)
+        stored = (file.number(metric) for file in open_checkpoint(path).files.values() if isinstance(file, TorchFile))
+        value = float(named[1]) if named else next(stored, None)
+        if value is None:
+            raise ValueError(
+                f"{path} must have a number {metric!r}, in its name or in the file; choose another metric."
+            )
+        values.append(-value if lowest else value)
+    if not 1 <= count <= len(paths):
+        raise ValueError(f"count must be from 1 to {len(paths)}, the number of checkpoints; got {count}.")
+    ranked = sorted(range(len(paths)), key=lambda position: (math.isnan(values[position]), -values[position]))
+    return [paths[position] for position in sorted(ranked[:count])]
+
+
+def greedy_soup(
+    checkpoints: Sequence[str | PathLike[str]],
+    out: str | PathLike[str],
+    score: Callable[[Path], float],
+    *,
+    key: str | None = None,
+    replace_out: bool = False,
+    report: Callable[[Path, float, bool], None] | None = None,
+) -> AveragePlan:
+    """Write the mean of those checkpoints that improve it (Wortsman et al. 2022, "Model soups").
+
+    The checkpoints are tried from best to worst, and one is added if the mean with it has a higher score.
+
+    Args:
+        checkpoints: as for `average_checkpoints`.
+        out: where to write the mean.
+        score: the score of a checkpoint on validation data, such as its accuracy; higher is better.
+        key: as for `average_checkpoints`.
+        replace_out: whether to replace an existing file or folder.
+        report: called with each checkpoint, the score of the mean with it, and whether it was added.
+    """
+    paths, out = [Path(path) for path in checkpoints], Path(out)
+    plan_average(paths, out=out, key=key, replace_out=replace_out)
+    scores = {path: score(path) for path in paths}
+    ranked = sorted(paths, key=lambda path: (math.isnan(scores[path]), -scores[path]))
+    chosen, best = ranked[:1], scores[ranked[0]]
+    if report is not None:
+        report(ranked[0], best, True)
+    draft = out.with_name(f".{secrets.token_hex(8)}.{out.name}")
+    try:
+        for path in ranked[1:]:
+            trial = [other for other in paths if other in (*chosen, path)]  # the last one decides what is copied
+            average_checkpoints(trial, draft, key=key, replace_out=True)
+            value = score(draft)
+            if value > best:
+                chosen, best = trial, value
+            if report is not None:
+                report(path, value, path in chosen)
+    finally:
+        if draft.is_dir():
+            shutil.rmtree(draft)
+        draft.unlink(missing_ok=True)
+    return average_checkpoints(chosen, out, key=key, replace_out=replace_out)
 
 
 # Weights -------------------------------------------------------------------------------------------------------------

@@ -1,30 +1,34 @@
-"""Checkpoints on disk: torch and safetensors files, single or sharded; read in chunks, written in the same layout.
+"""Checkpoints on disk: torch and safetensors files, single or sharded, and folders of torch.distributed.checkpoint.
+
+They are read in chunks and written in the same layout.
 
 Nothing in a file is executed, and no file outside the checkpoint's folder is read.
 """
 
 import errno
+import io
 import itertools
 import json
 import math
 import mmap
 import os
+import pickle
 import re
 import secrets
 import shutil
 import struct
 import tempfile
+import warnings
 import zipfile
 import zlib
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, cast
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -100,6 +104,49 @@ def chunks(shape: tuple[int, ...], limit: int | None = None) -> Iterator[Chunk]:
             start = stop
 
 
+@contextmanager
+def _mapped_values(
+    folder: Path, specs: Mapping[str, Spec], new_values: NewValues, aliases: Mapping[str, str]
+) -> Generator[dict[str, Tensor]]:
+    """New values as tensors mapped from an unnamed temporary file, because torch writes whole tensors only.
+
+    `aliases` maps a tensor's name to the name of the same tensor that comes first.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        offsets: dict[str, int] = {}
+        for name in specs:
+            if name in aliases:
+                continue
+            file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+            offsets[name] = file.tell()
+            for values in new_values(name):
+                file.write(tensor_bytes(values))
+        size = file.truncate(max(file.tell(), 1))
+        file.flush()
+        # A private mapping, because torch warns of read-only memory; of one byte at least, if all is empty.
+        memory = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
+        tensors = {
+            name: _tensor_at(memory[offset : offset + specs[name].nbytes], specs[name].dtype).view(specs[name].shape)
+            for name, offset in offsets.items()
+        }
+        yield {name: tensors[aliases.get(name, name)] for name in specs}
+
+
+def _tensor_at(memory: memoryview, dtype: torch.dtype) -> Tensor:
+    """A flat tensor in this memory, which it keeps alive."""
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype) if memory else torch.empty(0, dtype=dtype)
+
+
+def _write_safetensors(
+    path: Path, specs: Mapping[str, Spec], metadata: Mapping[str, str], new_values: NewValues
+) -> None:
+    with open(path, "wb") as file:
+        file.write(safetensors_header({name: (spec.dtype, spec.shape) for name, spec in specs.items()}, metadata))
+        for name in specs:
+            for values in new_values(name):
+                file.write(tensor_bytes(values))
+
+
 # safetensors ---------------------------------------------------------------------------------------------------------
 
 SAFETENSORS = ".safetensors"
@@ -164,12 +211,7 @@ class SafetensorsFile:
     def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
         """Write a file with the same tensors and metadata, and new values."""
         del aliases  # the format has none
-        specs = {name: (spec.dtype, spec.shape) for name, spec in self.specs.items()}
-        with open(path, "wb") as file:
-            file.write(safetensors_header(specs, self._metadata))
-            for name in specs:
-                for values in new_values(name):
-                    file.write(tensor_bytes(values))
+        _write_safetensors(path, self.specs, self._metadata, new_values)
 
 
 def _header_entry(name: str, entry: Any) -> tuple[str, str, int, int, tuple[int, ...]]:
@@ -182,7 +224,7 @@ def _header_entry(name: str, entry: Any) -> tuple[str, str, int, int, tuple[int,
 
 # torch ---------------------------------------------------------------------------------------------------------------
 
-TORCH = (".pt", ".pth", ".bin", ".ckpt")
+TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar")
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model", "module")  # as Lightning and others have it
 _ALIGNMENT = 64  # bytes, as torch aligns its own memory
 
@@ -245,40 +287,23 @@ class TorchFile:
         return self._tensors[name][chunk.index].resolve_conj().resolve_neg().reshape(-1)
 
     def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
-        """Write a file with the same content, and new values for the tensors of the state dict.
+        """Write a file with the same content, and new values for the tensors of the state dict."""
+        with _mapped_values(path.parent, self.specs, new_values, aliases) as tensors:
+            write_torch(path, self._content_with(tensors))
 
-        torch.save needs all tensors at once, so the values go to an unnamed temporary file, which is then mapped.
-        `aliases` maps a tensor's name to the name of the same tensor that comes first.
-        """
-        with tempfile.TemporaryFile(dir=path.parent) as file:
-            offsets: dict[str, int] = {}
-            for name in self.specs:
-                if name in aliases:
-                    continue
-                file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
-                offsets[name] = file.tell()
-                for values in new_values(name):
-                    file.write(tensor_bytes(values))
-            size = file.truncate(max(file.tell(), 1))
-            file.flush()
-            # A private mapping, because torch warns of read-only memory; of one byte at least, if all is empty.
-            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
-            tensors = {name: self._mapped_tensor(name, memory, offset) for name, offset in offsets.items()}
-            write_torch(path, self._content_with({name: tensors[aliases.get(name, name)] for name in self.specs}))
-
-    def _mapped_tensor(self, name: str, memory: mmap.mmap, offset: int) -> Tensor:
-        spec, original = self.specs[name], self._state[name]
-        tensor = torch.empty(spec.shape, dtype=spec.dtype)
-        if spec.nbytes:
-            flat = torch.frombuffer(memory, dtype=torch.uint8, count=spec.nbytes, offset=offset)
-            tensor = flat.view(spec.dtype).view(spec.shape)
-        if isinstance(original, torch.nn.Parameter):
-            return torch.nn.Parameter(tensor, original.requires_grad)
-        return tensor
+    def number(self, name: str) -> float | None:
+        """The number under this name in the file, such as the metric in a checkpoint of timm."""
+        value = self._content.get(name)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return float(value)
+        return float(value) if isinstance(value, int | float) else None
 
     def _content_with(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
         state: dict[str, Any] = OrderedDict() if isinstance(self._state, OrderedDict) else {}
-        state.update({name: tensors.get(name, value) for name, value in self._state.items()})
+        for name, value in self._state.items():
+            state[name] = tensors.get(name, value)
+            if name in tensors and isinstance(value, torch.nn.Parameter):
+                state[name] = torch.nn.Parameter(tensors[name], value.requires_grad)
         if isinstance(self._state, OrderedDict):
             vars(state).update(vars(self._state))  # module versions, in `_metadata`
         return state if self.key is None else {**self._content, self.key: state}
@@ -344,7 +369,7 @@ def _check_tensor(path: Path, name: Any, tensor: Tensor) -> Tensor:
 def _unreadable(path: Path, error: Exception) -> str:
     text = str(error).strip()
     foreign = re.search(r"GLOBAL (\S+)", text)
-    if isinstance(error, UnpicklingError) and foreign:
+    if isinstance(error, pickle.UnpicklingError) and foreign:
         return (
             f"{path} cannot be loaded with weights_only=True: it holds a {foreign[1]}, and loading that could execute "
             "code. If you trust the file, load it yourself and save only its state dict (for Lightning, use "
@@ -355,7 +380,227 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{path} is damaged or not a file of torch.save ({reason}); use another copy of it."
 
 
+# torch.distributed.checkpoint ----------------------------------------------------------------------------------------
+
+_DCP_METADATA = ".metadata"
+_DCP_WEIGHTS = ".distcp"
+_DCP_TRAINING_STATE = ("optim", "lr_", "scheduler", "train", "dataloader", "rng", "scaler", "sampler")
+
+
+_STORAGE_DTYPES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "ComplexFloatStorage": torch.complex64, "ComplexDoubleStorage": torch.complex128,
+    "LongStorage": torch.int64, "IntStorage": torch.int32, "ShortStorage": torch.int16, "CharStorage": torch.int8,
+    "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+}  # fmt: skip
+
+
+class _StoredTensor(NamedTuple):
+    """A tensor as torch.save describes it: where it is in a storage."""
+
+    dtype: torch.dtype
+    record: str
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def rebuilt(
+        cls, storage: tuple[torch.dtype, str], offset: int, shape: Any, stride: Any, *_: Any
+    ) -> "_StoredTensor":
+        """The arguments are those of the function that torch.save names."""
+        return cls(*storage, offset, shape, stride)
+
+
+class _DcpUnpickler(pickle.Unpickler):
+    """Reads the metadata of a folder, and the description of a tensor; knows no function that does anything."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _StoredTensor.rebuilt
+        if (module_name, global_name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if module_name == "pathlib":
+            return PurePosixPath
+        if module_name == "torch":
+            value = _STORAGE_DTYPES.get(global_name) or getattr(torch, global_name, None)
+            if value is torch.Size or isinstance(value, torch.dtype):
+                return value
+        if (module_name, global_name) == ("torch.serialization", "_get_layout"):
+            return str
+        if module_name.startswith("torch.distributed.checkpoint."):
+            from torch.distributed.checkpoint import filesystem, metadata
+
+            value = getattr(metadata, global_name, None) or getattr(filesystem, global_name, None)
+            if isinstance(value, type) and value.__module__ == module_name:
+                return value
+        raise pickle.UnpicklingError(f"GLOBAL {module_name}.{global_name}")
+
+    def persistent_load(self, pid: Any) -> tuple[torch.dtype, str]:
+        _, dtype, record, *_ = pid
+        return dtype, record
+
+
+class _MemoryFile(io.RawIOBase):
+    """Memory, to be read as a file without copying it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory, self._position = memory, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, len(self._memory))[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        values = self._memory[self._position : self._position + len(buffer)]
+        buffer[: len(values)] = values
+        self._position += len(values)
+        return len(values)
+
+
+class _Shard(NamedTuple):
+    """A part of a tensor, in memory mapped from a file; `crc` is the checksum of `memory`, 0 if there is none."""
+
+    offsets: tuple[int, ...]
+    values: Tensor
+    memory: memoryview
+    crc: int
+
+
+class DcpFolder:
+    """A folder of torch.distributed.checkpoint, however many processes wrote it: the tensors of the model.
+
+    Args:
+        folder: the folder.
+        key: the key of the state dict that was saved; by default it is detected.
+    """
+
+    in_memory = False
+
+    def __init__(self, folder: Path, key: str | None = None) -> None:
+        self._folder = folder
+        self._files: dict[str, memoryview] = {}
+        try:
+            with open(folder / _DCP_METADATA, "rb") as file:
+                metadata = _DcpUnpickler(file).load()
+            entries = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "chunks")}
+            # The first part of a name that was nested in the state dict; empty if it was not.
+            nested: Mapping[str, Sequence[object]] = metadata.planner_data or {}
+            tops = {name: str(nested[name][0]) if len(nested.get(name, ())) > 1 else "" for name in entries}
+            self.key = _find_dcp_key(set(tops.values()), key)
+            names = {name.removeprefix(f"{self.key}."): name for name in entries if tops[name] == (self.key or "")}
+            items = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
+            self.specs = {name: _dcp_spec(entries[full_name]) for name, full_name in names.items()}
+            self._shards = {
+                name: [
+                    self._open_shard(chunk, items[full_name, tuple(chunk.offsets)])
+                    for chunk in entries[full_name].chunks
+                ]
+                for name, full_name in names.items()
+            }
+            for name, spec in self.specs.items():
+                shards = self._shards[name]
+                is_complete = sum(shard.values.numel() for shard in shards) == math.prod(spec.shape)
+                if not is_complete or any(shard.values.dtype != spec.dtype for shard in shards):
+                    raise ValueError(f"the shards of {name!r} are not the tensor that {_DCP_METADATA} describes")
+        except OSError:
+            raise
+        except Exception as error:  # a pickle can hold anything
+            raise ValueError(_unreadable(folder, error)) from error
+
+    def _open_shard(self, chunk: Any, item: Any) -> _Shard:
+        if item.relative_path not in self._files:
+            _check_file_name(item.relative_path)
+            with open(self._folder / item.relative_path, "rb") as file:
+                # A private mapping, because torch warns of read-only memory.
+                self._files[item.relative_path] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        memory = self._files[item.relative_path][item.offset : item.offset + item.length]
+        with zipfile.ZipFile(cast("Any", _MemoryFile(memory))) as archive:
+            root = archive.namelist()[0].partition("/")[0]
+            stored: _StoredTensor = _DcpUnpickler(archive.open(f"{root}/data.pkl")).load()
+            record = archive.getinfo(f"{root}/data/{stored.record}")
+        if tuple(stored.shape) != tuple(chunk.sizes) or record.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"a shard in {item.relative_path} is not as {_DCP_METADATA} describes it")
+        name_size, extra_size = struct.unpack_from("<HH", memory, record.header_offset + 26)
+        start = record.header_offset + 30 + name_size + extra_size
+        memory = memory[start : start + record.file_size]
+        values = _tensor_at(memory, stored.dtype).as_strided(stored.shape, stored.stride, stored.offset)
+        return _Shard(tuple(chunk.offsets), values, memory, record.CRC)
+
+    def check_checksums(self) -> None:
+        """Compare the shards with the checksums of torch.save; `ValueError` if one changed."""
+        for name, shards in self._shards.items():
+            if any(shard.crc not in (0, zlib.crc32(shard.memory)) for shard in shards):
+                raise ValueError(f"{self._folder} is damaged: {name!r} does not match its checksum; use another copy.")
+
+    def storage_key(self, name: str) -> object:
+        """Equal for two names of the same tensor; this format has no such names."""
+        return name
+
+    def read(self, name: str, chunk: Chunk) -> Tensor:
+        """A chunk of a tensor, flat, put together from its shards."""
+        spec = self.specs[name]
+        box = [(index.start, index.stop) if isinstance(index, slice) else (index, index + 1) for index in chunk.index]
+        box = [(start, min(stop, size)) for (start, stop), size in zip(box, spec.shape, strict=False)]
+        box += [(0, size) for size in spec.shape[len(box) :]]
+        values = torch.empty([stop - start for start, stop in box], dtype=spec.dtype)
+        for shard in self._shards[name]:
+            common = [
+                (max(start, offset), min(stop, offset + size))
+                for (start, stop), offset, size in zip(box, shard.offsets, shard.values.shape, strict=True)
+            ]
+            if all(start < stop for start, stop in common):
+                target = tuple(
+                    slice(start - origin, stop - origin) for (start, stop), (origin, _) in zip(common, box, strict=True)
+                )
+                source = tuple(
+                    slice(start - offset, stop - offset)
+                    for (start, stop), offset in zip(common, shard.offsets, strict=True)
+                )
+                values[target] = shard.values[source]
+        return values.reshape(-1)
+
+    def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
+        """Write a folder with new values, without training state, for any number of processes to load.
+
+        `path` is that of its metadata.
+        """
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        with _mapped_values(path.parent, self.specs, new_values, aliases) as tensors, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+            writer = FileSystemWriter(path.parent, sync_files=False)
+            save(tensors if self.key is None else {self.key: tensors}, storage_writer=writer, no_dist=True)
+
+
+def _dcp_spec(entry: Any) -> Spec:
+    return Spec(tuple(entry.size), entry.properties.dtype)
+
+
+def _find_dcp_key(keys: set[str], key: str | None) -> str | None:
+    """The key of the model; None if its tensors are not below a key, as torchtitan saves them."""
+    keys = {name for name in keys if not name.startswith(_DCP_TRAINING_STATE)}
+    candidates = [name for name in (*_STATE_DICT_KEYS, "") if name in keys] or list(keys)
+    if key is None and (len(candidates) == 1 or candidates[0] in (*_STATE_DICT_KEYS, "")):
+        key = candidates[0]
+    if key not in keys:
+        raise ValueError(f"key must be one of {', '.join(map(repr, sorted(keys)))}; got {key!r}")
+    return key or None
+
+
 # Checkpoints: one file, or a folder ----------------------------------------------------------------------------------
+
+WeightsFile = SafetensorsFile | TorchFile | DcpFolder
 
 _INDEX = ".index.json"
 # What transformers, peft and diffusers call the weights, alone or in shards with an index; the first one wins.
@@ -365,7 +610,7 @@ _WEIGHTS_NAMES = tuple(
     for stem in ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
 )
 _TRAINING_STATE = ("optimizer", "scheduler", "rng_state", "scaler", "trainer_state", "training_args", "random_states")
-_OTHER_WEIGHTS = (SAFETENSORS, *TORCH, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".npz", _INDEX)
+_OTHER_WEIGHTS = (SAFETENSORS, *TORCH, _DCP_WEIGHTS, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".npz", _INDEX)
 _MAX_COPIED = 64 * 2**20  # bytes of a file copied along with the weights; the largest tokenizers have about half
 
 
@@ -383,13 +628,17 @@ class Checkpoint:
 
     path: Path
     folder: Path
-    files: Mapping[str, SafetensorsFile | TorchFile]
+    files: Mapping[str, WeightsFile]
     file_of: Mapping[str, str]
     index: str | None = None
 
     @property
     def is_folder(self) -> bool:
         return self.index is not None or self.path == self.folder
+
+    def is_exported_to(self, out: Path) -> bool:
+        """Whether `out` is one safetensors file for a folder of torch.distributed.checkpoint."""
+        return _suffix(out) == SAFETENSORS and any(isinstance(file, DcpFolder) for file in self.files.values())
 
     @cached_property
     def specs(self) -> dict[str, Spec]:
@@ -432,15 +681,22 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     return Checkpoint(path, main.parent, files, file_of, main.name if is_index else None)
 
 
+def _suffix(path: Path) -> str:
+    """The suffix of a file of weights; empty if it is none."""
+    return next((suffix for suffix in (SAFETENSORS, *TORCH) if path.name.lower().endswith(suffix)), "")
+
+
 def is_weights_file(path: Path) -> bool:
     """Whether a file name is that of a checkpoint: not a shard, and not other training state."""
-    if path.suffix.lower() not in (SAFETENSORS, *TORCH) or path.name.startswith((".", *_TRAINING_STATE)):
+    if not _suffix(path) or path.name.startswith((".", *_TRAINING_STATE)):
         return False
     return not re.search(r"-\d+-of-\d+\.", path.name)
 
 
 def weights_file(folder: Path) -> Path | None:
     """The file, or index of files, that makes a folder a checkpoint; None if it is not one."""
+    if (folder / _DCP_METADATA).is_file():
+        return folder / _DCP_METADATA
     for name in _WEIGHTS_NAMES:
         for path in (folder / name, folder / f"{name}{_INDEX}"):
             if path.is_file():
@@ -449,13 +705,20 @@ def weights_file(folder: Path) -> Path | None:
     return paths[0] if len(paths) == 1 else None
 
 
-def _open_file(path: Path, key: str | None) -> SafetensorsFile | TorchFile:
-    if path.suffix.lower() == SAFETENSORS:
+def _open_file(path: Path, key: str | None) -> WeightsFile:
+    if path.name == _DCP_METADATA:
+        return DcpFolder(path.parent, key)
+    if _suffix(path) == SAFETENSORS:
         return SafetensorsFile(path)
-    if path.suffix.lower() in TORCH:
+    if _suffix(path):
         return TorchFile(path, key)
     suffixes = ", ".join((SAFETENSORS, *TORCH))
     raise ValueError(f"{path} is not a checkpoint; use a {suffixes} or {_INDEX} file, or a folder.")
+
+
+def _check_file_name(name: Any) -> None:
+    if not isinstance(name, str) or re.search(r"[/\\\0]|^\.|^$", name):
+        raise ValueError(f"{name!r} is not a file of its folder")
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -464,8 +727,7 @@ def _read_index(path: Path) -> dict[str, str]:
         weight_map: Any = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         shard_of = {str(name): cast("str", file_name) for name, file_name in weight_map.items()}
         for file_name in shard_of.values():
-            if not isinstance(file_name, str) or re.search(r"[/\\\0]|^\.", file_name):
-                raise ValueError(f"{file_name!r} is not a file of its folder")
+            _check_file_name(file_name)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a valid index of shards ({error}).") from error
     return shard_of
@@ -481,28 +743,42 @@ def check_output_path(out: Path, like: Checkpoint, inputs: Sequence[Path], *, re
         real = path.resolve()
         if real_out == real or real_out in real.parents or (path.is_dir() and real in real_out.parents):
             raise ValueError(f"out must not overwrite an input; got {out}, which would overwrite {path}.")
-    suffixes = (SAFETENSORS,) if like.path.suffix.lower() == SAFETENSORS else TORCH
-    if like.is_folder and out.suffix.lower() in (SAFETENSORS, *TORCH):
+    suffixes = (SAFETENSORS,) if _suffix(like.path) == SAFETENSORS else TORCH
+    is_folder = like.is_folder and not like.is_exported_to(out)
+    if is_folder and _suffix(out):
         raise ValueError(f"out must be a folder, like the last checkpoint; got the name of a file, {out.name}.")
-    if not like.is_folder and out.suffix.lower() not in suffixes:
+    if not like.is_folder and _suffix(out) not in suffixes:
         raise ValueError(f"out must end in {' or '.join(suffixes)}, like {like.path.name}; got {out.name}.")
     if not out.exists() and not out.is_symlink():
         return
     if not replace:
         reason = "Already exists; choose another name, or replace it (--force, replace_out=True)"
         raise FileExistsError(errno.EEXIST, reason, str(out))
-    if out.is_dir() != like.is_folder:
-        kinds = ("file", "folder") if like.is_folder else ("folder", "file")
+    if out.is_dir() != is_folder:
+        kinds = ("file", "folder") if is_folder else ("folder", "file")
         raise ValueError(f"{out} is a {kinds[0]} and the average is a {kinds[1]}; choose another name.")
     if out.is_dir() and (weights_file(out) is None or any(path.is_dir() for path in out.iterdir())):
         raise ValueError(f"{out} is not a folder with just one checkpoint, so it is not replaced; choose another name.")
 
 
-def write_checkpoint(like: Checkpoint, out: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
-    """Write new values in the layout of `like`; `out` is complete, or as it was before."""
-    if not like.is_folder:
-        (file,) = like.files.values()
-        write_atomically(out, lambda temporary: file.write(temporary, new_values, aliases))
+def write_checkpoint(
+    like: Checkpoint, out: Path, new_values: NewValues, aliases: Mapping[str, str], check: Callable[[], None]
+) -> None:
+    """Write new values in the layout of `like`; `out` is complete, or as it was before.
+
+    `check` is called when all is written and before it gets its name; if it raises, nothing is left.
+    """
+
+    def write_file(path: Path) -> None:
+        if like.is_exported_to(out):
+            _write_safetensors(path, like.specs, {"format": "pt"}, new_values)
+        else:
+            (file,) = like.files.values()
+            file.write(path, new_values, aliases)
+        check()
+
+    if not like.is_folder or like.is_exported_to(out):
+        write_atomically(out, write_file)
         return
     out = out.resolve()
     draft = out.with_name(f".{secrets.token_hex(8)}.tmp")
@@ -512,6 +788,7 @@ def write_checkpoint(like: Checkpoint, out: Path, new_values: NewValues, aliases
             file.write(draft / name, new_values, aliases)
         for path in _files_to_copy(like):
             shutil.copyfile(path, draft / path.name)
+        check()
         for path in draft.iterdir():
             sync(path, os.O_RDWR)
         _rename_folder(draft, out)

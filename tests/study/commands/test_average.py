@@ -1,11 +1,13 @@
 """The command `average`: its arguments, its output, its exit codes."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
+from emabank.rules import decay_merge_weights
 from emabank.study.commands import main
 from emabank.study.commands.average import AverageArguments
 from tests.study.commands.parsing import parsed, refused
@@ -50,9 +52,47 @@ def test_every_kind_of_weights(folder: Path, options: str, weights: list[float],
     assert "MB averaged: 1 of 1" in printed and str(out) in printed
 
 
+@pytest.mark.parametrize(
+    ("options", "steps", "weights"),
+    [
+        ("linear", (50, 500, 1000), decay_merge_weights([50, 500, 1000], "linear")),
+        ("sqrt --window 500", (500, 1000), decay_merge_weights([500, 1000], "sqrt")),
+        ("cosine --min-interval 600", (50, 1000), decay_merge_weights([50, 1000], "cosine")),
+        ("sqrt --control reversed", (50, 500, 1000), decay_merge_weights([50, 500, 1000], "sqrt")[::-1]),
+    ],
+)
+def test_merges_like_a_decay(folder: Path, options: str, steps: tuple[int, ...], weights: list[float]):
+    out = folder.parent / "average.safetensors"
+    assert main(["average", str(folder), "-o", str(out), "--like-decay", *options.split()]) == 0
+    assert_average(read(out), mean([state(step) for step in steps], weights))
+
+
+def test_a_greedy_soup_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for step, value in enumerate((3.0, -1.0, 0.5)):
+        write(tmp_path / "kept" / f"step-{step}.pt", {"weight": torch.tensor([value])})
+    script = tmp_path / "score.py"
+    script.write_text("import sys, torch\nprint('score:', -abs(float(torch.load(sys.argv[1])['weight'])))\n")
+    command = ["average", str(tmp_path / "kept"), "-o", str(tmp_path / "soup.pt"), "--greedy"]
+    assert main([*command, f"{sys.executable} {script} {{}}"]) == 0
+    assert read(tmp_path / "soup.pt")["weight"].tolist() == [-0.25]
+    assert "the mean of 2" in capsys.readouterr().out
+    for broken in ("print('no score')", "raise SystemExit(3)"):
+        script.write_text(broken)
+        assert main([*command, f"{sys.executable} {script} {{}}", "--force"]) == 1
+        assert "greedy must be a command" in capsys.readouterr().err
+
+
+def test_the_best_by_a_metric(tmp_path: Path):
+    for epoch, metric in enumerate((0.7, 0.9, 0.8)):
+        torch.save({"state_dict": state(epoch), "metric": metric}, tmp_path / f"checkpoint-{epoch}.pth.tar")
+    assert main(["average", str(tmp_path), "-o", str(tmp_path / "average.pth"), "--best", "2"]) == 0
+    assert_average(read(tmp_path / "average.pth")["state_dict"], mean([state(1), state(2)]))
+
+
 def test_a_dry_run_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]):
     before = everything_in(folder.parent)
     assert main(["average", str(folder), "--dry-run"]) == 0
+    assert "Peak memory: 13 MB" in capsys.readouterr().out
     assert main(["average", str(folder), "--dry-run", "--out", str(folder.parent / "average.safetensors")]) == 0
     assert everything_in(folder.parent) == before
     capsys.readouterr()
@@ -127,6 +167,9 @@ def test_arguments(capsys: pytest.CaptureFixture[str]):
         (["a"], "--out"),
         (["a", "-o", "b", "--decay", "0.9", "--last", "3"], "decay and last"),
         (["a", "-o", "b", "--last", "0"], "last is 0"),
+        (["a", "-o", "b", "--like-decay", "linear", "--best", "3"], "like-decay and best"),
+        (["a", "-o", "b", "--window", "3"], "--like-decay"),
+        (["a", "-o", "b", "--greedy", "validate"], "with {}"),
     ):
         assert message in refused(capsys, "average", *words)
 

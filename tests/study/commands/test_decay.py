@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from emabank import EMA, EMABank
-from emabank.rules import half_life
+from emabank.rules import for_batch_size, half_life
 from emabank.study.commands.decay import DecayArguments, decays_of, show_decay
 from tests.study.commands.parsing import parsed, refused
 
@@ -79,6 +79,13 @@ def test_what_is_shown():
     assert "EMABank(model, [EMA(per_update=0.998)], every=16)" in text
 
 
+def test_another_batch_size_remembers_as_many_samples():
+    text = shown("0.9999", "--batch", "256", "--to-batch", "4096")
+    assert row(text, "decay per step") == ["0.9984"]
+    assert row(text, "half-life, in steps") == ["433"]  # 6,931 steps of 256
+    assert for_batch_size(for_batch_size(0.99, 32, 512), 512, 32) == pytest.approx(0.99)
+
+
 def test_several_at_once_and_no_epochs_where_they_are_unknown():
     text = shown("--per-update", *map(str, PAPER))
     assert row(text, "window, in steps") == ["492", "992", "1,992", "3,992", "7,992"]
@@ -110,6 +117,8 @@ def test_the_ends():
         ("1.5", "decay is 1.5; a decay must be from 0 to 1"),
         ("--per-update nan", "per_update is nan; a decay must be"),
         ("--half-life 0", "a half-life of 0 steps: give a number above 0"),
+        ("0.9 --batch 256", "batch and to_batch belong together"),
+        ("0.9 --batch 256 --to-batch 0", "to_batch is 0; give 1 or more"),
         ("--window 0.5", "a window of 0.5 steps: give 1 step or more"),
     ],
 )

@@ -1,5 +1,7 @@
 """The command `average`: finds checkpoints, averages them with `emabank.averaging`, and prints a summary."""
 
+import shlex
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from emabank.rules import DecayControl, DecayShape, decay_merge_weights
 from emabank.study.config import check_at_least
 from emabank.study.executors.progress import counting, say
 
@@ -25,8 +28,9 @@ _MB = 10**6
 class AverageArguments:
     """Average existing checkpoints into one, in the layout of the last one.
 
-    Reads safetensors and torch files, Lightning checkpoints, and Hugging Face folders, sharded or not. By default all
-    checkpoints have the same weight. Values are read in chunks, so even the largest checkpoints need little memory.
+    Reads safetensors and torch files, checkpoints of Lightning and timm, folders of Hugging Face, and folders of
+    torch.distributed.checkpoint. By default all checkpoints have the same weight. Values are read in chunks, so even
+    the largest checkpoints need little memory.
     """
 
     checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="CHECKPOINT [CHECKPOINT ...]")]
@@ -40,23 +44,48 @@ class AverageArguments:
     """Average only this many checkpoints at the end (LAWA). By default all."""
     weights: tuple[float, ...] = ()
     """One weight per checkpoint, relative to each other. By default all are equal."""
+    like_decay: DecayShape | None = None
+    """Merge checkpoints of a run at constant learning rate into the model after a decay of this shape. Their names must
+    have their steps."""
+    window: int | None = None
+    """With --like-decay: the steps of the decay. By default from the first checkpoint to the last."""
+    min_interval: int = 1
+    """With --like-decay: use checkpoints at least this many steps apart."""
+    control: DecayControl | None = None
+    """With --like-decay: give the same weights to the checkpoints in another order. It should be worse."""
+    best: int | None = None
+    """Average only this many checkpoints, those with the best --metric."""
+    metric: str = "metric"
+    """With --best: the name of a number in the file (timm: metric) or in its name (val_acc=0.91)."""
+    lowest: bool = False
+    """With --best: the lowest metric is best, as for a loss."""
+    greedy: str | None = None
+    """Greedy soup: add a checkpoint only if that improves the score. This command gets a path in place of {} and prints
+    the score as its last word; higher is better."""
     key: str | None = None
     """Key of the state dict in torch files. By default it is detected (state_dict, model, ...)."""
     force: bool = False
     """Replace an existing file or folder."""
     dry_run: bool = False
-    """Check whether the checkpoints match and show what would be done; write nothing."""
+    """Show what would be merged with which weights and how much memory it takes; write nothing."""
 
     def __post_init__(self) -> None:
         if not self.checkpoints:
             raise ValueError("checkpoints must not be empty; name two or more, or a folder of them")
         if self.out is None and not self.dry_run:
             raise ValueError("--out is required, unless --dry-run is set")
-        options = {"decay": self.decay is not None, "last": self.last is not None, "weights": bool(self.weights)}
-        if sum(options.values()) > 1:
-            names = " and ".join(name for name, is_set in options.items() if is_set)
-            raise ValueError(f"{names} exclude each other; choose one, or none for the plain mean")
-        check_at_least("last", self.last, 1)
+        options = ("decay", "last", "weights", "like_decay", "best", "greedy")
+        used = [name.replace("_", "-") for name in options if getattr(self, name) not in (None, ())]
+        if len(used) > 1:
+            raise ValueError(f"{' and '.join(used)} exclude each other; choose one, or none for the plain mean")
+        if self.like_decay is None and (self.window is not None or self.control is not None or self.min_interval != 1):
+            raise ValueError("window, min-interval and control need --like-decay")
+        if self.greedy is not None and ("{}" not in self.greedy or self.dry_run):
+            raise ValueError(
+                "greedy must be a command with {} for the path, as in 'python validate.py {}', and has no dry run"
+            )
+        for name in ("last", "best", "window", "min_interval"):
+            check_at_least(name, getattr(self, name), 1)
 
     def run(self, words: list[str]) -> None:
         average_files(self)
@@ -68,15 +97,17 @@ def average_files(arguments: AverageArguments, *, console: Console | None = None
 
     console = console or Console()
     listed = find_checkpoints(arguments.checkpoints)
-    paths = listed.checkpoints
+    paths, weights = _paths_and_weights(arguments, listed.checkpoints)
     if len(paths) < 2:
         raise ValueError(f"an average needs two checkpoints or more; got {', '.join(map(str, paths)) or 'none'}")
-    weights = _weights(arguments, len(paths))
-    _show_weights(paths, weights, console)
     for path in listed.left_out:
         say(console, f"Left out: {path}. It has no number, so its position is unknown; name it to include it.")
-    order_matters = len(set(weights)) > 1
-    if order_matters and list(paths) != sort_checkpoints(paths) and len(arguments.checkpoints) == len(paths):
+    if arguments.greedy is not None:
+        _cook(arguments, paths, console)
+        return
+    _show_weights(paths, weights, console)
+    is_sorted = arguments.like_decay is not None or list(paths) == sort_checkpoints(paths)
+    if len(set(weights)) > 1 and not is_sorted and len(arguments.checkpoints) == len(paths):
         say(console, "Your order is kept. It is not the order of the numbers: a shell sorts 1000 before 500.")
     if arguments.dry_run or arguments.out is None:
         plan = plan_average(paths, weights, out=arguments.out, key=arguments.key, replace_out=arguments.force)
@@ -96,14 +127,57 @@ def average_files(arguments: AverageArguments, *, console: Console | None = None
     say(console, f"Written: {arguments.out}")
 
 
-def _weights(arguments: AverageArguments, count: int) -> list[float]:
-    from emabank.averaging import ema_weights, last_weights, normalized_weights, uniform_weights
+def _paths_and_weights(arguments: AverageArguments, paths: Sequence[Path]) -> tuple[Sequence[Path], list[float]]:
+    from emabank.averaging import (
+        best_checkpoints,
+        checkpoint_step,
+        ema_weights,
+        last_weights,
+        normalized_weights,
+        recent_checkpoints,
+        uniform_weights,
+    )
 
+    if arguments.like_decay is not None:
+        paths = recent_checkpoints(paths, arguments.window, arguments.min_interval)
+        steps = [checkpoint_step(path) for path in paths]
+        return paths, decay_merge_weights(steps, arguments.like_decay, control=arguments.control)
+    if arguments.best is not None:
+        paths = best_checkpoints(paths, arguments.best, arguments.metric, lowest=arguments.lowest)
     if arguments.decay is not None:
-        return ema_weights(count, arguments.decay)
+        return paths, ema_weights(len(paths), arguments.decay)
     if arguments.last is not None:
-        return last_weights(count, arguments.last)
-    return normalized_weights(count, arguments.weights) if arguments.weights else uniform_weights(count)
+        return paths, last_weights(len(paths), arguments.last)
+    return paths, normalized_weights(len(paths), arguments.weights) if arguments.weights else uniform_weights(
+        len(paths)
+    )
+
+
+def _cook(arguments: AverageArguments, paths: Sequence[Path], console: Console) -> None:
+    """Write a greedy soup, with the scores that the user's command prints."""
+    from emabank.averaging import greedy_soup
+
+    command = shlex.split(arguments.greedy or "")
+
+    def score(path: Path) -> float:
+        words = [word.replace("{}", str(path)) for word in command]
+        process = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+        try:
+            if process.returncode:
+                raise ValueError(f"it ended with exit code {process.returncode}")
+            return float(process.stdout.split()[-1])
+        except (ValueError, IndexError) as error:
+            raise ValueError(
+                f"greedy must be a command whose last word is a score; {shlex.join(words)}: {error}"
+            ) from None
+
+    def report(path: Path, value: float, is_added: bool) -> None:
+        say(console, f"{'Added' if is_added else 'Not added'}: {path}; the score with it is {value:.6g}.")
+
+    assert arguments.out is not None  # only a dry run has none
+    plan = greedy_soup(paths, arguments.out, score, key=arguments.key, replace_out=arguments.force, report=report)
+    _show_plan(plan, console)
+    say(console, f"Written: {arguments.out}, the mean of {len(plan.checkpoints)}")
 
 
 def _show_weights(paths: Sequence[Path], weights: Sequence[float], console: Console) -> None:
@@ -126,7 +200,7 @@ def _show_plan(plan: "AveragePlan", console: Console) -> None:
     say(
         console,
         f"Tensors{under}: {len(plan.averaged)} averaged in float64 and rounded once{copied}. "
-        f"{plan.nbytes / _MB:,.1f} MB per checkpoint.",
+        f"{plan.nbytes / _MB:,.1f} MB per checkpoint. Peak memory: {plan.memory / _MB:,.0f} MB and torch itself.",
     )
     if plan.batchnorm:
         say(

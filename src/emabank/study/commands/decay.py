@@ -14,6 +14,7 @@ from rich.table import Table
 
 from emabank.rules import (
     PAPER_PERIOD,
+    for_batch_size,
     format_decay,
     from_half_life,
     from_window,
@@ -45,6 +46,10 @@ class DecayArguments:
     """Instead: the half-life in epochs."""
     window_epochs: tuple[float, ...] = ()
     """Instead: the window in epochs."""
+    batch: int | None = None
+    """The batch size that the decay is for, to convert it to another one."""
+    to_batch: int | None = None
+    """The batch size that you want: the decay becomes decay^(to-batch / batch)."""
     every: int = 16
     """How many optimizer steps there are between two updates."""
     steps_per_epoch: float | None = None
@@ -52,6 +57,10 @@ class DecayArguments:
 
     def __post_init__(self) -> None:
         check_at_least("every", self.every, 1)
+        check_at_least("batch", self.batch, 1)
+        check_at_least("to_batch", self.to_batch, 1)
+        if (self.batch is None) != (self.to_batch is None):
+            raise ValueError("batch and to_batch belong together; give both, such as --batch 256 --to-batch 4096")
         if self.steps_per_epoch is not None and not 0 < self.steps_per_epoch < math.inf:
             raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give a number above 0, such as 391")
         forms = ("decay", "per_update", "half_life", "window", "half_life_epochs", "window_epochs")
@@ -86,12 +95,16 @@ class DecayArguments:
 
 def decays_of(asked: DecayArguments) -> list[tuple[str, float]]:
     """The decays that were asked for: the rule that gives each to a bank, and its value per optimizer step."""
-    return (
+    decays = (
         [(f"{decay!r}", decay) for decay in asked.decay]
         + [(f"EMA(per_update={decay!r})", per_step(decay, asked.every)) for decay in asked.per_update]
         + [(f"EMA(half_life={steps!r})", from_half_life(steps)) for steps in asked.half_lives]
         + [(f"{from_window(steps)!r}", from_window(steps)) for steps in asked.windows]
     )
+    if asked.batch is None or asked.to_batch is None:
+        return decays
+    scaled = [for_batch_size(decay, asked.batch, asked.to_batch) for _, decay in decays]
+    return [(f"{decay!r}", decay) for decay in scaled]
 
 
 def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
@@ -112,7 +125,13 @@ def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
         if asked.steps_per_epoch is not None:
             table.add_row("  in epochs", *(_epochs(count / asked.steps_per_epoch) for count in steps), style="dim")
     console.print(table)
-    period = f", every={asked.every}" if asked.per_update else ""
+    if asked.batch is not None and asked.to_batch is not None:
+        say(
+            console,
+            f"For batches of {asked.to_batch}: decay^{asked.to_batch / asked.batch:g} remembers as many samples as at "
+            f"{asked.batch}, and the steps here are the new ones. Scale the learning rate too (Busbridge et al. 2023).",
+        )
+    period = f", every={asked.every}" if asked.per_update and asked.batch is None else ""
     say(
         console,
         "After a half-life half of the past is left. The window, 1 / (1 - decay), is what an average remembers. The "

@@ -1,0 +1,113 @@
+"""Folders of torch.distributed.checkpoint that two processes wrote, averaged on one."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
+
+from emabank.averaging import average_checkpoints, find_checkpoints, plan_average
+from tests.averaging.test_average import MEASURE, TENSOR
+from tests.on_ranks import dcp_folders
+from tests.support.files import assert_average, everything_in, mean
+from tests.support.ranks import FSDP, together
+
+pytestmark = FSDP
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
+    folder = tmp_path_factory.mktemp("dcp")
+    (folder / "store").mkdir()
+    weights = together(dcp_folders.write_training, folder / "run", (2, 4, 10), folder=folder / "store")[0]
+    return folder / "run", list(weights.values())
+
+
+def test_a_sharded_training(trained: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path) -> None:
+    run, states = trained
+    paths = find_checkpoints([run]).checkpoints
+    assert [path.name for path in paths] == ["step-2", "step-4", "step-10"]
+    plan = average_checkpoints(paths, tmp_path / "average", [0.5, 0.3, 0.2])
+    assert plan.key == "model" and plan.in_memory == ()
+    assert everything_in(tmp_path) == ["average", "average/.metadata", "average/__0_0.distcp"]
+    expected = mean(states, [0.5, 0.3, 0.2])
+    (tmp_path / "store").mkdir()
+    for loaded in together(dcp_folders.load_sharded, tmp_path / "average", folder=tmp_path / "store"):
+        assert_average(loaded, expected)
+    average_checkpoints(paths, tmp_path / "average.safetensors", [0.5, 0.3, 0.2])
+    assert_average(load_file(tmp_path / "average.safetensors"), expected)
+    assert_average(load_file(tmp_path / "average.safetensors"), loaded)
+    plan_average([tmp_path / "average", paths[0]])  # what is written can be read
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of dcp.load, in a process without a group
+def test_shards_by_columns_and_no_key(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    together(dcp_folders.write_columns, tmp_path / "run", folder=tmp_path / "store")
+    plan = average_checkpoints(find_checkpoints([tmp_path / "run"]).checkpoints, tmp_path / "average")
+    assert plan.key is None and plan.averaged == ("columns", "rows")
+    state = {name: torch.zeros(5, 7) for name in plan.averaged}
+    dcp.load(state, checkpoint_id=tmp_path / "average", no_dist=True)
+    expected = 1.5 * torch.arange(35.0).view(5, 7)
+    assert torch.equal(state["columns"], expected) and torch.equal(state["rows"], expected)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("out", ["large", "large.safetensors"])
+def test_memory_stays_below_one_tensor(tmp_path: Path, out: str) -> None:
+    (tmp_path / "store").mkdir()
+    together(dcp_folders.write_large, tmp_path, TENSOR // 2 // 1024, folder=tmp_path / "store")
+    code = MEASURE.replace("small-{step}{suffix}", "large-{step}").replace("large-{step}{suffix}", "large-{step}")
+    code = code.replace("small{suffix}", "warmed").replace("large{suffix}", out)
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path), ""], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    plan = plan_average([tmp_path / f"large-{step}" for step in (1, 2, 3)])
+    assert plan.nbytes == 2 * TENSOR
+    assert int(process.stdout) < plan.memory < TENSOR
+
+
+def test_a_flipped_bit_is_detected(trained: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path) -> None:
+    paths = _copies(trained[0], tmp_path)
+    file = paths[0] / "__1_0.distcp"
+    content = bytearray(file.read_bytes())
+    values = trained[1][0]["middle.0.weight"][-3:].contiguous().numpy().tobytes()
+    content[content.index(values) + 9] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="step-2 is damaged: 'middle.0.weight'"):
+        average_checkpoints(paths, tmp_path / "average")
+    assert not (tmp_path / "average").exists()
+
+
+def test_nothing_is_executed_and_damage_is_named(
+    trained: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
+) -> None:
+    paths = _copies(trained[0], tmp_path)
+    (paths[0] / ".metadata").write_bytes(pickle.dumps(_Evil()))
+    with pytest.raises(ValueError, match="step-2 .*print"):
+        plan_average(paths)
+    for name in (".metadata", "__0_0.distcp"):
+        content = (paths[1] / name).read_bytes()
+        (paths[1] / name).write_bytes(content[: len(content) // 4])
+        with pytest.raises(ValueError, match="step-4"):
+            plan_average(paths[1:])
+        (paths[1] / ".metadata").write_bytes((trained[0] / "step-4/.metadata").read_bytes())
+    (paths[2] / "__1_0.distcp").unlink()
+    with pytest.raises(FileNotFoundError):
+        plan_average(paths[2:])
+
+
+class _Evil:
+    def __reduce__(self) -> object:
+        return print, ("executed",)
+
+
+def _copies(run: Path, folder: Path) -> list[Path]:
+    for source in run.iterdir():
+        (folder / source.name).mkdir()
+        for file in source.iterdir():
+            (folder / source.name / file.name).write_bytes(file.read_bytes())
+    return [folder / name for name in ("step-2", "step-4", "step-10")]
