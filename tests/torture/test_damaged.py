@@ -17,7 +17,8 @@ from emabank.study.config import Place
 from emabank.study.report.results import read_results
 from emabank.study.run_job import Job, run_job
 from emabank.study.runs import storage
-from emabank.study.runs.reader import RunFolder, load_results
+from emabank.study.runs.archive import load_results
+from emabank.study.runs.reader import RunFolder
 from emabank.study.train import Interrupted
 from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 from tests.torture.averages import scratch_folder

@@ -20,8 +20,9 @@ from emabank.study.data.download import unpack
 from emabank.study.data.folders import load_image_folder, read_wnids
 from emabank.study.report.results import read_results, read_setting
 from emabank.study.runs import storage
+from emabank.study.runs.archive import load_results
 from emabank.study.runs.manifest import read_manifest
-from emabank.study.runs.reader import RunFolder, load_results
+from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import read_rows
 from emabank.study.runs.writer import open_run
 from emabank.study.serialize import apply_overrides, read_toml

@@ -79,7 +79,12 @@ def read_any(path: Path) -> Any:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """What a JSON file of ours holds."""
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

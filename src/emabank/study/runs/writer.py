@@ -28,6 +28,7 @@ from emabank.study.runs.reader import (
     POSTHOC_ROWS,
     PREDICTIONS,
     PROGRESS,
+    REPORTED,
     ROWS,
     SNAPSHOTS,
     TEST_CURVES,
@@ -131,11 +132,7 @@ class RunWriter(RunFolder):
 
     def mark_done(self, summary: Mapping[str, Any] | None = None) -> None:
         """End the run well: list what it left, with sizes and checksums, and remove its checkpoints."""
-        names = [
-            name
-            for name in (CONFIG, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, POSTHOC_ROWS)
-            if (self.path / name).exists()
-        ]
+        names = [name for name in REPORTED if (self.path / name).exists()]
         for folder in (SNAPSHOTS, PREDICTIONS, FORKS):
             names += [f"{folder}/{path.name}" for path in sorted((self.path / folder).glob("[!.]*"))]
         files = {name: self._as_it_is(name) for name in names}
