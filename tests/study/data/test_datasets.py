@@ -35,7 +35,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str
     ten = ten._replace(train=dict.fromkeys(ten.train, 40), test={"test_batch": 40})
     hundred = hundred._replace(train={"train": 200}, test={"test": 400})
     monkeypatch.setattr(cifar, "_LAYOUTS", {"cifar10": ten, "cifar100": hundred})
-    monkeypatch.setattr(cifar, "_IMAGES", 200)
     made = {
         f"cifar-10-batches-py/{name}": cifar_batch(seed, 40, 10) for seed, name in enumerate([*ten.train, *ten.test])
     }
@@ -213,7 +212,6 @@ def test_published_cifar10n_has_the_published_share_of_wrong_labels(published: P
     parts = load_parts(DataConfig(dataset="cifar10n", subset=10_000), found, "80%")
     assert parts.train.clean.bincount().tolist() == [800] * 10
     assert parts.train.wrong.float().mean().item() == pytest.approx(0.4, abs=0.02)
-    assert parts.validation is not None and not parts.validation.wrong.any()
 
 
 @PUBLISHED

