@@ -99,9 +99,9 @@ class RunFolder:
                 return f"{path} is missing"
             if not stat.S_ISREG(status.st_mode):
                 return f"{path} is no regular file"
-            if size is not None and status.st_size != size:
+            if status.st_size != size:
                 return f"{path} has {status.st_size} bytes instead of {size}"
-            if contents and checksum is not None and file_checksum(path) != checksum:
+            if contents and file_checksum(path) != checksum:
                 return f"{path} is damaged: its content does not match its checksum"
         return None
 
@@ -182,7 +182,7 @@ class RunFolder:
         """What kept weights say, by part of the data."""
         return read_predictions(self._kept(f"{PREDICTIONS}/{check_name(name)}.npz"))
 
-    def _left(self) -> dict[str, tuple[int | None, int | None]] | None:
+    def _left(self) -> dict[str, tuple[int, int]] | None:
         """What the run left when it ended well: size and checksum by name; None: it has not, or the mark is damaged."""
         try:
             done = read_json(self.path / DONE)
@@ -206,8 +206,8 @@ class RunFolder:
         path = self.path / name
         if not stat.S_ISREG(path.stat().st_mode):  # what is missing or not readable says so itself
             raise ValueError(f"{path} is no regular file; {self._again()}")
-        checksum = (self._left() or {}).get(name, (None, None))[1]
-        if checksum is not None and file_checksum(path) != checksum:
+        listed = (self._left() or {}).get(name)
+        if listed is not None and file_checksum(path) != listed[1]:
             raise ValueError(f"{path} is damaged: its content does not match its checksum; {self._again()}")
         return path
 
