@@ -131,20 +131,18 @@ def _check_image_folders(folder: Path, download: Download, published: ImageFolde
 def _count(
     place: Path, files: list[tuple[str, int]], root: Path, wnids: list[str], per_class: int, download: Download
 ) -> Finding:
-    counts = Counter(label for _, label in files)
+    source = f"the complete set comes from {download.url}"
     empty = next((root / path for path, _ in files if (root / path).stat().st_size == 0), None)
     if empty is not None:
-        sentence = f"{empty} is damaged: it is empty; the complete set comes from {download.url}"
-        return Finding(place, "damaged", sentence, download)
+        return Finding(place, "damaged", f"{empty} is damaged: it is empty; {source}", download)
+    counts = Counter(label for _, label in files)
     unlike = [label for label in range(len(wnids)) if counts[label] != per_class]
     if unlike:
-        first = unlike[0]
         sentence = (
             f"{place} is incomplete: {len(files):,} of {per_class * len(wnids):,} images, and {len(unlike)} of "
-            f"{len(wnids)} classes do not have {per_class} (first {wnids[first]} with {counts[first]}); the complete "
-            f"set comes from {download.url}"
+            f"{len(wnids)} classes do not have {per_class} (first {wnids[unlike[0]]} with {counts[unlike[0]]})"
         )
-        return Finding(place, "incomplete", sentence, download)
+        return Finding(place, "incomplete", f"{sentence}; {source}", download)
     return Finding(place, "ok", f"{place} holds {per_class} images in each of {len(wnids)} classes")
 
 
@@ -206,7 +204,8 @@ def _fetch_one(name: str, download: Download, folder: Path, temporary: Path, bar
         unpacked = temporary / "unpacked"
         unpacked.mkdir()
         unpack(present, unpacked)
-        _move(unpacked, folder)
+        # Folders that are there already get what they lack and what differs.
+        shutil.copytree(unpacked, folder, copy_function=os.replace, dirs_exist_ok=True)
 
 
 def _download(name: str, download: Download, folder: Path, temporary: Path, bar: "_Bar") -> Path:
@@ -264,16 +263,6 @@ class _Bar:
     def finish(self, size: int) -> None:
         self.before += size
         self.tell(self.before, self.total_bytes)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Move what is in one folder to another; folders that are there already get what they lack and what differs."""
-    for entry in sorted(source.iterdir()):
-        place = target / entry.name
-        if entry.is_dir() and place.is_dir():
-            _move(entry, place)
-        else:
-            os.replace(entry, place)
 
 
 @contextmanager

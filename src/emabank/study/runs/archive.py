@@ -116,6 +116,8 @@ def _read_archive(path: Path) -> Contents:
                 contents.setdefault(run, {})[name] = cast("IO[bytes]", archive.extractfile(member)).read()
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}); use another copy of it") from error
+    if not contents:
+        raise ValueError(f"{path} holds no runs; use another copy of it")
     return contents
 
 
