@@ -102,16 +102,6 @@ def test_labels_are_places_in_wnids(tiny: Path):
     assert test.classes == tuple(WNIDS)
 
 
-def test_each_part_has_a_cache_which_may_be_elsewhere(tiny: Path, tmp_path: Path):
-    for cache, place in ((None, tiny / ".emabank-cache"), (tmp_path / "elsewhere", tmp_path / "elsewhere")):
-        counts: list[tuple[int, int]] = []
-        for split in ("train", "test") * 2:
-            load_tiny_imagenet(tiny, split=split, cache=cache, tell=lambda *count, counts=counts: counts.append(count))
-        assert counts == [(0, 3), (3, 3)] * 2
-        names = sorted(path.name.split(".")[0] for path in place.glob("[!.]*"))
-        assert names == ["tiny-imagenet-test", "tiny-imagenet-train"]
-
-
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
@@ -232,12 +222,6 @@ def test_any_change_makes_a_new_cache_in_place_of_the_old(root: Path):
     assert len(renewed(files=FILES[:5])) == 5
     assert np.array_equal(renewed(files=FILES[::-1])[0], EXPECTED[-1])
     assert renewed(side=4, fit=True).shape == (12, 3, 4, 4)
-
-
-def test_a_set_that_was_moved_is_not_decoded_again(root: Path):
-    load(root, cache=root / "cache")
-    moved = root.rename(root.parent / "moved")
-    assert load(moved, cache=moved / "cache")[1] == []
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "another"])

@@ -50,14 +50,6 @@ def test_taking_copies_and_keeps_right_labels_one_tensor():
     assert part.images[1].any()
 
 
-def test_clean_labels_can_replace_the_given_ones():
-    part = make_images(some_images(2).images, torch.tensor([0, 1]), clean=torch.tensor([1, 1]))
-    cleaned = part.with_clean_labels()
-    assert cleaned.labels.tolist() == cleaned.clean.tolist() == [1, 1]
-    assert cleaned.images is part.images
-    assert part.labels.tolist() == [0, 1]
-
-
 BYTES = torch.zeros(4, 1, 2, 2, dtype=torch.uint8)
 FOUR = torch.arange(4)
 
