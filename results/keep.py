@@ -1,11 +1,15 @@
-"""From a folder of runs to what is kept of it here: rows, tables, figures, claims, and how it came about.
+"""Keep what a folder of runs has measured as small files, and restore runs from them.
 
-`python results/keep.py RUNS results/small` after `emabank run ...`. Small files only: no weights, no predictions, and
-figures as SVG. The rows are all that the runs measured; everything else can be made from the runs again.
+`python results/keep.py RUNS results/small` packs the finished runs (rows, histories and conditions, an archive per data
+set and network), and makes claims, tables, figures and about.json from everything that is packed. Do it as often as
+you like while a study runs: what was packed before and is no longer in RUNS stays.
+
+`python results/keep.py --restore results/small RUNS` puts the packed runs into RUNS, where `emabank run` goes on from
+them. Weights and predictions are not kept. So a restored run is not trained again, but agreement between seeds can be
+measured only of runs that have their predictions; remove a run's folder to train it again.
 """
 
 import argparse
-import gzip
 import json
 import shutil
 import subprocess
@@ -15,28 +19,30 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from emabank.study import load_results
+from emabank.study.runs.archive import pack_runs, restore_runs
+from emabank.study.runs.reader import RunFolder
 
 KEPT = ("claims.csv", "claims.md", "tables/**/*.md", "figures/**/*.svg")
 
 
 def keep(runs: Path, out: Path) -> None:
-    """Replace the folder by what is kept of the runs; its README.md, which people write, stays."""
-    rows = load_results(runs)
-    about = about_runs(runs)
-    with tempfile.TemporaryDirectory() as made:
-        report = Path(made) / "report"
-        subprocess.run([sys.executable, "-m", "emabank.study", "report", str(runs), "--out", str(report)], check=True)
-        for old in (out / name for name in ("tables", "figures")):
-            shutil.rmtree(old, ignore_errors=True)
+    """Bring the folder up to date with the runs; its README.md, which people write, stays."""
+    pack_runs(runs, out)
+    with tempfile.TemporaryDirectory() as folder:
+        every, report = Path(folder, "runs"), Path(folder, "report")
+        every.mkdir()
+        for path in runs.iterdir():  # those that are here have predictions, too
+            if (path / "summary.json").exists() or RunFolder(path).is_done():
+                (every / path.name).symlink_to(path.absolute())
+        restore_runs(out, every)
+        subprocess.run([sys.executable, "-m", "emabank.study", "report", str(every), "--out", str(report)], check=True)
+        for name in ("tables", "figures"):
+            shutil.rmtree(out / name, ignore_errors=True)
         for file in sorted(file for pattern in KEPT for file in report.glob(pattern)):
-            place = out / file.relative_to(report)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
-    # Without a time in it, the same rows give the same file.
-    with open(out / "rows.csv.gz", "wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
-        packed.write(rows.to_csv(index=False, float_format="%.6g").encode())
-    (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+            target = out / file.relative_to(report)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+        (out / "about.json").write_text(json.dumps(about_runs(every), indent=1) + "\n")
 
 
 def about_runs(runs: Path) -> dict[str, Any]:
@@ -57,8 +63,8 @@ def about_runs(runs: Path) -> dict[str, Any]:
         "studies": {study["study"]: {"command": study["command"], "state": study["state"]} for study in studies},
         "runs": len(finished),
         "minutes": {
-            stage: {"runs": len(found), "least": round(min(found), 1), "most": round(max(found), 1)}
-            for stage, found in sorted(minutes.items())
+            stage: {"runs": len(times), "least": round(min(times), 1), "most": round(max(times), 1)}
+            for stage, times in sorted(minutes.items())
         },
         "conditions": conditions,
     }
@@ -71,13 +77,19 @@ def _stage(folder: Path) -> str:
     return f"{recipe['data']['dataset']}, {recipe['training']['network']}, on {config['trained_on']}{kind}"
 
 
-def _time(said: str) -> float:
-    return datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
+def _time(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("runs", type=Path, help="the folder that `emabank run` wrote to")
-    parser.add_argument("out", type=Path, help="the folder under results/")
-    given = parser.parse_args()
-    keep(given.runs, given.out)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "source", type=Path, help="the folder that `emabank run` wrote to; with --restore, one of results/"
+    )
+    parser.add_argument("target", type=Path, help="the folder under results/; with --restore, a folder of runs")
+    parser.add_argument("--restore", action="store_true", help="put the packed runs into a folder of runs")
+    arguments = parser.parse_args()
+    if arguments.restore:
+        print(f"{len(restore_runs(arguments.source, arguments.target))} runs and protocols restored")
+    else:
+        keep(arguments.source, arguments.target)

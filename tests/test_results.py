@@ -1,29 +1,42 @@
-"""What is kept of runs: every row, the tables, figures and claims, the commands and conditions; no weights."""
+"""What is kept of runs: archives of all rows, tables, figures, claims, commands and conditions; no weights."""
 
-import gzip
-import io
 import json
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from emabank.study import load_results
+from emabank.study.runs.archive import ARCHIVE, pack_runs, restore_runs
+from emabank.study.runs.reader import RunFolder
 from results.keep import keep
 
 SETTINGS = ["epochs=4", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 
 
+def emabank(*words: str, folder: Path) -> str:
+    command = [sys.executable, "-m", "emabank.study", *words]
+    done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=300)
+    return done.stdout + done.stderr
+
+
+def run_study(folder: Path) -> str:
+    words = ("run", "batchnorm", "--seeds", "2", "--jobs", "1", "--runs", str(folder / "runs"))
+    return emabank(*words, "--set", *SETTINGS, folder=folder)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
-    words = ["run", "batchnorm", "--seeds", "1", "--jobs", "1", "--set", *SETTINGS]
-    subprocess.run(
-        [sys.executable, "-m", "emabank.study", *words], cwd=folder, check=True, capture_output=True, timeout=300
-    )
+    run_study(folder)
     return folder / "runs"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_everything_small_is_kept_and_nothing_else_twice_the_same(runs: Path, tmp_path: Path):
@@ -32,20 +45,17 @@ def test_everything_small_is_kept_and_nothing_else_twice_the_same(runs: Path, tm
     (out / "README.md").write_text("by hand")
     (out / "tables" / "old.md").write_text("of an earlier report")
     keep(runs, out)
-    names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
-    assert {"README.md", "about.json", "rows.csv.gz", "claims.md", "claims.csv"} <= names
+    names = set(contents(out))
+    assert {"README.md", "about.json", "claims.md", "claims.csv", "study-demo-batchnorm.json"} <= names
     assert "tables/old.md" not in names and (out / "README.md").read_text() == "by hand"
     assert any(name.startswith("figures/demo/batchnorm/") for name in names)
     assert {Path(name).suffix for name in names} == {".md", ".json", ".gz", ".csv", ".svg"}
-
-    kept = pd.read_csv(io.BytesIO(gzip.decompress((out / "rows.csv.gz").read_bytes())))
-    rows = load_results(runs)
-    assert len(kept) == len(rows) > 0
-    assert kept["value"].to_numpy() == pytest.approx(rows["value"].to_numpy(), rel=1e-5, nan_ok=True)
+    assert load_results(out).equals(load_results(runs))
+    assert not any(str(tmp_path.parent.parent).encode() in content for content in contents(out).values())
 
     about = json.loads((out / "about.json").read_text())
-    assert about["studies"]["batchnorm"]["command"].startswith("emabank run batchnorm --seeds 1")
-    assert about["runs"] == len(list(runs.glob("*/done.json"))) >= 2
+    assert about["studies"]["batchnorm"]["command"].startswith("emabank run batchnorm --seeds 2 --jobs 1 --runs runs")
+    assert about["runs"] == len(list(runs.glob("*/done.json"))) >= 4
     assert [set(known) for known in about["conditions"]] == [
         {"emabank", "python", "torch", "numpy", "platform", "cpu", "cores", "threads"}
     ]
@@ -53,7 +63,69 @@ def test_everything_small_is_kept_and_nothing_else_twice_the_same(runs: Path, tm
     before = contents(out)
     keep(runs, out)
     assert contents(out) == before
+    assert emabank("claims", str(out), folder=tmp_path) == emabank("claims", str(runs), folder=tmp_path)
+    assert f"{about['runs']} done" in emabank("status", str(out), folder=tmp_path)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")}
+def test_an_archive_keeps_runs_that_are_no_longer_there_and_skips_what_is_not_done(runs: Path, tmp_path: Path):
+    [archive] = pack_runs(runs, tmp_path / "all")
+    first, second, *_ = sorted(path.parent.name for path in runs.glob("*/done.json"))
+    for absent in (first, second):
+        shutil.copytree(
+            runs, tmp_path / absent, ignore=lambda _, names, absent=absent: [absent] if absent in names else []
+        )
+        pack_runs(tmp_path / absent, tmp_path / "merged")
+    assert (tmp_path / "merged" / archive.relative_to(tmp_path / "all")).read_bytes() == archive.read_bytes()
+
+    half = tmp_path / first / second
+    (half / "rows.jsonl").write_text("")
+    restore_runs(tmp_path / "merged", tmp_path / "restored")
+    pack_runs(tmp_path / first, tmp_path / "without")
+    restore_runs(tmp_path / "without", tmp_path / "fewer")
+    missing = {path.name for path in (tmp_path / "restored").iterdir()} - {
+        path.name for path in (tmp_path / "fewer").iterdir()
+    }
+    assert missing == {first, second}
+    pack_runs(tmp_path / "restored", tmp_path / "again")
+    assert (tmp_path / "again" / archive.relative_to(tmp_path / "all")).read_bytes() == archive.read_bytes()
+
+
+def test_restored_runs_are_done_and_say_what_they_lack(runs: Path, tmp_path: Path):
+    pack_runs(runs, tmp_path / "kept")
+    here = tmp_path / "runs"
+    assert len(restore_runs(tmp_path / "kept", here)) == len([path for path in runs.iterdir() if path.is_dir()])
+    assert restore_runs(tmp_path / "kept", here) == []
+    [protocol] = (path.name for path in runs.glob("protocol-*"))
+    before = contents(here)
+    said = run_study(tmp_path)  # trains nothing, and keeps what was measured of pairs of seeds
+    assert "missing" not in said
+    after = contents(here)
+    assert {name for name in after if after[name] != before.get(name)} == {
+        ".study-demo-batchnorm.lock",
+        "study-demo-batchnorm.json",
+    }
+    assert b'"churn"' in after[f"{protocol}/rows.jsonl"]
+
+    shutil.rmtree(here / protocol)
+    assert "remove their folders to train them again" in run_study(tmp_path).replace("\n", " ")
+    assert b'"churn"' not in (here / protocol / "rows.jsonl").read_bytes()
+
+    run = RunFolder(next(path.parent for path in here.glob("*/done.json")))
+    with pytest.raises(FileNotFoundError, match="restored from an archive.* remove the folder .* to train"):
+        run.load_predictions("live-last")
+    refit = next(path.parent for path in here.glob("*/config.json") if '"100%"' in path.read_text())
+    shutil.rmtree(refit)
+    run_study(tmp_path)  # one run is trained again, with everything
+    assert not RunFolder(refit).is_rows_only() and RunFolder(refit).predictions()
+    assert (refit / "rows.jsonl").read_bytes() == (runs / refit.name / "rows.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../x/rows.jsonl", "0123456789abcdef/evil.sh", "/tmp/0123456789abcdef/rows.jsonl"])
+def test_an_archive_with_other_files_is_refused(tmp_path: Path, name: str):
+    path = tmp_path / "kept" / "x" / ARCHIVE
+    path.parent.mkdir(parents=True)
+    with tarfile.open(path, "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(ValueError, match="no file of a run"):
+        restore_runs(tmp_path / "kept", tmp_path / "runs")
+    assert list((tmp_path / "runs").iterdir()) == []

@@ -251,8 +251,8 @@ def test_a_folder_without_test_images_or_with_other_classes_is_one_sentence(tmp_
 @pytest.mark.parametrize(
     ("make_model", "data", "sentence"),
     [
-        (linear, (TENSORS[0] / 255, *TENSORS[1:]), r"images are float32 \[60, 1, 4, 4\]; give a uint8 tensor"),
-        (linear, (TENSORS[0][:, 0], *TENSORS[1:]), r"images have the shape \[60, 4, 4\]; give a uint8 tensor"),
+        (linear, (TENSORS[0] / 255, *TENSORS[1:]), r"images must be a uint8 tensor .* got float32 \[60, 1, 4, 4\]"),
+        (linear, (TENSORS[0][:, 0], *TENSORS[1:]), r"images must be a uint8 tensor .* got uint8 \[60, 4, 4\]"),
         (linear, TENSORS[:2], r"data is a tuple; give \(training images, labels, test images, labels\) as tensors"),
         (linear, 3, r"data is a int; give \(training images"),
         (

@@ -39,6 +39,12 @@ from tests.torture.averages import scratch_folder
 PRELOADED = ["torch._dynamo", "emabank.study.run_job", "emabank.study.launch", "torture.faults"]
 LONG = pytest.mark.torture
 
+
+def amounts(name: str, short: Any, long: Any) -> pytest.MarkDecorator:
+    """The same test with little, as part of all tests, and with much, for `make torture`."""
+    return pytest.mark.parametrize(name, [pytest.param(short, id="short"), pytest.param(long, id="long", marks=LONG)])
+
+
 # Where and when a run was made, and how it went: all else must be the same, however often it was disturbed.
 TELL_THE_TIME = {"done.json", "environment.json", "progress.json", "log.txt", "lock"}
 

@@ -11,7 +11,7 @@ import pytest
 from emabank.averaging import average_checkpoints, find_checkpoints
 from tests.torture import averages
 from tests.torture.averages import AVERAGES, content
-from tests.torture.faults import LONG, Faults, faults, undisturbed
+from tests.torture.faults import Faults, amounts, faults, undisturbed
 from tests.torture.test_damaged import CHANGES, damage
 
 
@@ -49,15 +49,10 @@ def torture(folder: Path, count: Faults, *, times: int) -> None:
     count.count(lost=0)
 
 
-def test_some_checkpoints_are_damaged(tmp_path: Path) -> None:
-    with faults("damaged: checkpoints to average, short") as count:
-        torture(tmp_path, count, times=18)
-
-
-@LONG
-def test_many_checkpoints_are_damaged(tmp_path: Path) -> None:
+@amounts("times", 18, 600)
+def test_damaged_checkpoints_are_refused_and_nothing_is_replaced(tmp_path: Path, times: int) -> None:
     with faults("damaged: checkpoints to average") as count:
-        torture(tmp_path, count, times=600)
+        torture(tmp_path, count, times=times)
 
 
 def test_control_half_an_average_is_seen(tmp_path: Path) -> None:

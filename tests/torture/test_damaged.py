@@ -6,10 +6,9 @@ What is damaged is found, named, and made again or refused; nothing that was mea
 import hashlib
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,11 +16,12 @@ from emabank.study.config import Place
 from emabank.study.report.results import read_results
 from emabank.study.run_job import Job, run_job
 from emabank.study.runs import storage
-from emabank.study.runs.reader import RunFolder, load_results
+from emabank.study.runs.archive import load_results
+from emabank.study.runs.reader import RunFolder
 from emabank.study.train import Interrupted
 from tests.study.small_runs import config, digits, one_thread  # noqa: F401
 from tests.torture.averages import scratch_folder
-from tests.torture.faults import LONG, TELL_THE_TIME, Faults, difference, faults, left, undisturbed
+from tests.torture.faults import LONG, TELL_THE_TIME, Faults, amounts, difference, faults, left, undisturbed
 
 JOB = Job(config(data={"subset": 60}, training={"epochs": 3, "width": 2}), forks=(1,))
 CHANGES = ("flip", "cut", "zeros", "empty")
@@ -87,30 +87,37 @@ def again(folder: Path) -> list[str]:
     return [str(each.message) for each in caught]
 
 
-def torture_finished(folder: Path, count: Faults, *, times: int) -> None:
-    wanted, read = left(finished()), everything(the_run(finished()))
-    names = [path.relative_to(finished()) for path in sorted(finished().rglob("*")) if path.is_file()]
+def damaged_copies(whole: Path, folder: Path, count: Faults, times: int) -> Generator[tuple[Path, Path, str]]:
+    """Copies of a run with one file damaged: where the copy is, which file, and how it was done; all files in turn."""
+    names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file() and path.stat().st_size]
     for number in range(times):
         name, how = names[number % len(names)], count.random.choice(CHANGES)
         place = folder / str(number)
-        shutil.copytree(finished(), place)
-        if not (place / name).stat().st_size:
-            continue
+        shutil.copytree(whole, place)
         damage(place / name, how, count)
-        told = f"seed {count.seed}, {number}: {name} {how}"
         count.count(faults=1)
-        run = the_run(place)
-        try:
-            said = again(place)
-        except ValueError as error:  # a configuration that is not that of the run is left for its owner to see
-            assert name.name == "config.json" and "config.json" in str(error), f"{told}: {error}"
-            count.count(refused=1)
-            continue
-        if said:
-            count.count(rebuilt=1)
-            assert name.name in said[0], f"{told}: {said}"
-            assert difference(left(place), wanted) == [], told
-        else:
+        yield place, name, f"seed {count.seed}, {number}: {name} {how}"
+        shutil.rmtree(place)
+    count.count(lost=0)
+
+
+@amounts("times", 24, 300)
+def test_a_finished_run_is_damaged(tmp_path: Path, times: int) -> None:
+    wanted, read = left(finished()), everything(the_run(finished()))
+    with faults("damaged: finished runs") as count:
+        for place, name, told in damaged_copies(finished(), tmp_path, count, times):
+            run = the_run(place)
+            try:
+                said = again(place)
+            except ValueError as error:  # a configuration that is not that of the run is left for its owner to see
+                assert name.name == "config.json" and "config.json" in str(error), f"{told}: {error}"
+                count.count(refused=1)
+                continue
+            if said:
+                count.count(rebuilt=1)
+                assert name.name in said[0], f"{told}: {said}"
+                assert difference(left(place), wanted) == [], told
+                continue
             try:
                 assert everything(run) == read, f"{told}: read as if nothing were wrong"
                 count.count(harmless=1)
@@ -118,34 +125,23 @@ def torture_finished(folder: Path, count: Faults, *, times: int) -> None:
                 assert name.name in str(error), f"{told}: {error}"
                 count.count(refused=1)
                 assert not run.is_done(contents=True), told
-        shutil.rmtree(place)
-    count.count(lost=0)
 
 
-def torture_unfinished(folder: Path, count: Faults, *, times: int) -> None:
+@amounts("times", 12, 150)
+def test_an_unfinished_run_is_damaged(tmp_path: Path, times: int) -> None:
     wanted = left(finished())
-    names = [path.relative_to(unfinished()) for path in sorted(unfinished().rglob("*")) if path.is_file()]
-    assert {"checkpoint.pt", "checkpoint.previous.pt", "epoch-1.pt", "config.json"} <= {name.name for name in names}
-    for number in range(times):
-        name, how = names[number % len(names)], count.random.choice(CHANGES)
-        place = folder / str(number)
-        shutil.copytree(unfinished(), place)
-        if not (place / name).stat().st_size:
-            continue
-        damage(place / name, how, count)
-        told = f"seed {count.seed}, {number}: {name} {how}"
-        count.count(faults=1)
-        try:
-            said = again(place)
-        except ValueError as error:
-            assert name.name == "config.json" and "config.json" in str(error), f"{told}: {error}"
-            count.count(refused=1)
-        else:
-            assert all(name.name in each for each in said), f"{told}: {said}"
-            count.count(rebuilt=bool(said), harmless=not said)
-            assert all(is_fork_gone_or_same(place, each) for each in difference(left(place), wanted)), told
-        shutil.rmtree(place)
-    count.count(lost=0)
+    assert {"checkpoint.pt", "checkpoint.previous.pt", "epoch-1.pt"} <= {path.name for path in unfinished().rglob("*")}
+    with faults("damaged: unfinished runs") as count:
+        for place, name, told in damaged_copies(unfinished(), tmp_path, count, times):
+            try:
+                said = again(place)
+            except ValueError as error:
+                assert name.name == "config.json" and "config.json" in str(error), f"{told}: {error}"
+                count.count(refused=1)
+            else:
+                assert all(name.name in sentence for sentence in said), f"{told}: {said}"
+                count.count(rebuilt=bool(said), harmless=not said)
+                assert all(is_fork_gone_or_same(place, file) for file in difference(left(place), wanted)), told
 
 
 def is_fork_gone_or_same(place: Path, name: str) -> bool:
@@ -156,24 +152,6 @@ def is_fork_gone_or_same(place: Path, name: str) -> bool:
     return "/forks/" in name and (
         not fork.exists() or str(storage.read_state(fork)) == str(storage.read_state(finished() / name))
     )
-
-
-def test_a_finished_run_is_damaged(tmp_path: Path) -> None:
-    with faults("damaged: a finished run, short") as count:
-        torture_finished(tmp_path, count, times=24)
-
-
-def test_an_unfinished_run_is_damaged(tmp_path: Path) -> None:
-    with faults("damaged: an unfinished run, short") as count:
-        torture_unfinished(tmp_path, count, times=12)
-
-
-@LONG
-@pytest.mark.parametrize("part", [torture_finished, torture_unfinished])
-def test_runs_are_damaged_very_often(part: Callable[..., None], tmp_path: Path) -> None:
-    name = part.__name__.removeprefix("torture_")
-    with faults(f"damaged: {name} runs") as count:
-        part(tmp_path, count, times=300 if name == "finished" else 150)
 
 
 # A whole study and its report -----------------------------------------------------------------------------------------
@@ -194,36 +172,26 @@ def seen(folder: Path) -> tuple[str, str]:
     return total.hexdigest(), "\n".join(f"{what}: {why}" for what, why in results.skipped)
 
 
-def torture_report(folder: Path, count: Faults, *, times: int) -> None:
+@LONG
+def test_the_report_names_what_is_damaged_and_uses_nothing_of_it(tmp_path: Path) -> None:
     study = undisturbed("study")
-    wanted = seen(study)
+    wanted, copy = seen(study), tmp_path / "copy"
     read_by_it = [
         path.relative_to(study)
         for path in sorted(study.rglob("*"))
-        if path.suffix in (".json", ".jsonl") and path.name not in TELL_THE_TIME - {"done.json"} and path.is_file()
+        if path.suffix in (".json", ".jsonl") and path.name not in TELL_THE_TIME - {"done.json"} and path.stat().st_size
     ]
-    shutil.copytree(study, folder / "copy")
-    for number in range(times):
-        name, how = count.random.choice(read_by_it), count.random.choice(CHANGES)
-        path: Any = folder / "copy" / name
-        whole = path.read_bytes()
-        if not whole:
-            continue
-        damage(path, how, count)
-        found = seen(folder / "copy")
-        count.count(faults=1)
-        if found[0] == wanted[0]:
-            count.count(harmless=1)
-        else:
-            told = f"seed {count.seed}, {number}: {name} {how}: {found[1]}"
-            assert name.name in found[1] or name.parent.name in found[1], told
-            count.count(named=1)
-        path.write_bytes(whole)
-    assert seen(folder / "copy") == wanted
-    count.count(lost=0)
-
-
-@LONG
-def test_the_report_names_what_is_damaged_and_uses_nothing_of_it(tmp_path: Path) -> None:
+    shutil.copytree(study, copy)
     with faults("damaged: a study, read by the report") as count:
-        torture_report(tmp_path, count, times=500)
+        for number in range(500):
+            name, how = count.random.choice(read_by_it), count.random.choice(CHANGES)
+            whole = (copy / name).read_bytes()
+            damage(copy / name, how, count)
+            digest, said = seen(copy)
+            is_harmless = digest == wanted[0]
+            told = f"seed {count.seed}, {number}: {name} {how}: {said}"
+            assert is_harmless or name.name in said or name.parent.name in said, told
+            count.count(faults=1, harmless=is_harmless, named=not is_harmless)
+            (copy / name).write_bytes(whole)
+        assert seen(copy) == wanted
+        count.count(lost=0)

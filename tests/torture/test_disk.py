@@ -110,20 +110,19 @@ def torture(part: Part, folder: Path, count: Faults, *, most: int | None) -> Non
     count.count(operations=operations, lost=0)
 
 
-@pytest.mark.parametrize("name", ["training", "library", "average", "study's end"])
-def test_some_operations_of_the_disk_fail(name: str, tmp_path: Path) -> None:
-    with faults(f"failing writes: {name}, short") as count:
-        torture(PARTS[name], tmp_path, count, most=6)
+def some_and_all(some: dict[str, int], every: dict[str, int | None]) -> pytest.MarkDecorator:
+    few = [pytest.param(name, amount, id=f"{name}, short") for name, amount in some.items()]
+    many = [pytest.param(name, amount, id=name, marks=LONG) for name, amount in every.items()]
+    return pytest.mark.parametrize(("name", "amount"), [*few, *many])
 
 
-MOST = {"training": 120, "library": 150, "average": None, "study's end": 50, "report": 25}
-
-
-@LONG
-@pytest.mark.parametrize("name", PARTS)
-def test_many_operations_of_the_disk_fail(name: str, tmp_path: Path) -> None:
+@some_and_all(
+    {"training": 6, "library": 6, "average": 6, "study's end": 6},
+    {"training": 120, "library": 150, "average": None, "study's end": 50, "report": 25},
+)
+def test_operations_of_the_disk_fail(name: str, amount: int | None, tmp_path: Path) -> None:
     with faults(f"failing writes: {name}") as count:
-        torture(PARTS[name], tmp_path, count, most=MOST[name])
+        torture(PARTS[name], tmp_path, count, most=amount)
 
 
 # A disk that is full --------------------------------------------------------------------------------------------------
@@ -160,14 +159,10 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("name", ["training", "library", "average"])
-def test_a_full_disk_is_told_and_the_next_start_ends_as_undisturbed(name: str, tmp_path: Path) -> None:
-    with faults(f"full disk: {name}, short") as count:
-        fill(PARTS[name], tmp_path, count, times=3)
-
-
-@LONG
-@pytest.mark.parametrize("name", PARTS)
-def test_a_disk_that_is_full_at_every_size(name: str, tmp_path: Path) -> None:
+@some_and_all(
+    {"training": 3, "library": 3, "average": 3},
+    {"training": 30, "library": 30, "average": 30, "study's end": 15, "report": 8},
+)
+def test_a_full_disk_is_told_and_the_next_start_ends_as_undisturbed(name: str, amount: int, tmp_path: Path) -> None:
     with faults(f"full disk: {name}") as count:
-        fill(PARTS[name], tmp_path, count, times={"report": 8, "study's end": 15}.get(name, 30))
+        fill(PARTS[name], tmp_path, count, times=amount)

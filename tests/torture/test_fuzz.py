@@ -37,7 +37,7 @@ from emabank.study.runs.writer import open_run
 from emabank.study.serialize import apply_overrides, from_dict, read_toml, to_dict, to_toml
 from tests.study.data.made_up import cifar_batch, python2_pickle
 from tests.torture.averages import scratch_folder
-from tests.torture.faults import LONG, faults
+from tests.torture.faults import amounts, faults
 
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=8)),
@@ -225,8 +225,8 @@ def check(read: Callable[[Any], Any], content: Any) -> bool:
     return False
 
 
-def fuzz(name: str, strategy: st.SearchStrategy[Any], read: Callable[[Any], Any], *, examples: int, label: str) -> None:
-    with faults(f"fuzzing: {name}{label}") as count:
+def fuzz(name: str, strategy: st.SearchStrategy[Any], read: Callable[[Any], Any], *, examples: int) -> None:
+    with faults(f"fuzzing: {name}") as count:
 
         @settings(
             max_examples=examples,
@@ -245,31 +245,19 @@ def fuzz(name: str, strategy: st.SearchStrategy[Any], read: Callable[[Any], Any]
         count.count(other_errors=0)
 
 
+@amounts("examples", 60, 2000)
 @pytest.mark.parametrize("name", BYTES)
-def test_files_of_a_few_changed_bytes(name: str) -> None:
+def test_files_of_changed_bytes(name: str, examples: int) -> None:
     good, read = BYTES[name]
     read(good_files()[good])  # the whole one is read
-    fuzz(name, damaged(good_files()[good]), read, examples=60, label=", short")
+    fuzz(name, damaged(good_files()[good]), read, examples=examples)
 
 
-@LONG
-@pytest.mark.parametrize("name", BYTES)
-def test_files_of_changed_bytes_by_the_thousand(name: str) -> None:
-    good, read = BYTES[name]
-    fuzz(name, damaged(good_files()[good]), read, examples=2000, label="")
-
-
+@amounts("examples", 100, 2000)
 @pytest.mark.parametrize("name", VALUES)
-def test_values_of_other_kinds(name: str) -> None:
+def test_values_of_other_kinds(name: str, examples: int) -> None:
     good, read = VALUES[name]
-    fuzz(name, other_values(good()), read, examples=100, label=", short")
-
-
-@LONG
-@pytest.mark.parametrize("name", VALUES)
-def test_values_of_other_kinds_by_the_thousand(name: str) -> None:
-    good, read = VALUES[name]
-    fuzz(name, other_values(good()), read, examples=2000, label="")
+    fuzz(name, other_values(good()), read, examples=examples)
 
 
 # Arguments ------------------------------------------------------------------------------------------------------------
@@ -283,13 +271,9 @@ def set_to(setting: str) -> Any:
     return replace(apply_overrides(ProtocolConfig(), [setting]))
 
 
-def test_settings_of_any_text() -> None:
-    fuzz("--set", SETTINGS, set_to, examples=150, label=", short")
-
-
-@LONG
-def test_settings_of_any_text_by_the_thousand() -> None:
-    fuzz("--set", SETTINGS, set_to, examples=5000, label="")
+@amounts("examples", 150, 5000)
+def test_settings_of_any_text(examples: int) -> None:
+    fuzz("--set", SETTINGS, set_to, examples=examples)
 
 
 WORDS = st.lists(
@@ -319,15 +303,11 @@ def command(words: list[str]) -> Any:
         raise ValueError("refused")
 
 
-def test_commands_of_any_words() -> None:
-    fuzz("commands", WORDS, command, examples=40, label=", short")
-
-
-@LONG
-def test_commands_of_any_words_by_the_thousand() -> None:
-    fuzz("commands", WORDS, command, examples=500, label="")
+@amounts("examples", 40, 500)
+def test_commands_of_any_words(examples: int) -> None:
+    fuzz("commands", WORDS, command, examples=examples)
 
 
 def test_control_another_error_is_seen() -> None:
     with pytest.raises(ZeroDivisionError):
-        fuzz("control", st.integers(0, 3), lambda value: 1 / (value - 2), examples=50, label=", short")
+        fuzz("control", st.integers(0, 3), lambda value: 1 / (value - 2), examples=50)

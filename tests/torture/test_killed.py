@@ -82,14 +82,15 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize("name", SHORT)
-def test_killed_a_few_times_it_goes_on_and_leaves_the_same(name: str, tmp_path: Path) -> None:
-    with faults(f"killed: {name}, short") as count:
-        torture(name, tmp_path, count, rounds=SHORT[name][0], in_a_row=SHORT[name][1])
-
-
-@LONG
-@pytest.mark.parametrize("name", MANY)
-def test_killed_a_hundred_times_it_goes_on_and_leaves_the_same(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "rounds", "in_a_row"),
+    [
+        *(pytest.param(name, *amounts, id=f"{name}, short") for name, amounts in SHORT.items()),
+        *(pytest.param(name, *amounts, id=name, marks=LONG) for name, amounts in MANY.items()),
+    ],
+)
+def test_killed_again_and_again_it_goes_on_and_leaves_the_same(
+    name: str, rounds: int, in_a_row: int, tmp_path: Path
+) -> None:
     with faults(f"killed: {name}") as count:
-        torture(name, tmp_path, count, rounds=MANY[name][0], in_a_row=MANY[name][1])
+        torture(name, tmp_path, count, rounds=rounds, in_a_row=in_a_row)

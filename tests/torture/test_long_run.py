@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from emabank import EMA, EMABank, Uniform, checkpoint
 from emabank.selection import BestTracker
-from tests.torture.faults import LONG, faults
+from tests.torture.faults import amounts, faults
 
 UNIT = 2.0**-24
 DECAYS = (0.9, 0.998, 0.9998)
@@ -81,15 +81,11 @@ def drift(updates: int) -> dict[str, tuple[float, float]]:
     return found
 
 
-def test_drift_stays_within_what_float32_allows() -> None:
-    drift(3_000)
-
-
-@LONG
-def test_drift_of_a_hundred_thousand_updates_stays_within_what_float32_allows() -> None:
+@amounts("updates", 3_000, 100_000)
+def test_drift_stays_within_what_float32_allows(updates: int) -> None:
     with faults("long run: updates") as count:
-        count.count(updates=100_000)
-        for name, (error, bound) in drift(100_000).items():  # in billionths of the largest weight
+        count.count(updates=updates)
+        for name, (error, bound) in drift(updates).items():  # in billionths of the largest weight
             count.count(**{f"{name}: error": round(1e9 * error), f"{name}: bound": round(1e9 * bound)})
 
 
@@ -144,21 +140,15 @@ def cycles(folder: Path, count: int, *, updates: int) -> tuple[int, int]:
     return resident() - before[0], live_tensors() - before[1]
 
 
+@amounts("times", 100, 1000)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_saving_and_loading_again_and_again_takes_no_more_memory(tmp_path: Path) -> None:
-    grown, tensors = cycles(tmp_path, 100, updates=3)
-    assert tensors == 0
-    assert grown < 4 << 20
-
-
-@LONG
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_a_thousand_times_saved_and_loaded_takes_no_more_memory(tmp_path: Path) -> None:
+def test_saving_and_loading_again_and_again_takes_no_more_memory(tmp_path: Path, times: int) -> None:
     with faults("long run: saving and loading") as count:
-        grown, tensors = cycles(tmp_path, 1000, updates=20)
+        updates = max(3, times // 50)
+        grown, tensors = cycles(tmp_path, times, updates=updates)
         assert tensors == 0
         assert grown < 4 << 20
-        count.count(cycles=1000, updates=20_000, tensors_more=tensors, bytes_more=max(0, grown))
+        count.count(cycles=times, updates=times * updates, tensors_more=tensors, bytes_more=max(0, grown))
 
 
 def test_control_memory_that_grows_is_seen(tmp_path: Path) -> None:

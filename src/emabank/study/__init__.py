@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from emabank.study.config import MeasuringConfig as MeasuringConfig
     from emabank.study.config import ProtocolConfig as ProtocolConfig
     from emabank.study.config import TrainingConfig as TrainingConfig
-    from emabank.study.runs.reader import load_results as load_results
+    from emabank.study.runs.archive import load_results as load_results
 
 _HOME = {
     "AveragesConfig": "config",
@@ -24,7 +24,7 @@ _HOME = {
     "MeasuringConfig": "config",
     "ProtocolConfig": "config",
     "TrainingConfig": "config",
-    "load_results": "runs.reader",
+    "load_results": "runs.archive",
     "run_protocol": "api",
 }
 

@@ -12,9 +12,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from emabank.study.config import Place, ProtocolConfig
-from emabank.study.data.folders import load_image_folder
+from emabank.study.data.folders import LabelledImages, load_image_folder
 from emabank.study.data.images import Dataset, Images, averaged_to, make_images
-from emabank.study.data.labelled import LabelledImages
 from emabank.study.executors import Outcome
 from emabank.study.executors.progress import counting, progress, say
 from emabank.study.launch import show

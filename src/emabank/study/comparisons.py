@@ -40,16 +40,22 @@ class Stage(NamedTuple):
 def pairs(stage: Stage) -> list[Row]:
     """Churn and Jensen-Shannon divergence between all pairs of seeds, for each column; each number once.
 
+    Pairs with a run that has rows only are skipped.
+
     >>> pairs(Stage("80%", "val", runs=[], columns=[Column("SGD", kept=())]))
     []
     """
     index = _index(row for run in stage.runs for row in run.rows())
     rows: list[Row] = []
+    rows_only = [run.is_rows_only() for run in stage.runs]
     for column in stage.columns:
         logits = [
-            run.load_predictions(name)[stage.split].logits for run, name in zip(stage.runs, column.kept, strict=True)
+            np.empty(0) if without else run.load_predictions(name)[stage.split].logits
+            for run, name, without in zip(stage.runs, column.kept, rows_only, strict=True)
         ]
         for holder, other in _pairs_of(stage, column):
+            if rows_only[holder] or rows_only[other]:
+                continue
             like = _row_of(index, stage, holder, column.kept[holder])
             found = _agreement(logits[min(holder, other)], logits[max(holder, other)])
             rows += [
@@ -63,7 +69,7 @@ def with_tuned_temperatures(tuned: Iterable[RunFolder], refitted: Iterable[RunFo
 
     Each gets the temperature of its likes: of the same average with the same statistics, chosen by the same criterion.
     So the last live weights of a refit get that of the last live weights in tuning. What has no likes there (SWA) has
-    no temperature.
+    no temperature, and a refit that has rows only is skipped.
 
     >>> with_tuned_temperatures([], [])
     []

@@ -5,6 +5,7 @@ images, and nothing else.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.predict import features_of
 from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfer_targets
-from emabank.study.runs.reader import ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
+from emabank.study.runs.reader import PROTOCOL, ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
+from emabank.study.runs.rows import Row, read_rows
 from emabank.study.runs.storage import file_checksum, with_checksum, write_json
 from emabank.study.runs.writer import write_rows
 from emabank.study.selection import NOISY_LIVE
@@ -249,6 +251,9 @@ def conclude(
     rows = [row for stage in measured for row in pairs(stage)]
     rows += with_tuned_temperatures(chosen.tuned, refitted) if refitted else []
     identity = {"config": to_dict(config), **planned.prints}
+    folder = place.runs / f"{PROTOCOL}{run_id(identity)}"
+    compared = [*chosen.tuned, *refitted, *swa] if len(chosen.choices) > 1 else refitted
+    rows += _rows_of_restored(compared, folder)
     summary = {
         **identity,
         "choices": [{**choice._asdict(), "averages": dict(choice.averages)} for choice in chosen.choices],
@@ -259,7 +264,6 @@ def conclude(
         },
         "has_batchnorm": bool(chosen.tuned[0].summary()["has_batchnorm"]),
     }
-    folder = place.runs / f"protocol-{run_id(identity)}"
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / ROWS, rows)
     checksum = {ROWS_CHECKSUM: file_checksum(folder / ROWS)}
@@ -273,6 +277,24 @@ def conclude(
         swa=tuple(swa),
         summary=summary,
     )
+
+
+def _rows_of_restored(runs: Sequence[RunFolder], folder: Path) -> list[Row]:
+    """What an earlier conclusion measured of runs that have no predictions any more; a warning where it is missing."""
+    restored = {run.id for run in runs if run.is_rows_only()}
+    if not restored:
+        return []
+    before = read_rows(folder / ROWS) if (folder / ROWS).exists() else []
+    rows = [row for row in before if {row.run, row.other} & restored]
+    missing = sorted(restored - {run for row in rows for run in (row.run, row.other)})
+    if missing:
+        warnings.warn(
+            f"agreement between seeds and tuned temperatures are missing for {', '.join(missing)}: these runs were "
+            "restored from an archive, which keeps no predictions; remove their folders to train them again",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return rows
 
 
 def _check_converged(choices: Sequence[Choice], runs: Sequence[RunFolder], when: str) -> None:

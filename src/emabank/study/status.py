@@ -13,6 +13,7 @@ from rich.text import Text
 
 from emabank.study.executors.progress import plain_line, say
 from emabank.study.report.results import Skipped, read_studies
+from emabank.study.runs.archive import unpacked
 from emabank.study.runs.reader import CONFIG, RunFolder, State
 
 _STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
@@ -21,6 +22,11 @@ _STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
 def show_status(runs: Path, console: Console | None = None) -> None:
     """Print how far the studies and runs of a folder are."""
     console = console or Console()
+    with unpacked(runs) as folder:
+        _show_status(folder, console)
+
+
+def _show_status(runs: Path, console: Console) -> None:
     studies, skipped = read_studies(runs)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("study", "scale", "state"):

@@ -100,19 +100,6 @@ def test_labels_are_places_in_wnids(tiny: Path):
     assert train.labels.tolist() == [0, 0, 1] and train.labels.dtype == np.int64
     assert test.images[:, 0, 0, 0].tolist() == [100, 101, 102] and test.labels.tolist() == [2, 0, 2]
     assert test.classes == tuple(WNIDS)
-    words = "n01\tgoldfish, Carassius auratus\nn99\tother\nn03\tcat\n"
-    (tiny / "tiny-imagenet-200/words.txt").write_text(words)
-    assert load_tiny_imagenet(tiny, split="test").classes == ("cat", "goldfish, Carassius auratus", "n02")
-
-
-def test_each_part_has_a_cache_which_may_be_elsewhere(tiny: Path, tmp_path: Path):
-    for cache, place in ((None, tiny / ".emabank-cache"), (tmp_path / "elsewhere", tmp_path / "elsewhere")):
-        counts: list[tuple[int, int]] = []
-        for split in ("train", "test") * 2:
-            load_tiny_imagenet(tiny, split=split, cache=cache, tell=lambda *count, counts=counts: counts.append(count))
-        assert counts == [(0, 3), (3, 3)] * 2
-        names = sorted(path.name.split(".")[0] for path in place.glob("[!.]*"))
-        assert names == ["tiny-imagenet-test", "tiny-imagenet-train"]
 
 
 @pytest.mark.parametrize(
@@ -128,8 +115,6 @@ def test_damaged_lists_are_named(tiny: Path, file: str, text: str, message: str)
     (tiny / "tiny-imagenet-200" / file).write_text(text)
     with pytest.raises(ValueError, match=message):
         load_tiny_imagenet(tiny, split="test")
-    with pytest.raises(ValueError, match="split is 'val'; give 'train' or 'test'"):
-        load_tiny_imagenet(tiny, split="val")  # type: ignore[arg-type]
 
 
 def test_what_is_missing_is_named_with_where_to_get_it(tiny: Path, tmp_path: Path):
@@ -239,12 +224,6 @@ def test_any_change_makes_a_new_cache_in_place_of_the_old(root: Path):
     assert renewed(side=4, fit=True).shape == (12, 3, 4, 4)
 
 
-def test_a_set_that_was_moved_is_not_decoded_again(root: Path):
-    load(root, cache=root / "cache")
-    moved = root.rename(root.parent / "moved")
-    assert load(moved, cache=moved / "cache")[1] == []
-
-
 @pytest.mark.parametrize("damage", ["cut", "garbage", "another"])
 def test_a_damaged_cache_is_made_again(root: Path, damage: str):
     load(root)
@@ -262,13 +241,9 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_left(root: Path, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match=r"could not be kept there \(No space left on device\); choose another") as caught:
+    with pytest.raises(OSError, match=r"Could not be written \(No space left on device\)"):
         load(root)
-    assert caught.value.filename == str(root.parent / "cache")
     assert caches(root) == []
-    (root.parent / "file").touch()
-    with pytest.raises(OSError, match=r"could not be kept there \(Not a directory\); choose another cache folder"):
-        load(root, cache=root.parent / "file" / "cache")
 
 
 def test_an_interruption_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch):

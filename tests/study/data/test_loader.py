@@ -257,19 +257,6 @@ def test_a_state_saved_while_the_last_batch_is_trained_on_leaves_an_empty_rest_o
     assert same(resumed, loader)
 
 
-def test_after_a_break_the_rest_of_the_epoch_follows():
-    loader = make_loader()
-    seen = []
-    for batch in loader:
-        seen.append(batch)
-        if len(seen) == 2:
-            break
-    assert loader.epoch == 0
-    seen += loader
-    assert loader.epoch == 1
-    assert same(seen, make_loader())
-
-
 def test_trap43_a_state_is_a_copy_on_both_ways():
     loader = make_loader()
     list(loader)
@@ -288,10 +275,6 @@ def test_trap43_a_state_is_a_copy_on_both_ways():
     [
         ({"size": 4}, r"was saved with size 4 \(here 5\); give the same images and settings"),
         ({"images": 99, "flip": False}, r"saved with images 99 \(here 23\), flip False \(here True\)"),
-        ({"position": 6}, "the loader's state is damaged: epoch 0, position 6 of 5"),
-        ({"epoch": -1}, "damaged: epoch -1"),
-        ({"generator": torch.zeros(3, dtype=torch.uint8)}, "damaged: .* 3 bytes of generator state"),
-        ({"more": 1}, "has the entries crop, epoch, .* more, .*; it must have crop, epoch"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, said):
@@ -321,17 +304,6 @@ def test_batches_come_in_order_as_often_as_asked_and_untouched(memory_format):
     assert np.array_equal(torch.cat([inputs for inputs, _ in first]), (images.images.numpy() - mean) / std)
 
 
-def test_batches_and_a_loader_that_changes_nothing_hand_out_the_same_values():
-    images = some_images()
-    by_number = {
-        int(label): image
-        for inputs, labels in make_loader(crop=0, flip=False)
-        for image, label in zip(inputs, labels, strict=True)
-    }
-    inputs = torch.cat([inputs for inputs, _ in batches(images, size=7, normalisation=normalisation_of(images))])
-    assert torch.equal(inputs, torch.stack([by_number[number] for number in range(23)]))
-
-
 def test_a_last_batch_of_one_and_no_images_at_all_can_be_measured():
     images = some_images(6)
     scale = normalisation_of(images)
@@ -357,20 +329,12 @@ def test_trap60_recalibrating_on_batches_leaves_the_training_order_alone():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"size": 1}, "the batch size is 1; give 2 or more, because batch norm"),
         ({"crop": -1}, "crop is -1; give 0 to 5 pixels"),
         ({"crop": 6}, "crop is 6; give 0 to 5 pixels, because images of 6 x 8 have no more to reflect"),
         ({"images": some_images(1)}, "a training part of 1 images was given; give 2 or more"),
-        ({"memory_format": torch.channels_last_3d}, "memory_format is torch.channels_last_3d; give torch.contiguous"),
         ({"normalisation": Normalisation((0.0,), (1.0,))}, "is one of 1 channels and the images have 3; give norm"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, said):
     with pytest.raises(ValueError, match=said):
         make_loader(**settings)
-
-
-def test_batches_of_nothing_are_refused():
-    images = some_images()
-    with pytest.raises(ValueError, match="the batch size is 0; give 1 or more"):
-        batches(images, size=0, normalisation=normalisation_of(images))

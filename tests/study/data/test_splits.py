@@ -93,18 +93,6 @@ def test_purposes_and_seeds_have_generators_of_their_own():
     assert len(set(draws)) == 13
 
 
-@pytest.mark.parametrize("size", [0, -1, 5])
-def test_an_impossible_subset_is_refused(size):
-    with pytest.raises(ValueError, match=f"a subset of {size} was asked for out of 4 examples; give 1 to 4"):
-        stratified_subset(torch.arange(4), size, seed=0)
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.2, float("nan")])
-def test_an_impossible_share_is_refused(share):
-    with pytest.raises(ValueError, match=f"the validation share is {share}; give a number between 0 and 1"):
-        stratified_split(torch.arange(4), share, seed=0)
-
-
 # Parts. Each image of these data sets is known by its first pixels, which spell its number.
 
 
@@ -210,11 +198,9 @@ def test_the_normalisation_is_measured_on_the_training_part_alone():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"trained_on": "90%"}, "trained_on is '90%'; give '80%' or '100%'"),
         ({"subset": 601}, "a subset of 601 was asked for out of 600 examples; give 1 to 600"),
         ({"test_subset": 0}, "a subset of 0 was asked for out of 90 examples"),
         ({"subset": 2}, "a validation share of 0.2 of 2 examples is 0 of them"),
-        ({"noise": 1.5}, "share is 1.5"),
     ],
 )
 def test_what_cannot_be_is_refused(settings, said):
@@ -272,15 +258,6 @@ def test_noise_of_other_seeds_differs_and_other_random_numbers_do_not_matter():
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"share": 1.5, "classes": 3}, "share is 1.5; give the share"),
-        ({"share": float("nan"), "classes": 3}, "share is nan"),
-        ({"share": 0.5, "classes": 1}, "classes is 1"),
-        ({"share": 0.5, "classes": 2}, "labels go from 0 to 2; with classes=2"),
-    ],
-)
-def test_noise_that_cannot_be_is_refused(arguments, said):
-    with pytest.raises(ValueError, match=said):
-        symmetric_noise(torch.tensor([0, 1, 2]), seed=0, **arguments)
+def test_a_single_class_has_no_wrong_labels():
+    with pytest.raises(ValueError, match="classes is 1"):
+        symmetric_noise(torch.zeros(3, dtype=torch.int64), 0.5, classes=1, seed=0)

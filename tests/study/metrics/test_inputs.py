@@ -1,6 +1,8 @@
 """What the measures accept, and what each of them says to the rest."""
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,99 +49,69 @@ def call(measure, **changed):
     return measure(**{name: GOOD[name] for name in names} | bins | changed)
 
 
-def takes(kind: str):
+def arguments(*kinds: str) -> list[tuple[Callable[..., Any], str]]:
     """Every measure with each of its arguments whose name begins so."""
     return [
-        pytest.param(measure, name, id=f"{measure.__name__}-{name}")
+        (measure, name)
         for measure in MEASURES
         for name in inspect.signature(measure).parameters
-        if name.startswith(kind)
+        if name.startswith(kinds)
     ]
 
 
-TABLES = takes("logits") + takes("probabilities")
-LABELLED = takes("labels") + takes("given") + takes("clean")
-
-
-def test_every_measure_is_listed_here():
-    modules = (agreement, calibration, classification)
+def test_every_measure_is_listed_here_and_leaves_what_it_is_given_as_it_was():
     defined = {
         function
-        for module in modules
+        for module in (agreement, calibration, classification)
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if function.__module__ == module.__name__ and not name.startswith(("_", "check_"))
     }
     assert defined - set(MEASURES) == {calibration.default_bins}
-
-
-@pytest.mark.parametrize(("measure", "name"), TABLES)
-@pytest.mark.parametrize("shape", [(0,), (4,), (0, 3), (2, 0), (2, 3, 1)])
-def test_a_table_of_another_shape_is_refused(measure, name, shape):
-    with pytest.raises(
-        ValueError, match=rf"^{name} have the shape .*; give \[samples, classes\], at least one of each$"
-    ):
-        call(measure, **{name: np.zeros(shape)})
-
-
-@pytest.mark.parametrize(("measure", "name"), TABLES)
-@pytest.mark.parametrize("dtype", [bool, complex, object, str])
-def test_a_table_of_something_else_than_real_numbers_is_refused(measure, name, dtype):
-    with pytest.raises(ValueError, match=f"^{name} are of type .*; give real numbers$"):
-        call(measure, **{name: GOOD[name].astype(dtype)})
-
-
-@pytest.mark.parametrize(("measure", "name"), takes("logits"))
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_logits_that_are_not_finite_are_refused(measure, name, value):
-    logits = LOGITS.copy()
-    logits[1, 2] = value
-    with pytest.raises(ValueError, match=f"^{name} hold NaN or infinity in 1 of 2 samples, first in sample 1; give"):
-        call(measure, **{name: logits})
-
-
-@pytest.mark.parametrize(("measure", "name"), takes("probabilities"))
-@pytest.mark.parametrize(
-    "row", [[0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [2.0, -1.0, 0.5], [np.nan, 0.5, 0.5], [0, 0, np.inf]]
-)
-def test_what_cannot_be_probabilities_is_refused(measure, name, row):
-    with pytest.raises(ValueError, match=f"^{name} of 1 of 2 samples, first of sample 1, are not all from 0 to 1"):
-        call(measure, **{name: np.array([[0.5, 0.25, 0.25], row])})
-
-
-@pytest.mark.parametrize(("measure", "name"), LABELLED)
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        ([0], r"have the shape \(1,\); give one label for each of the 2 samples"),
-        ([[0, 1]], r"have the shape \(1, 2\)"),
-        ([0.0, 1.0], "are of type float64; give whole numbers from 0 to 2"),
-        ([True, False], "are of type bool"),
-        ([0, 3], "go from 0 to 3; with 3 classes give 0 to 2"),
-        ([-1, 2], "go from -1 to 2"),
-    ],
-)
-def test_labels_that_do_not_fit_are_refused(measure, name, labels, message):
-    name_in_words = name if name == "labels" else f"{name} labels"
-    with pytest.raises(ValueError, match=f"^{name_in_words} {message}"):
-        call(measure, **{name: labels})
-
-
-@pytest.mark.parametrize("kind", ["logits", "probabilities"])
-def test_two_predictions_of_different_samples_are_refused(kind):
-    measure = agreement.churn if kind == "logits" else agreement.jensen_shannon
-    with pytest.raises(ValueError, match=rf"^{kind}_a have the shape \(2, 3\) and {kind}_b \(1, 3\); give two"):
-        call(measure, **{f"{kind}_b": GOOD[kind][:1]})
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-def test_what_is_given_stays_as_it_was(measure):
     before = {name: np.copy(value) for name, value in GOOD.items()}
-    call(measure)
+    for measure in MEASURES:
+        call(measure)
     assert all(np.array_equal(GOOD[name], value) for name, value in before.items())
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_probabilities_in_low_precision_are_accepted(dtype):
+def test_a_table_that_does_not_fit_is_refused():
+    for measure, name in arguments("logits", "probabilities"):
+        shapes = [np.zeros(shape) for shape in [(0,), (4,), (0, 3), (2, 0), (2, 3, 1)]]
+        for table in (*shapes, *(GOOD[name].astype(dtype) for dtype in (bool, complex, object, str))):
+            with pytest.raises(ValueError, match=rf"^{name} must be real numbers \[samples, classes\], .*; got "):
+                call(measure, **{name: table})
+
+
+def test_logits_that_are_not_finite_are_refused():
+    for measure, name in arguments("logits"):
+        for value in (np.nan, np.inf, -np.inf):
+            logits = LOGITS.copy()
+            logits[1, 2] = value
+            said = f"^{name} hold NaN or infinity in 1 of 2 samples, first in sample 1; give"
+            with pytest.raises(ValueError, match=said):
+                call(measure, **{name: logits})
+
+
+def test_what_cannot_be_probabilities_is_refused_and_low_precision_is_not():
+    for measure, name in arguments("probabilities"):
+        for row in ([0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [2.0, -1.0, 0.5], [np.nan, 0.5, 0.5], [0, 0, np.inf]):
+            said = f"^{name} of 1 of 2 samples, first of sample 1, are not all from 0 to 1"
+            with pytest.raises(ValueError, match=said):
+                call(measure, **{name: np.array([[0.5, 0.25, 0.25], row])})
     logits = np.random.default_rng(0).normal(size=(50, 200))
-    rounded = classification.softmax(logits).astype(dtype)
-    assert np.array_equal(classification.check_probabilities(rounded), rounded)
+    for dtype in (np.float16, np.float32):
+        rounded = classification.softmax(logits).astype(dtype)
+        assert np.array_equal(classification.check_probabilities(rounded), rounded)
+
+
+def test_labels_that_do_not_fit_are_refused():
+    for measure, name in arguments("labels", "given", "clean"):
+        for labels in ([0], [[0, 1]], [0.0, 1.0], [True, False], [0, 3], [-1, 2]):
+            words = name if name == "labels" else f"{name} labels"
+            with pytest.raises(ValueError, match=f"^{words} must be 2 whole numbers from 0 to 2, one a sample; got "):
+                call(measure, **{name: labels})
+
+
+def test_two_predictions_of_different_samples_are_refused():
+    for kind, measure in (("logits", agreement.churn), ("probabilities", agreement.jensen_shannon)):
+        with pytest.raises(ValueError, match=rf"^{kind}_a have the shape \(2, 3\) and {kind}_b \(1, 3\); give two"):
+            call(measure, **{f"{kind}_b": GOOD[kind][:1]})

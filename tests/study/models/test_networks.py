@@ -7,35 +7,23 @@ from torch import nn
 from emabank.study.models import NETWORKS, build_network
 from tests.support.processes import run
 
-NAMES = ["resnet8", "resnet20", "resnet18", "resnet34", "wrn-28-10", "vgg16", "vgg-small", "whitened-cnn"]
 PARAMETERS = {
     "resnet8": 75_290,
-    "resnet20": 269_722,
+    "resnet20": 269_722,  # He et al. 2016, table 6: 0.27M
     "resnet18": 11_173_962,
     "resnet34": 21_282_122,
-    "wrn-28-10": 36_479_194,
+    "wrn-28-10": 36_479_194,  # Zagoruyko & Komodakis 2016: 36.5M
     "vgg16": 15_245_130,
     "vgg-small": 72_730,
     "whitened-cnn": 497_802,
 }
 
 
-def test_the_names():
-    assert list(NETWORKS) == NAMES
-    assert [network.name for network in NETWORKS.values()] == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_builds_its_network(name):
-    with torch.device("meta"):
-        model = build_network(name, classes=10)
-    assert sum(p.numel() for p in model.parameters()) == PARAMETERS[name]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_said_of_a_network_is_true_of_it(name):
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_name_builds_its_network_and_what_is_said_of_it_is_true(name):
     entry = NETWORKS[name]
     with torch.device("meta"):
+        assert sum(p.numel() for p in build_network(name, classes=10).parameters()) == PARAMETERS[name]
         model = build_network(name, classes=4, channels=2).eval()
         images = torch.empty(3, 2, entry.smallest_side, entry.smallest_side)
         assert model.features(images).shape == (3, model.head.in_features)
@@ -47,10 +35,18 @@ def test_what_is_said_of_a_network_is_true_of_it(name):
     assert entry.takes_width == (name in ("resnet8", "resnet20", "vgg-small", "whitened-cnn"))
 
 
-def test_weight_decays_by_family():
-    assert {name: network.weight_decay for name, network in NETWORKS.items()} == {
-        name: 5e-4 if name.startswith(("wrn", "vgg")) else 1e-4 for name in NAMES
-    }
+@pytest.mark.parametrize(
+    "name", [name for name in NETWORKS if name != "wrn-28-10"]
+)  # 36 million; its blocks have a test
+def test_the_last_layer_sees_the_features_and_every_parameter_is_trained(name):
+    torch.manual_seed(0)
+    model = build_network(name, classes=3, channels=1).eval()  # dropout would hide some by chance
+    side = max(8, NETWORKS[name].smallest_side)
+    images = torch.randn(4, 1, side, side)
+    logits = model(images)
+    torch.testing.assert_close(model.head(model.features(images)), logits)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -80,17 +76,12 @@ def test_the_same_seed_builds_the_same_weights(name):
     ("name", "arguments", "said"),
     [
         ("resnet9", {}, "network is 'resnet9'; give resnet8, resnet20, .* vgg-small or whitened-cnn"),
-        ("ResNet8", {}, "network is 'ResNet8'; give"),
         (
             "resnet18",
             {"width": 8},
             "width is 8, and resnet18 has one size; .* resnet8, resnet20, vgg-small or whitened-cnn",
         ),
-        ("wrn-28-10", {"width": 10}, "width is 10, and wrn-28-10 has one size"),
-        ("vgg16", {"width": 64}, "width is 64, and vgg16 has one size"),
         ("resnet8", {"width": 0}, "width is 0; give 1 or more channels, 16 is usual in resnet8"),
-        ("resnet8", {"classes": 0}, "classes is 0; a network needs 1 or more"),
-        ("resnet8", {"channels": -1}, "channels is -1; a network needs 1 or more"),
     ],
 )
 def test_what_cannot_be_is_refused(name, arguments, said):

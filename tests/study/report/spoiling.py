@@ -32,4 +32,5 @@ def put(path: Path, value: Any) -> None:
 def forget_sizes(folder: Path, *names: str) -> None:
     """Let a run take files of any size for those that it left."""
     done = content(folder, "done.json")
-    put(folder / "done.json", {**done, "files": {**done["files"], **{name: [None, None] for name in names}}})
+    files = {name: listed for name, listed in done["files"].items() if name not in names}
+    put(folder / "done.json", {**done, "files": files})

@@ -106,7 +106,7 @@ def rows(folder: Path, name: str = "rows.jsonl") -> Path:
         (lambda path: (path / "rows.jsonl").write_text(""), "damaged: rows.jsonl has 0 bytes instead of "),
         (lambda path: rows(path).write_text(""), "rows.jsonl is empty; measure that run again"),
         (lambda path: rows(path, "test_curves.jsonl").write_text(""), "test_curves.jsonl is empty; measure that run "),
-        (lambda path: rows(path).write_text('{"run": "a"}\n'), "rows.jsonl, line 1 lacks dataset, "),
+        (lambda path: rows(path).write_text('{"run": "a"}\n'), "rows.jsonl, line 1 is not a row"),
         (lambda path: rows(path).write_bytes(b"\xff"), "rows.jsonl is damaged: it is not UTF-8 text; "),
         (
             lambda path: (path / "predictions" / "live-last.npz").write_bytes(b"short"),

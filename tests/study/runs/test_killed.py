@@ -18,7 +18,7 @@ KILL = """
 import os, random, signal, sys, time, warnings
 from pathlib import Path
 import numpy as np, torch
-from emabank.study.runs.reader import load_results
+from emabank.study.runs.archive import load_results
 from emabank.study.runs.rows import Row
 from emabank.study.runs.storage import read_state
 from emabank.study.runs.writer import RunFolder, open_run

@@ -37,14 +37,6 @@ def test_there_is_one_file_for_each_study_and_scale_and_the_last_one_counts(tmp_
     assert (read_manifest(path).state, len(list(tmp_path.iterdir()))) == ("done", 3)
 
 
-def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path: Path):
-    path = write_manifest(MANIFEST, tmp_path)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_manifest(replace(MANIFEST, overheads=({"step_seconds": [float("nan")]},)), tmp_path)
-    assert (path.read_bytes(), list(tmp_path.iterdir())) == (before, [path])
-
-
 PAIR = {"pair": "a", "title": "b", "protocol": None, "arms": {}}
 
 

@@ -61,10 +61,6 @@ def test_rows_come_back_from_a_file_bit_for_bit(tmp_path_factory: pytest.TempPat
     assert [math.copysign(1, row.value or 0) for row in back] == [math.copysign(1, row.value or 0) for row in rows]
 
 
-def test_a_whole_value_becomes_a_float():
-    assert type(Row(**{**FIELDS, "value": 1}).value) is float
-
-
 @pytest.mark.parametrize(
     ("field", "value", "allowed"),
     [
@@ -99,9 +95,8 @@ def without(field: str) -> str:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (without("epoch"), " lacks epoch; a row has exactly run, dataset, "),
-        (json.dumps({**FIELDS, "note": "x"}), " has unknown note; "),
-        (json.dumps({**json.loads(without("epoch")), "Epoch": 1}), " lacks epoch and has unknown Epoch; "),
+        (without("epoch"), " is not a row, which has exactly run, dataset, "),
+        (json.dumps({**FIELDS, "note": "x"}), " is not a row"),
         (json.dumps({**FIELDS, "seed": "0"}), ": seed of a row is '0'; give"),
         (json.dumps({**FIELDS, "value": float("nan")}), ": value of a row is nan; give"),
         ('{"run": "a", ', " is damaged: it is not a line of JSON"),

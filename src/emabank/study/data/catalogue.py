@@ -17,13 +17,9 @@ class File:
     elsewhere: str | None = None
 
     def find(self, folder: Path) -> Path | None:
-        """Where the file lies, or None.
-
-        >>> DATASETS["cifar10"].downloads[0].file.find(Path("/no/such/folder")) is None
-        True
-        """
-        places = [self.path] if self.elsewhere is None else [self.path, self.elsewhere]
-        return next((folder / place for place in places if (folder / place).is_file()), None)
+        """Where the file lies, or None."""
+        paths = [folder / path for path in (self.path, self.elsewhere) if path is not None]
+        return next((path for path in paths if path.is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -46,11 +42,7 @@ class Download:
 
     @property
     def is_archive(self) -> bool:
-        """Whether it has to be unpacked.
-
-        >>> [DATASETS[name].downloads[0].is_archive for name in ("cifar10", "cifar10n")]
-        [True, False]
-        """
+        """Whether it has to be unpacked."""
         return bool(self.contents) or self.image_folders is not None
 
 
@@ -173,23 +165,13 @@ DATASETS: dict[str, Published] = {
 
 
 def find_dataset(name: str) -> Published:
-    """The data set of this name; `ValueError` lists those there are.
-
-    >>> find_dataset("cifar10").title
-    'CIFAR-10'
-    """
+    """The data set of this name; `ValueError` lists those there are."""
     if name not in DATASETS:
         raise ValueError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
 def advice(name: str, folder: Path) -> str:
-    """How to get the files of a data set: the end of every sentence about missing ones.
-
-    >>> advice("cifar10", Path("data"))
-    'run `emabank data fetch cifar10 --data data`; `emabank data check cifar10 --data data` says what is missing'
-    """
-    return (
-        f"run `emabank data fetch {name} --data {folder}`; `emabank data check {name} --data {folder}` says what is "
-        f"missing"
-    )
+    """How to get the files of a data set: the end of every sentence about missing ones."""
+    fetch, check = (f"`emabank data {action} {name} --data {folder}`" for action in ("fetch", "check"))
+    return f"run {fetch}; {check} says what is missing"

@@ -19,19 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emabank.study.data.catalogue import advice, find_dataset
-from emabank.study.data.labelled import LabelledImages
-
-Split = Literal["train", "test"]
 
 
 class _Layout(NamedTuple):
     folder: str
     train: Mapping[str, int]  # file and images in it, in the official order
     test: Mapping[str, int]
-    labels: str  # the keys, as the files have them
+    labels: str  # the key, as the files have it
     classes: int
-    meta: str
-    names: str
 
 
 _LAYOUTS = {
@@ -41,8 +36,6 @@ _LAYOUTS = {
         test={"test_batch": 10_000},
         labels="labels",
         classes=10,
-        meta="batches.meta",
-        names="label_names",
     ),
     "cifar100": _Layout(
         folder="cifar-100-python",
@@ -50,94 +43,49 @@ _LAYOUTS = {
         test={"test": 10_000},
         labels="fine_labels",
         classes=100,
-        meta="meta",
-        names="fine_label_names",
     ),
 }
 _LARGEST = 256 * 2**20  # CIFAR-100's training file, the largest, has 155 MB
 
 
-def load_cifar(name: str, folder: str | os.PathLike[str], *, split: Split) -> LabelledImages:
-    """Read one part of CIFAR-10 or CIFAR-100 (fine labels), in the official order.
+def load_cifar(
+    name: str, folder: str | os.PathLike[str], *, split: Literal["train", "test"]
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images uint8 `[n, 3, 32, 32]` and (fine) labels of one part of CIFAR-10 or CIFAR-100, in the official order.
 
     Only the files of this part are needed: unpacked (`cifar-10-batches-py/`, `cifar-100-python/`), or the archive
     (`cifar-10-python.tar.gz`, `cifar-100-python.tar.gz`), which is read where it lies.
-
-    Args:
-        name: `"cifar10"` or `"cifar100"`.
-        folder: the data folder.
-        split: `"train"` or `"test"`.
-
-    >>> load_cifar("cifar10", "/no/such/folder", split="test")  # doctest: +IGNORE_EXCEPTION_DETAIL
-    Traceback (most recent call last):
-    FileNotFoundError: /no/such/folder holds neither cifar-10-batches-py/test_batch nor cifar-10-python.tar.gz; ...
     """
-    if name not in _LAYOUTS:
-        raise ValueError(f"name is {name!r}; give one of {', '.join(_LAYOUTS)}")
-    if split not in ("train", "test"):
-        raise ValueError(f"split is {split!r}; give 'train' or 'test'")
     layout = _LAYOUTS[name]
     counts = layout.train if split == "train" else layout.test
-    starts = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist(), strict=False))
-    images = np.empty((sum(counts.values()), 3, 32, 32), dtype=np.uint8)
-    labels = np.empty(len(images), dtype=np.int64)
-    classes: tuple[str, ...] = ()
-    missing = set(counts)
+    images: dict[str, NDArray[np.uint8]] = {}
+    labels: dict[str, NDArray[np.int64]] = {}
     for file, source, content in _contents(name, Path(folder), layout, list(counts)):
-        stored = read_pickle(content, source=source)
-        if file == layout.meta:
-            classes = _class_names(stored, layout, source)
-            continue
-        part = slice(starts[file], starts[file] + counts[file])
-        images[part] = _pixels(stored, counts[file], source).reshape(-1, 3, 32, 32)
-        labels[part] = check_labels(
-            stored.get(layout.labels), count=counts[file], classes=layout.classes, source=source
-        )
-        missing.remove(file)
-    if missing:
-        raise ValueError(f"{_archive(name, Path(folder))} lacks {', '.join(sorted(missing))}; use the published file")
-    return LabelledImages(images, labels, classes)
+        stored, count = read_pickle(content, source=source), counts[file]
+        pixels = stored.get("data")
+        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.shape != (count, 3072):
+            raise ValueError(f"{source} does not hold images as uint8 [{count}, 3072]; use the published file")
+        images[file] = pixels.reshape(-1, 3, 32, 32)
+        labels[file] = check_labels(stored.get(layout.labels), count=count, classes=layout.classes, source=source)
+    return np.concatenate([images[file] for file in counts]), np.concatenate([labels[file] for file in counts])
 
 
 def _contents(name: str, folder: Path, layout: _Layout, files: list[str]) -> Iterator[tuple[str, str, bytes]]:
-    """Each file with what to call it and its content, one at a time; the names of the classes where they are known."""
-    unpacked, archive = folder / layout.folder, _archive(name, folder)
-    if all((unpacked / file).is_file() for file in files):
-        for file in [*files, *([layout.meta] if (unpacked / layout.meta).is_file() else [])]:
-            path = unpacked / file
+    """Each file with what to call it and its content, one at a time."""
+    unpacked, archive = folder / layout.folder, folder / find_dataset(name).downloads[0].file.path
+    absent = [f"{layout.folder}/{file}" for file in files if not (unpacked / file).is_file()]
+    if not absent:
+        for path in (unpacked / file for file in files):
             if path.stat().st_size > _LARGEST:
                 raise ValueError(f"{path} has {path.stat().st_size:,} bytes, far too many; use the published file")
-            yield file, str(path), path.read_bytes()
+            yield path.name, str(path), path.read_bytes()
     elif archive.is_file():
-        wanted = {f"{layout.folder}/{file}": file for file in [*files, layout.meta]}
-        for member, content in read_members(archive, wanted, largest=_LARGEST):
-            yield wanted[member], f"{member} in {archive}", content
+        for member, content in read_members(archive, [f"{layout.folder}/{file}" for file in files], largest=_LARGEST):
+            yield Path(member).name, f"{member} in {archive}", content
     else:
-        absent = [f"{layout.folder}/{file}" for file in files if not (unpacked / file).is_file()]
         raise FileNotFoundError(
             f"{folder} holds neither {', '.join(absent)} nor {archive.name}; {advice(name, folder)}"
         )
-
-
-def _archive(name: str, folder: Path) -> Path:
-    return folder / find_dataset(name).downloads[0].file.path
-
-
-def _pixels(stored: Mapping[str, Any], count: int, source: str) -> np.ndarray:
-    data = stored.get("data")
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (count, 3072):
-        form = f"{data.dtype} {list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise ValueError(
-            f"{source} holds images as {form}, where uint8 [{count}, 3072] belongs; use the published file"
-        )
-    return data
-
-
-def _class_names(stored: Mapping[str, Any], layout: _Layout, source: str) -> tuple[str, ...]:
-    names = stored.get(layout.names)
-    if not isinstance(names, list) or len(names) != layout.classes or not all(type(name) is bytes for name in names):
-        raise ValueError(f"{source} does not hold {layout.classes} names of classes; use the published file")
-    return tuple(name.decode("utf-8", "replace") for name in names)
 
 
 def read_members(path: Path, names: Collection[str], *, largest: int) -> Iterator[tuple[str, bytes]]:
@@ -159,41 +107,32 @@ def read_members(path: Path, names: Collection[str], *, largest: int) -> Iterato
                     return
     except (tarfile.TarError, zlib.error, EOFError) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}); delete it and get it again") from error
+    raise ValueError(f"{path} lacks {', '.join(sorted(missing))}; use the published file")
 
 
-def check_labels(labels: Any, *, count: int, classes: int, source: str) -> NDArray[np.int64]:
+def check_labels(stored: Any, *, count: int, classes: int, source: str) -> NDArray[np.int64]:
     """The labels as int64, when they are `count` whole numbers from 0 to `classes - 1`; else a `ValueError`."""
-    if isinstance(labels, list):
-        is_integer = all(type(label) is int and abs(label) < 2**62 for label in labels)
-    else:
-        is_integer = isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "iu"
-    if not is_integer:
-        raise ValueError(f"{source} holds labels that are not a list of whole numbers; use the file as published")
-    array = np.asarray(labels, dtype=np.int64)
-    if len(array) != count:
-        raise ValueError(f"{source} holds {len(array):,} labels, where {count:,} belong; use the file as published")
-    if count and not (int(array.min()) >= 0 and int(array.max()) < classes):
-        raise ValueError(
-            f"{source} holds labels from {int(array.min())} to {int(array.max())}, where 0 to {classes - 1} belong; "
-            f"use the file as published"
-        )
-    return array
+    labels: Any = stored
+    if isinstance(stored, list) and all(type(label) is int and 0 <= label < classes for label in stored):  # pyright: ignore
+        labels = np.array(stored, dtype=np.int64)
+    is_array = isinstance(labels, np.ndarray) and labels.dtype.kind in "iu" and labels.shape == (count,)
+    if not is_array or labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"{source} does not hold {count:,} labels from 0 to {classes - 1}; use the published file")
+    return labels.astype(np.int64)
 
 
 # The pickles ---------------------------------------------------------------------------------------------------------
 
-# Stand-ins for the numpy names of a pickled array: bytes and 64-bit integers only, and no code of numpy's.
+# Stand-ins for the numpy names of a pickled array: bytes and 64-bit integers only, and no code of numpy's. numpy's own
+# would take flags from the file that make it free memory at addresses which the file gives.
 _DTYPES = {"u1": np.uint8, "i8": np.int64}
 
 
 class _Dtype:
-    """Takes the place of `numpy.dtype`: bytes and little-endian 64-bit integers only, so never objects."""
+    """Takes the place of `numpy.dtype`."""
 
     def __init__(self, code: Any, align: Any = 0, copy: Any = 1) -> None:
-        name = code.decode("ascii") if isinstance(code, bytes) else code
-        if name not in _DTYPES:
-            raise ValueError(f"an array of type {name!r}")
-        self.dtype = np.dtype(_DTYPES[name])
+        self.dtype = np.dtype(_DTYPES[code.decode("ascii") if isinstance(code, bytes) else code])
 
     def __setstate__(self, state: Any) -> None:
         if state[1] not in ("|", "<", b"|", b"<"):
@@ -248,18 +187,16 @@ def read_pickle(content: bytes, *, source: str) -> dict[str, Any]:
     `ValueError` when it is damaged, or names anything but the parts of a numpy array.
     """
     try:
-        stored = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-        if type(stored) is not dict:
-            raise ValueError("not a dict")
-        items = cast("dict[bytes, Any]", stored).items()
+        items = _Unpickler(io.BytesIO(content), encoding="bytes").load().items()
         return {key.decode("ascii"): item.array if isinstance(item, _Array) else item for key, item in items}
     except _RefusedError as refused:
-        raise ValueError(
-            f"{source} asks for the global {refused}, which no CIFAR file needs: nothing was run; use the published "
-            "file"
-        ) from None
+        raise ValueError(_refusal(source, str(refused))) from None
     except Exception as error:  # whatever wrong bytes lead to; the reason is for whoever debugs
         raise ValueError(f"{source} is damaged, cut short or no CIFAR file; use the published file") from error
+
+
+def _refusal(source: str, name: str) -> str:
+    return f"{source} asks for the global {name}, which no CIFAR file needs: nothing was run; use the published file"
 
 
 # CIFAR-N -------------------------------------------------------------------------------------------------------------
@@ -274,68 +211,43 @@ NOISES = {
     },
     "cifar100n": {"noisy": "noisy_label"},
 }
-_CLASSES = {"cifar10n": 10, "cifar100n": 100}
-_IMAGES = 50_000
 _LARGEST_LABELS = 64 * 2**20  # bytes; the larger of the two files has 2.4 MB
 
 
-class HumanLabels(NamedTuple):
-    """The labels that people gave and the file's own copy of the official ones: int64 `[50000]`, official order."""
-
-    labels: NDArray[np.int64]
-    clean: NDArray[np.int64]
-    source: str
-
-
-def load_cifar_n(name: str, folder: str | os.PathLike[str], *, labels: str) -> HumanLabels:
-    """Read the human labels of CIFAR-10N or CIFAR-100N; `check_alignment` compares them with the official ones.
+def load_cifar_n(
+    name: str, folder: str | os.PathLike[str], *, labels: str, official: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The human labels of the training images of CIFAR-10N or CIFAR-100N, in the official order.
 
     Args:
         name: `"cifar10n"` or `"cifar100n"`.
         folder: the data folder, with `cifar-n/CIFAR-10_human.pt` or `CIFAR-10_human.pt` in it (or the same for 100).
-        labels: `"aggregate"`, `"worse"`, `"random1"`, `"random2"` or `"random3"`; for CIFAR-100N `"noisy"`.
-
-    >>> load_cifar_n("cifar10n", "data", labels="worst")
-    Traceback (most recent call last):
-    ValueError: labels is 'worst'; cifar10n has aggregate, worse, random1, random2, random3
+        labels: a key of `NOISES[name]`.
+        official: the labels of CIFAR-10 or CIFAR-100; the file has its own copy of them, and both must be the same.
     """
-    if name not in NOISES:
-        raise ValueError(f"name is {name!r}; give one of {', '.join(NOISES)}")
-    if labels not in NOISES[name]:
-        raise ValueError(f"labels is {labels!r}; {name} has {', '.join(NOISES[name])}")
     folder, file = Path(folder), find_dataset(name).downloads[0].file
     path = file.find(folder)
     if path is None:
         raise FileNotFoundError(f"{folder} holds neither {file.path} nor {file.elsewhere}; {advice(name, folder)}")
-    stored = _read(path)
-    noisy, clean = (_labels(stored, key, name, path) for key in (NOISES[name][labels], "clean_label"))
-    return HumanLabels(noisy, clean, str(path))
-
-
-def check_alignment(human: HumanLabels, official: NDArray[np.int64]) -> None:
-    """`ValueError` unless the clean labels of a label file are the official ones, place by place.
-
-    >>> human = HumanLabels(np.array([0, 0, 0]), np.array([1, 2, 3]), source="CIFAR-10_human.pt")
-    >>> check_alignment(human, np.array([1, 5, 5]))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: the clean labels of CIFAR-10_human.pt differ from the official ones at 2 of 3 places, first at 1 ...
-    """
-    if len(human.clean) != len(official):
-        raise ValueError(
-            f"{human.source} has {len(human.clean):,} labels and the official files have {len(official):,}; "
-            f"use both as published"
+    stored, classes = _read_torch(path), _LAYOUTS[name.removesuffix("n")].classes
+    human, clean = (
+        check_labels(
+            getattr(stored.get(key), "array", None), count=len(official), classes=classes, source=f"{key} in {path}"
         )
-    differ = np.flatnonzero(human.clean != official)
+        for key in (NOISES[name][labels], "clean_label")
+    )
+    differ = np.flatnonzero(clean != official)
     if len(differ):
         first = int(differ[0])
         raise ValueError(
-            f"the clean labels of {human.source} differ from the official ones at {len(differ):,} of "
-            f"{len(official):,} places, first at {first} ({human.clean[first]} there, {official[first]} officially), "
-            f"so its noisy labels would go to the wrong images; use both as published"
+            f"the clean labels of {path} differ from the official ones at {len(differ):,} of {len(official):,} places, "
+            f"first at {first} ({clean[first]} there, {official[first]} officially), so its noisy labels would go to "
+            f"the wrong images; use both as published"
         )
+    return human
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_torch(path: Path) -> dict[str, Any]:
     import torch
 
     # The names as the file has them, each with its stand-in; the classes once more by their own names, since torch
@@ -347,21 +259,9 @@ def _read(path: Path) -> dict[str, Any]:
                 raise ValueError("far too large")
         with torch.serialization.safe_globals([*listed, _Array, _Dtype]):
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
-        if type(stored) is not dict:
-            raise ValueError("not a dict")
+        return dict(stored)
     except Exception as error:  # whatever torch's readers raise on bytes that are not theirs
         refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused:
-            raise ValueError(
-                f"{path} asks for the global {refused[1]}, which no CIFAR-N file needs: nothing was run; "
-                f"use the published file"
-            ) from error
+            raise ValueError(_refusal(str(path), refused[1])) from error
         raise ValueError(f"{path} is damaged, cut short or no CIFAR-N file; use the published file") from error
-    return cast("dict[str, Any]", stored)
-
-
-def _labels(stored: dict[str, Any], key: str, name: str, path: Path) -> NDArray[np.int64]:
-    value = stored.get(key)
-    array = value.array if isinstance(value, _Array) else None
-    source = f"{key} in {path}"
-    return check_labels(array, count=_IMAGES, classes=_CLASSES[name], source=source).copy()

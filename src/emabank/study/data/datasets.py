@@ -1,19 +1,14 @@
-"""From the name of a data set to its images and labels, checked and fingerprinted.
-
-The way in: the readers are in cifar.py, folders.py and digits.py. May import config.
-"""
+"""From the name of a data set to its images and labels: the way in to the readers. May import config."""
 
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from emabank.study.config import DataConfig
-from emabank.study.data.cifar import check_alignment, load_cifar, load_cifar_n
+from emabank.study.data.cifar import load_cifar, load_cifar_n
 from emabank.study.data.digits import digits_dataset
-from emabank.study.data.folders import load_tiny_imagenet
-from emabank.study.data.images import Dataset, averaged_to, make_images
-from emabank.study.data.labelled import LabelledImages, Tell
+from emabank.study.data.folders import Tell, load_tiny_imagenet
+from emabank.study.data.images import Dataset, Images, averaged_to, make_images
 from emabank.study.data.splits import Parts, make_parts, stratified_split
 
 
@@ -29,15 +24,20 @@ def load_dataset(config: DataConfig, folder: Path, *, cache: Path | None = None,
 
 
 def _load(config: DataConfig, folder: Path, cache: Path | None, tell: Tell | None) -> Dataset:
-    match config.dataset:
+    name = config.dataset
+    match name:
         case "digits" | "digits-0-4" | "digits-5-9":
-            return digits_dataset(config.dataset)
+            return digits_dataset(name)
         case "cifar10" | "cifar100":
-            return _cifar(config.dataset, folder)
+            return Dataset(name, _classes(name), _cifar(name, folder, "train"), _cifar(name, folder, "test"))
         case "cifar10n" | "cifar100n":
-            return _cifar_n(config, folder)
+            train, test = (_cifar(name.removesuffix("n"), folder, split) for split in ("train", "test"))
+            labels = load_cifar_n(name, folder, labels=str(config.labels), official=train.clean.numpy())
+            return Dataset(name, _classes(name), Images(train.images, torch.from_numpy(labels), train.clean), test)
         case "tiny-imagenet":
-            return _tiny_imagenet(folder, cache, tell)
+            parts = [load_tiny_imagenet(folder, split=split, cache=cache, tell=tell) for split in ("train", "test")]
+            train, test = (make_images(*map(torch.from_numpy, part[:2])) for part in parts)
+            return Dataset(name, 200, train, test)
         case "own":
             raise ValueError("dataset is own, which has no files here; give your data to emabank.study.run_protocol")
 
@@ -62,55 +62,26 @@ def load_parts(config: DataConfig, dataset: Dataset, trained_on: str) -> Parts:
 
 
 def load_transfer_target(
-    name: str,
-    folder: Path,
-    *,
-    split_seed: int,
-    size: int | None = None,
-    cache: Path | None = None,
-    tell: Tell | None = None,
+    name: str, folder: Path, *, split_seed: int, size: int | None = None, cache: Path | None = None
 ) -> Dataset:
     """The data set that frozen features are evaluated on, its images averaged to `size` like those of the training.
 
     Where the training images of CIFAR-10 or CIFAR-100 are missing, the test images are halved, all classes alike, into
     images to train the head on and images to test it on; the data set's name says so.
-
-    >>> load_transfer_target("digits", Path("nowhere"), split_seed=0).name
-    'digits'
     """
-    config = DataConfig(dataset=name, size=size)  # type: ignore[arg-type]
     try:
-        return load_dataset(config, folder, cache=cache, tell=tell)
+        return load_dataset(DataConfig(dataset=name, size=size), folder, cache=cache)  # type: ignore[arg-type]
     except FileNotFoundError:
         if name not in ("cifar10", "cifar100"):
             raise
-    images, labels = _tensors(load_cifar(name, folder, split="test"))
-    first, second = stratified_split(labels, 0.5, seed=split_seed)
-    halves = [make_images(images[index], labels[index]) for index in (first, second)]
+    test = _cifar(name, folder, "test")
+    halves = [test.take(index) for index in stratified_split(test.labels, 0.5, seed=split_seed)]
     return averaged_to(Dataset(f"{name}-test-halves", _classes(name), *halves), size)
 
 
-def _cifar(name: str, folder: Path) -> Dataset:
-    train, test = (_tensors(load_cifar(name, folder, split=split)) for split in ("train", "test"))
-    return Dataset(name, _classes(name), make_images(*train), make_images(*test))
-
-
-def _cifar_n(config: DataConfig, folder: Path) -> Dataset:
-    official = _cifar(config.dataset.removesuffix("n"), folder)
-    noisy = load_cifar_n(config.dataset, folder, labels=str(config.labels))
-    check_alignment(noisy, official.train.clean.numpy())
-    train = make_images(official.train.images, torch.from_numpy(noisy.labels), clean=official.train.clean)
-    return Dataset(config.dataset, official.classes, train, official.test)
-
-
-def _tiny_imagenet(folder: Path, cache: Path | None, tell: Tell | None) -> Dataset:
-    train, test = (load_tiny_imagenet(folder, split=split, cache=cache, tell=tell) for split in ("train", "test"))
-    return Dataset("tiny-imagenet", 200, make_images(*_tensors(train)), make_images(*_tensors(test)))
+def _cifar(name: str, folder: Path, split: str) -> Images:
+    return make_images(*map(torch.from_numpy, load_cifar(name, folder, split=split)))  # type: ignore[arg-type]
 
 
 def _classes(name: str) -> int:
     return 100 if name.startswith("cifar100") else 10
-
-
-def _tensors(labelled: LabelledImages) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(labelled.images), torch.from_numpy(labelled.labels)

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, NamedTuple, cast
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from emabank.study.data.catalogue import Download, File, ImageFolders, find_dataset
-from emabank.study.data.folders import FOLDER, read_wnids, train_files, val_files
-from emabank.study.data.labelled import Tell
+from emabank.study.data.folders import FOLDER, Tell, read_wnids, train_files, val_files
 
 State = Literal["ok", "missing", "damaged", "wrong checksum", "incomplete"]
 
@@ -132,20 +131,18 @@ def _check_image_folders(folder: Path, download: Download, published: ImageFolde
 def _count(
     place: Path, files: list[tuple[str, int]], root: Path, wnids: list[str], per_class: int, download: Download
 ) -> Finding:
-    counts = Counter(label for _, label in files)
+    source = f"the complete set comes from {download.url}"
     empty = next((root / path for path, _ in files if (root / path).stat().st_size == 0), None)
     if empty is not None:
-        sentence = f"{empty} is damaged: it is empty; the complete set comes from {download.url}"
-        return Finding(place, "damaged", sentence, download)
+        return Finding(place, "damaged", f"{empty} is damaged: it is empty; {source}", download)
+    counts = Counter(label for _, label in files)
     unlike = [label for label in range(len(wnids)) if counts[label] != per_class]
     if unlike:
-        first = unlike[0]
         sentence = (
             f"{place} is incomplete: {len(files):,} of {per_class * len(wnids):,} images, and {len(unlike)} of "
-            f"{len(wnids)} classes do not have {per_class} (first {wnids[first]} with {counts[first]}); the complete "
-            f"set comes from {download.url}"
+            f"{len(wnids)} classes do not have {per_class} (first {wnids[unlike[0]]} with {counts[unlike[0]]})"
         )
-        return Finding(place, "incomplete", sentence, download)
+        return Finding(place, "incomplete", f"{sentence}; {source}", download)
     return Finding(place, "ok", f"{place} holds {per_class} images in each of {len(wnids)} classes")
 
 
@@ -207,7 +204,8 @@ def _fetch_one(name: str, download: Download, folder: Path, temporary: Path, bar
         unpacked = temporary / "unpacked"
         unpacked.mkdir()
         unpack(present, unpacked)
-        _move(unpacked, folder)
+        # Folders that are there already get what they lack and what differs.
+        shutil.copytree(unpacked, folder, copy_function=os.replace, dirs_exist_ok=True)
 
 
 def _download(name: str, download: Download, folder: Path, temporary: Path, bar: "_Bar") -> Path:
@@ -267,16 +265,6 @@ class _Bar:
         self.tell(self.before, self.total_bytes)
 
 
-def _move(source: Path, target: Path) -> None:
-    """Move what is in one folder to another; folders that are there already get what they lack and what differs."""
-    for entry in sorted(source.iterdir()):
-        place = target / entry.name
-        if entry.is_dir() and place.is_dir():
-            _move(entry, place)
-        else:
-            os.replace(entry, place)
-
-
 @contextmanager
 def _temporary_folder(folder: Path) -> Generator[Path]:
     """A folder beside where the files will lie, so that moving them there is one step; it is always removed."""
@@ -295,36 +283,28 @@ MOST_BYTES = 2 * 2**30  # CIFAR's archives unpack to 187 MB and Tiny-ImageNet's 
 def unpack(path: Path, folder: Path) -> None:
     """Unpack a `.tar.gz` or `.zip` into an existing folder; `ValueError` when a member would lie outside of it.
 
-    Owners, rights and times of the archive are ignored.
+    Owners and rights of the archive are ignored.
     """
+    if not hasattr(tarfile, "data_filter"):
+        raise OSError("this Python cannot unpack archives safely; use 3.10.12, 3.11.4, 3.12 or later")
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as zipped:
-                _check_size(path, sum(member.file_size for member in zipped.infolist()))
+                _check_size(path, (member.file_size for member in zipped.infolist()))
                 zipped.extractall(folder)  # it cuts what leads outside off a name, and makes no links
         else:
-            with tarfile.open(path, "r|gz") as archive:
-                _unpack_tar(path, archive, folder)
+            with tarfile.open(path, "r:gz") as archive:
+                _check_size(path, (member.size for member in archive))
+                archive.extractall(folder, filter="data")
+    except tarfile.FilterError as error:
+        raise ValueError(f"{path} holds what leads outside of its folder ({error}); delete it") from error
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{path} is damaged or cut short ({error}); delete it and get it again") from error
 
 
-def _unpack_tar(path: Path, archive: tarfile.TarFile, folder: Path) -> None:
-    """Not `extractall(filter="data")`: early versions of Python 3.10 and 3.11 do not have it."""
+def _check_size(path: Path, sizes: Iterable[int]) -> None:
     total = 0
-    for member in archive:
-        name = PurePosixPath(member.name)
-        if name.is_absolute() or ".." in name.parts or not (member.isreg() or member.isdir()):
-            raise ValueError(f"{path} holds {member.name!r}, a link or a place outside of its folder; not unpacked")
-        _check_size(path, total := total + member.size)
-        if member.isdir():
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        else:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            with cast("IO[bytes]", archive.extractfile(member)) as source, open(folder / name, "wb") as file:
-                shutil.copyfileobj(source, file)
-
-
-def _check_size(path: Path, size: int) -> None:
-    if size > MOST_BYTES:
-        raise ValueError(f"{path} unpacks to {size:,} bytes or more, far too many; delete it and get it again")
+    for size in sizes:  # counted as they are read: what is far too large is not read to its end
+        total += size
+        if total > MOST_BYTES:
+            raise ValueError(f"{path} unpacks to {total:,} bytes or more, far too many; delete it and get it again")

@@ -19,10 +19,6 @@ class Images:
     """Images uint8 `[n, channels, height, width]`, their labels int64 `[n]` as given, and `clean`, the true ones.
 
     Where no label is wrong, `clean` may be the same tensor as `labels`. `make_images` fills that in.
-
-    >>> part = Images(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2]), torch.tensor([0, 2, 2]))
-    >>> len(part), part.wrong.tolist(), part.take(torch.tensor([2, 0])).labels.tolist()
-    (3, [False, True, False], [2, 0])
     """
 
     images: Tensor
@@ -73,7 +69,7 @@ class Dataset:
         for part, images in (("training", self.train), ("test", self.test)):
             if len(images) == 0:
                 raise ValueError(f"{self.name} has no {part} images; give at least one")
-            lowest, highest = _range(images)
+            lowest, highest = torch.cat([images.labels, images.clean]).aminmax()
             if lowest < 0 or highest >= self.classes:
                 raise ValueError(
                     f"the {part} labels of {self.name} go from {lowest} to {highest}; with classes={self.classes} "
@@ -99,9 +95,6 @@ def make_images(images: Tensor, labels: Tensor, *, clean: Tensor | None = None) 
         images: uint8 `[n, channels, height, width]`.
         labels: integers `[n]`, as given; some may be wrong.
         clean: the true labels, where they are known and differ.
-
-    >>> len(make_images(torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 2], dtype=torch.int32)))
-    3
     """
     labels = _as_int64(labels)
     return Images(images, labels, labels if clean is None else _as_int64(clean))
@@ -111,11 +104,6 @@ def fingerprint(dataset: Dataset) -> str:
     """16 hexadecimal digits that change with any pixel, label, true label, shape or the number of classes.
 
     The name is no part of it: the same contents under another name have the same fingerprint.
-
-    >>> part = make_images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
-    >>> two, three = (fingerprint(Dataset("small", classes, part, part)) for classes in (2, 3))
-    >>> len(two), two == three
-    (16, False)
     """
     digest = hashlib.sha256(f"classes {dataset.classes}\n".encode())
     for part in (dataset.train, dataset.test):
@@ -130,11 +118,6 @@ def averaged_to(dataset: Dataset, size: int | None) -> Dataset:
     """The images at `size` x `size` pixels, each the mean of a square of pixels, rounded to the nearest, a half up.
 
     With None they stay as they are.
-
-    >>> pixels = torch.tensor([[[[0, 1], [1, 0]]], [[[0, 0], [0, 7]]]], dtype=torch.uint8)
-    >>> part = make_images(pixels, torch.tensor([0, 1]))
-    >>> averaged_to(Dataset("small", 2, part, part), 1).train.images.flatten().tolist()
-    [1, 2]
     """
     height, width = dataset.train.images.shape[2:]
     if size is None or height == width == size:
@@ -161,13 +144,7 @@ def normalisation_of(images: Images) -> Normalisation:
     """The mean and the standard deviation of each channel over all pixels, from exact integer sums.
 
     A channel with one value everywhere gets the standard deviation 1.
-
-    >>> pixels = torch.tensor([[[[0, 2]], [[7, 7]]]], dtype=torch.uint8)
-    >>> normalisation_of(make_images(pixels, torch.tensor([0])))
-    Normalisation(mean=(1.0, 7.0), std=(1.0, 1.0))
     """
-    if images.images.numel() == 0:
-        raise ValueError("the mean of no images is not defined; give at least one image")
     moments = [_moments(channel) for channel in images.images.unbind(1)]
     return Normalisation(tuple(mean for mean, _ in moments), tuple(std or 1.0 for _, std in moments))
 
@@ -185,46 +162,29 @@ def _moments(pixels: Tensor) -> tuple[float, float]:
 
 
 def _check_images(images: Tensor) -> None:
-    needed = "a uint8 tensor [n, channels, height, width] with values 0 to 255"
-    if not isinstance(images, Tensor):
-        raise ValueError(f"images are of type {type(images).__name__}; give {needed}: torch.from_numpy makes one")
-    if images.dtype != torch.uint8:
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8 or images.dim() != 4 or 0 in images.shape[1:]:
         raise ValueError(
-            f"images are {_dtype(images)} {_shape(images.shape)}; give {needed}: "
-            "(images * 255).round().to(torch.uint8) makes one of values from 0 to 1"
+            "images must be a uint8 tensor [n, channels, height, width] with values 0 to 255; got "
+            f"{_described(images)}. torch.from_numpy makes a tensor, (images * 255).round().to(torch.uint8) makes "
+            "bytes of values from 0 to 1, images.unsqueeze(1) gives grey images their channel"
         )
-    if images.dim() != 4:
-        raise ValueError(
-            f"images have the shape {_shape(images.shape)}; give {needed}: "
-            "images.unsqueeze(1) gives grey images their channel"
-        )
-    if 0 in images.shape[1:]:
-        raise ValueError(f"images have the shape {_shape(images.shape)}, without a single pixel; give {needed}")
 
 
 def _check_labels(name: str, labels: Tensor, *, count: int) -> None:
-    needed = f"an int64 tensor [{count}], one label an image"
-    if not isinstance(labels, Tensor):
-        raise ValueError(f"{name} are of type {type(labels).__name__}; give {needed}: torch.tensor(labels) makes one")
-    if labels.dtype != torch.int64:
+    if not isinstance(labels, Tensor) or labels.dtype != torch.int64 or tuple(labels.shape) != (count,):
         raise ValueError(
-            f"{name} are {_dtype(labels)}; give {needed}: labels.to(torch.int64) makes one of whole numbers"
+            f"{name} must be a tensor of whole numbers [{count}], one label an image; got {_described(labels)}"
         )
-    if tuple(labels.shape) != (count,):
-        raise ValueError(f"{name} have the shape {_shape(labels.shape)}; give {needed}")
 
 
 def _as_int64(labels: Tensor) -> Tensor:
     return labels.to(torch.int64) if isinstance(labels, Tensor) and labels.dtype in _INTEGERS else labels
 
 
-def _range(images: Images) -> tuple[int, int]:
-    both = torch.cat([images.labels, images.clean])
-    return int(both.min()), int(both.max())
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {_shape(value.shape)}"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

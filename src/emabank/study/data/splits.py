@@ -58,7 +58,6 @@ def make_parts(
     >>> len(parts.train), len(parts.validation), len(parts.test), int(parts.test.wrong.sum())
     (800, 200, 500, 0)
     """
-    _check_choice("trained_on", trained_on, ("80%", "100%"))
     test = dataset.test.with_clean_labels()
     if test_subset is not None:
         test = test.take(stratified_subset(test.clean, test_subset, seed=split_seed))
@@ -74,10 +73,6 @@ def stratified_subset(labels: Tensor, size: int, *, seed: int) -> Tensor:
 
     As exactly as whole numbers allow, by the method of the largest remainder: each class gets its share rounded down,
     and what is left goes to the classes that lost most, to the lower label where they lost the same.
-
-    >>> labels = torch.tensor([0] * 60 + [1] * 40)
-    >>> labels[stratified_subset(labels, 10, seed=0)].tolist()
-    [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
     """
     if not 1 <= size <= len(labels):
         raise ValueError(f"a subset of {size} was asked for out of {len(labels)} examples; give 1 to {len(labels)}")
@@ -88,13 +83,7 @@ def stratified_split(labels: Tensor, share: float, *, seed: int) -> tuple[Tensor
     """The places of the training and of the validation part, each in rising order; together they are all.
 
     The validation part has `round(share * n)` examples, with the shares of the classes kept as in `stratified_subset`.
-
-    >>> train, validation = stratified_split(torch.tensor([0, 0, 0, 1, 1, 1]), 1 / 3, seed=0)
-    >>> len(train), len(validation), sorted(train.tolist() + validation.tolist())
-    (4, 2, [0, 1, 2, 3, 4, 5])
     """
-    if not 0 < share < 1:
-        raise ValueError(f"the validation share is {share}; give a number between 0 and 1, such as 0.2")
     size = round(share * len(labels))
     if not 0 < size < len(labels):
         raise ValueError(
@@ -118,20 +107,9 @@ def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) ->
 
     Returns:
         The noisy labels, and a mask that is True where the label is wrong.
-
-    >>> noisy, wrong = symmetric_noise(torch.zeros(10, dtype=torch.int64), 0.4, classes=3, seed=0)
-    >>> int(wrong.sum()), bool((noisy[wrong] != 0).all()), bool((noisy[~wrong] == 0).all())
-    (4, True, True)
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"share is {share}; give the share of wrong labels as a number from 0 to 1")
     if classes < 2:
         raise ValueError(f"classes is {classes}; a label can only be wrong when there are 2 classes or more")
-    if labels.numel() and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise ValueError(
-            f"labels go from {int(labels.min())} to {int(labels.max())}; with classes={classes} "
-            f"they must lie between 0 and {classes - 1}"
-        )
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
     # A shift of 1 to classes - 1 around the circle of classes reaches every other class and never the same one.
@@ -148,9 +126,6 @@ def seeded_generator(purpose: str, seed: int) -> torch.Generator:
 
     Without the purpose, label noise and shuffling with one seed would draw the same permutation, and the wrong labels
     would come first in the first epoch. torch's CPU generator uses 32 bits of its seed, so 32 are given.
-
-    >>> torch.equal(*(torch.rand(3, generator=seeded_generator(purpose, 0)) for purpose in ("subset", "split")))
-    False
     """
     digest = hashlib.sha256(f"{purpose} {seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
@@ -190,8 +165,3 @@ def _dues(counts: list[int], size: int) -> list[int]:
     for label in lost[: size - sum(dues)]:
         dues[label] += 1
     return dues
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} is {value!r}; give {' or '.join(map(repr, allowed))}")

@@ -66,28 +66,21 @@ def memorised(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> float | 
     >>> memorised([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]], given=[0, 1, 0], clean=[0, 0, 1])
     0.5
     """
-    prediction, given_labels, clean_labels = _checked(logits, given, clean)
-    return _share(prediction == given_labels, among=given_labels != clean_labels)
+    as_given, is_right = _compared(logits, given, clean)
+    return None if is_right.all() else float(as_given[~is_right].mean())
 
 
 def clean_accuracy(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> float | None:
-    """The accuracy on the examples whose given label is right; None if no label is right.
-
-    >>> clean_accuracy([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]], given=[0, 1, 0], clean=[0, 1, 1])
-    1.0
-    """
-    prediction, given_labels, clean_labels = _checked(logits, given, clean)
-    return _share(prediction == clean_labels, among=given_labels == clean_labels)
+    """The accuracy on the examples whose given label is right; None if no label is right."""
+    as_given, is_right = _compared(logits, given, clean)
+    return float(as_given[is_right].mean()) if is_right.any() else None
 
 
-def _checked(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> tuple[Integers, Integers, Integers]:
+def _compared(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Where the prediction is the given label, and where that is the true one."""
     table = check_logits(logits)
-    given_labels = check_labels(given, like=table, name="given labels")
-    return predicted(table), given_labels, check_labels(clean, like=table, name="clean labels")
-
-
-def _share(hits: np.ndarray, *, among: np.ndarray) -> float | None:
-    return float(hits[among].mean()) if among.any() else None
+    labels = check_labels(given, like=table, name="given labels")
+    return table.argmax(axis=1) == labels, labels == check_labels(clean, like=table, name="clean labels")
 
 
 # Checks --------------------------------------------------------------------------------------------------------------
@@ -122,13 +115,13 @@ def check_labels(labels: ArrayLike, *, like: Floats, name: str = "labels") -> In
     """The labels `[samples]` in int64: one for each sample of `like`, `[samples, classes]`, and a class it has."""
     array = np.asarray(labels)
     samples, classes = like.shape
-    if array.shape != (samples,):
-        raise ValueError(f"{name} have the shape {array.shape}; give one label for each of the {samples} samples")
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"{name} are of type {array.dtype}; give whole numbers from 0 to {classes - 1}")
-    low, high = int(array.min()), int(array.max())
-    if low < 0 or high >= classes:
-        raise ValueError(f"{name} go from {low} to {high}; with {classes} classes give 0 to {classes - 1}")
+    is_whole = array.dtype.kind in "iu" and array.size > 0
+    if array.shape != (samples,) or not is_whole or array.min() < 0 or array.max() >= classes:
+        bounds = f" from {array.min()} to {array.max()}" if is_whole else ""
+        raise ValueError(
+            f"{name} must be {samples} whole numbers from 0 to {classes - 1}, one a sample; got {array.dtype} "
+            f"{array.shape}{bounds}"
+        )
     return array.astype(np.int64)
 
 
@@ -143,8 +136,8 @@ def check_same_shape(a: Floats, b: Floats, *, names: tuple[str, str]) -> None:
 
 def _table(values: ArrayLike, name: str) -> Floats:
     array: NDArray[Any] = np.asarray(values)
-    if array.ndim != 2 or not array.size:
-        raise ValueError(f"{name} have the shape {array.shape}; give [samples, classes], at least one of each")
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"{name} are of type {array.dtype}; give real numbers")
+    if array.ndim != 2 or not array.size or array.dtype.kind not in "fiu":
+        raise ValueError(
+            f"{name} must be real numbers [samples, classes], at least one of each; got {array.dtype} {array.shape}"
+        )
     return array.astype(np.float64, copy=False)

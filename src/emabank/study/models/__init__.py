@@ -104,9 +104,6 @@ def build_network(
     """
     network = network_info(name)
     width = network.check_width(width)
-    for what, count in (("classes", classes), ("channels", channels)):
-        if count < 1:
-            raise ValueError(f"{what} is {count}; a network needs 1 or more")
     module, function = network.builder
     build = getattr(import_module(f"emabank.study.models.{module}"), function)
     return build(classes=classes, channels=channels, **({} if width is None else {"width": width}))

@@ -34,15 +34,7 @@ COUNTED: dict[tuple[str, int | None, tuple[int, int, int], int], Counted] = {
 
 
 def counted(network: str, width: int | None, image: tuple[int, int, int], classes: int) -> Counted:
-    """The numbers of a network as some study has it.
-
-    >>> counted("resnet18", None, (3, 32, 32), 10).parameters
-    11173962
-    >>> counted("resnet18", None, (3, 48, 48), 10)
-    Traceback (most recent call last):
-    ...
-    ValueError: no operations are known of resnet18 for images of 3 x 48 x 48 in 10 classes; count them into COUNTED
-    """
+    """The numbers of a network as some study has it; `ValueError` for another, which has to be counted first."""
     key = network, width, image, classes
     if key not in COUNTED:
         of = network if width is None else f"{network} of width {width}"

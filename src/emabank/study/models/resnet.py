@@ -41,38 +41,22 @@ class ResNet(nn.Module):
 
 
 def resnet8(*, classes: int, channels: int = 3, width: int = 16) -> ResNet:
-    """The smallest of the CIFAR family: one block a stage, `width`, 2 and 4 times `width` channels.
-
-    >>> sum(p.numel() for p in resnet8(classes=10).parameters())
-    75290
-    """
+    """The smallest of the CIFAR family: one block a stage, `width`, 2 and 4 times `width` channels."""
     return _cifar_family(1, classes=classes, channels=channels, width=width)
 
 
 def resnet20(*, classes: int, channels: int = 3, width: int = 16) -> ResNet:
-    """The CIFAR family with three blocks a stage; 0.27 million parameters, as He et al. report.
-
-    >>> sum(p.numel() for p in resnet20(classes=10).parameters())
-    269722
-    """
+    """The CIFAR family with three blocks a stage; 0.27 million parameters, as He et al. report."""
     return _cifar_family(3, classes=classes, channels=channels, width=width)
 
 
 def resnet18(*, classes: int, channels: int = 3) -> ResNet:
-    """ResNet-18 with the stem for small images.
-
-    >>> sum(p.numel() for p in resnet18(classes=10).parameters())
-    11173962
-    """
+    """ResNet-18 with the stem for small images."""
     return _imagenet_family((2, 2, 2, 2), classes=classes, channels=channels)
 
 
 def resnet34(*, classes: int, channels: int = 3) -> ResNet:
-    """ResNet-34 with the stem for small images.
-
-    >>> sum(p.numel() for p in resnet34(classes=10).parameters())
-    21282122
-    """
+    """ResNet-34 with the stem for small images."""
     return _imagenet_family((3, 4, 6, 3), classes=classes, channels=channels)
 
 
@@ -81,11 +65,6 @@ def initialise_convolutions(network: nn.Module, *, mode: Literal["fan_in", "fan_
 
     With "fan_out" the standard deviation is sqrt(2 / (k * k * outgoing)), as in the published code of all these
     families; "fan_in" counts the incoming channels and keeps the size of what is passed on.
-
-    >>> convolution = nn.Conv2d(8, 32, 3)
-    >>> initialise_convolutions(convolution)
-    >>> bool(convolution.bias.any()), 0.07 < convolution.weight.std().item() < 0.1
-    (False, True)
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -64,8 +64,7 @@ class _Total(torch.autograd.Function):
 
 
 def _total(value: Tensor) -> Tensor:
-    found: Any = _Total.apply(value)
-    return found
+    return cast("Tensor", _Total.apply(value))
 
 
 def _summed(value: Tensor) -> Tensor:

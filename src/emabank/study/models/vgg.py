@@ -54,11 +54,6 @@ def vgg16(*, classes: int, channels: int = 3) -> VGG:
     """VGG-16 as the SWA authors have it: dropout before each of two hidden layers of 512, no batch norm.
 
     On 32 x 32 pixels it is theirs; on larger images mean pooling, which they do not have, keeps the same parameters.
-
-    >>> import torch
-    >>> with torch.device("meta"):  # counted without memory for the weights
-    ...     sum(p.numel() for p in vgg16(classes=10).parameters())
-    15245130
     """
     stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
     return VGG(stages=stages, hidden=(512, 512), initial="fan_out", classes=classes, channels=channels)
@@ -69,9 +64,6 @@ def vgg_small(*, classes: int, channels: int = 3, width: int = 16) -> VGG:
 
     Neither dropout nor hidden layers, so that it can memorise. Its first weights count the incoming channels: the
     published choice would shrink one grey channel to a quarter on the way to 16, and no batch norm makes up for it.
-
-    >>> sum(p.numel() for p in vgg_small(classes=10).parameters())
-    72730
     """
     stages = ((width,) * 2, (2 * width,) * 2, (4 * width,) * 2)
     return VGG(stages=stages, hidden=(), initial="fan_in", classes=classes, channels=channels)

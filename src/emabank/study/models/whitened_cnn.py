@@ -52,11 +52,7 @@ class WhitenedCNN(nn.Module):
 
 
 def whitened_cnn(*, classes: int, channels: int = 3, width: int = 32) -> WhitenedCNN:
-    """Groups of `width`, 4 and 4 times `width` channels, for images from 2 x 2 pixels on.
-
-    >>> sum(p.numel() for p in whitened_cnn(classes=10).parameters())
-    497802
-    """
+    """Groups of `width`, 4 and 4 times `width` channels, for images from 2 x 2 pixels on."""
     return WhitenedCNN(classes=classes, channels=channels, width=width)
 
 

@@ -14,14 +14,13 @@ STEM = 16
 class WideResNet(nn.Module):
     """A stem, three stages of (depth - 4) / 6 blocks, batch norm, ReLU, mean pooling and a linear head."""
 
-    def __init__(self, *, depth: int, widen: int, dropout: float, classes: int, channels: int):
+    def __init__(self, *, depth: int, widen: int, classes: int, channels: int):
         super().__init__()
-        _check(depth, widen, dropout)
         widths = [STEM, *(STEM * widen * factor for factor in (1, 2, 4))]
         self.stem = nn.Conv2d(channels, STEM, 3, padding=1, bias=False)
         self.stages = nn.Sequential(
             *(
-                _stage(incoming, outgoing, count=(depth - 4) // 6, stride=stride, dropout=dropout)
+                _stage(incoming, outgoing, count=(depth - 4) // 6, stride=stride)
                 for incoming, outgoing, stride in zip(widths[:-1], widths[1:], (1, 2, 2), strict=True)
             )
         )
@@ -38,9 +37,7 @@ class WideResNet(nn.Module):
         return self.head(self.features(x))
 
 
-def wide_resnet(
-    *, classes: int, channels: int = 3, depth: int = 28, widen: int = 10, dropout: float = 0.0
-) -> WideResNet:
+def wide_resnet(*, classes: int, channels: int = 3, depth: int = 28, widen: int = 10) -> WideResNet:
     """WideResNet-28-10, by default: 36.5 million parameters, as its authors report.
 
     Args:
@@ -48,23 +45,16 @@ def wide_resnet(
         channels: of the images.
         depth: 6n + 4 for n blocks a stage; so many convolutions there are, those of the shortcuts included.
         widen: how many times wider than 16, 32 and 64 channels the three stages are.
-        dropout: the share of values set to 0 before the second convolution of each block, while training.
-
-    >>> import torch
-    >>> with torch.device("meta"):  # counted without memory for the weights
-    ...     sum(p.numel() for p in wide_resnet(classes=10).parameters())
-    36479194
     """
-    return WideResNet(depth=depth, widen=widen, dropout=dropout, classes=classes, channels=channels)
+    return WideResNet(depth=depth, widen=widen, classes=classes, channels=channels)
 
 
 class _Block(nn.Module):
-    def __init__(self, incoming: int, outgoing: int, *, stride: int, dropout: float):
+    def __init__(self, incoming: int, outgoing: int, *, stride: int):
         super().__init__()
         self.first_norm = nn.BatchNorm2d(incoming)
         self.first = nn.Conv2d(incoming, outgoing, 3, stride=stride, padding=1, bias=False)
         self.second_norm = nn.BatchNorm2d(outgoing)
-        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.second = nn.Conv2d(outgoing, outgoing, 3, padding=1, bias=False)
         same_shape = stride == 1 and incoming == outgoing
         self.shortcut = None if same_shape else nn.Conv2d(incoming, outgoing, 1, stride=stride, bias=False)
@@ -73,18 +63,9 @@ class _Block(nn.Module):
         activated = F.relu(self.first_norm(x))
         # As in the authors' code: a projection sees the activated input, the identity passes the input on untouched.
         passed = x if self.shortcut is None else self.shortcut(activated)
-        return self.second(self.dropout(F.relu(self.second_norm(self.first(activated))))) + passed
+        return self.second(F.relu(self.second_norm(self.first(activated)))) + passed
 
 
-def _stage(incoming: int, outgoing: int, *, count: int, stride: int, dropout: float) -> nn.Sequential:
-    first = _Block(incoming, outgoing, stride=stride, dropout=dropout)
-    return nn.Sequential(first, *(_Block(outgoing, outgoing, stride=1, dropout=dropout) for _ in range(count - 1)))
-
-
-def _check(depth: int, widen: int, dropout: float) -> None:
-    if depth < 10 or (depth - 4) % 6:
-        raise ValueError(f"depth is {depth}; give 6n + 4 for n blocks a stage: 10, 16, 22, 28, 34, 40, ...")
-    if widen < 1:
-        raise ValueError(f"widen is {widen}; give 1 or more, 10 is the authors' choice at depth 28")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is {dropout}; give a share from 0 to below 1, 0 for none")
+def _stage(incoming: int, outgoing: int, *, count: int, stride: int) -> nn.Sequential:
+    first = _Block(incoming, outgoing, stride=stride)
+    return nn.Sequential(first, *(_Block(outgoing, outgoing, stride=1) for _ in range(count - 1)))

@@ -16,6 +16,7 @@ import numpy as np
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, table_stages
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
+from emabank.study.runs.archive import unpacked
 from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
 from emabank.study.runs.reader import (
     CONFIG,
@@ -252,8 +253,9 @@ _PROTOCOL = "protocol-"
 
 
 def read_results(runs: str | os.PathLike[str]) -> Results:
-    """All that a folder of runs has measured, and what was skipped."""
-    return _Reader(_folder(runs)).read()
+    """All that a folder of runs, or of archives of them, has measured, and what was skipped."""
+    with unpacked(_folder(runs)) as folder:
+        return _Reader(folder).read()
 
 
 def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Study, ...], tuple[Skipped, ...]]:

@@ -1,6 +1,6 @@
-"""A run's folder, read: its state, its configuration, what it left; and all rows below a folder as one pandas frame.
+"""A run's folder, read: its state, its configuration, what it left.
 
-Needs no lock and writes nothing. torch, numpy and pandas are imported by the functions that need them. All names of
+Needs no lock and writes nothing. torch and numpy are imported by the functions that need them. All names of
 files in a run's folder are here.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from emabank.study.runs.locks import is_locked
-from emabank.study.runs.rows import COLUMNS, Row, read_rows
+from emabank.study.runs.rows import Row, read_rows
 from emabank.study.runs.storage import (
     Predictions,
     file_checksum,
@@ -25,7 +25,6 @@ from emabank.study.runs.storage import (
 from emabank.study.serialize import from_dict, run_id
 
 if TYPE_CHECKING:
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
     from torch import Tensor
 
 State = Literal["waiting", "running", "done", "failed"]
@@ -34,8 +33,13 @@ DONE, FAILED, LOCK, LOG = "done.json", "failed.json", "lock", "log.txt"
 ROWS, TEST_CURVES, POSTHOC_ROWS = "rows.jsonl", "test_curves.jsonl", "posthoc.jsonl"
 SNAPSHOTS, PREDICTIONS, FORKS, POSTHOC = "snapshots", "predictions", "forks", "posthoc"
 
-SUMMARY, ROWS_CHECKSUM = "summary.json", "rows_checksum"
-"""Where a protocol keeps the checksum of the rows beside it."""
+REPORTED = (CONFIG, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, POSTHOC_ROWS)
+"""What a report reads of a finished run."""
+ROWS_ONLY = "rows_only"
+"""In done.json, the mark of a run that was restored from an archive, which keeps no more than that."""
+
+PROTOCOL, SUMMARY, ROWS_CHECKSUM = "protocol-", "summary.json", "rows_checksum"
+"""How the name of a protocol's folder begins, and where it keeps the checksum of the rows beside it."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%@+=-]{0,99}")
 
@@ -95,11 +99,15 @@ class RunFolder:
                 return f"{path} is missing"
             if not stat.S_ISREG(status.st_mode):
                 return f"{path} is no regular file"
-            if size is not None and status.st_size != size:
+            if status.st_size != size:
                 return f"{path} has {status.st_size} bytes instead of {size}"
-            if contents and checksum is not None and file_checksum(path) != checksum:
+            if contents and file_checksum(path) != checksum:
                 return f"{path} is damaged: its content does not match its checksum"
         return None
+
+    def is_rows_only(self) -> bool:
+        """Whether it was restored from an archive, without weights, predictions and states to start others from."""
+        return read_json(self.path / DONE).get(ROWS_ONLY) is True
 
     def summary(self) -> dict[str, Any]:
         """The summary written when the run ended; empty before."""
@@ -174,7 +182,7 @@ class RunFolder:
         """What kept weights say, by part of the data."""
         return read_predictions(self._kept(f"{PREDICTIONS}/{check_name(name)}.npz"))
 
-    def _left(self) -> dict[str, tuple[int | None, int | None]] | None:
+    def _left(self) -> dict[str, tuple[int, int]] | None:
         """What the run left when it ended well: size and checksum by name; None: it has not, or the mark is damaged."""
         try:
             done = read_json(self.path / DONE)
@@ -186,28 +194,31 @@ class RunFolder:
     def _kept(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
+            if self.is_rows_only():
+                reason = "the run was restored from an archive, which keeps neither weights nor predictions"
+                raise FileNotFoundError(f"{path} is not there: {reason}; {self._again()}")
             names = sorted(other.stem for other in path.parent.glob("[!.]*"))
             raise FileNotFoundError(f"{path} is not there; the run has {', '.join(names) or 'none'} in that folder")
-        return self._intact(name)
+        return self.intact(name)
 
-    def _intact(self, name: str) -> Path:
+    def intact(self, name: str) -> Path:
         """The path of a file of the run, once it has been seen to be as the run left it."""
         path = self.path / name
         if not stat.S_ISREG(path.stat().st_mode):  # what is missing or not readable says so itself
             raise ValueError(f"{path} is no regular file; {self._again()}")
-        checksum = (self._left() or {}).get(name, (None, None))[1]
-        if checksum is not None and file_checksum(path) != checksum:
+        listed = (self._left() or {}).get(name)
+        if listed is not None and file_checksum(path) != listed[1]:
             raise ValueError(f"{path} is damaged: its content does not match its checksum; {self._again()}")
         return path
 
     def _rows(self, name: str) -> list[Row]:
-        return read_rows(self._intact(name)) if (self.path / name).exists() else []
+        return read_rows(self.intact(name)) if (self.path / name).exists() else []
 
     def _names(self, folder: str, suffix: str) -> list[str]:
         return sorted(path.name.removesuffix(suffix) for path in (self.path / folder).glob(f"[!.]*{suffix}"))
 
     def _json(self, name: str) -> Any:
-        path = self._intact(name)
+        path = self.intact(name)
         try:
             return read_any(path)
         except ValueError as error:
@@ -230,45 +241,3 @@ def check_name(name: str) -> str:
             "letter or digit"
         )
     return name
-
-
-# All rows below a folder ---------------------------------------------------------------------------------------------
-
-# Nullable where a row may hold None; a value that is None becomes NaN.
-_DTYPES = {**dict.fromkeys(COLUMNS, "string"), "seed": "int64", "epoch": "Int64", "value": "float64"}
-
-
-def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
-    """Every row of every run below a folder (that of all runs, or that of one), a column for each field of `Row`.
-
-    Rows of one file stay in their order, files come in the order of their paths. Without any rows the frame is empty
-    and has its columns and types all the same.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     load_results(folder).shape
-    (0, 13)
-    """
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
-
-    folder = Path(folder)
-    if not folder.is_dir():
-        reason = "is not a folder" if folder.exists() else "is not there"
-        raise FileNotFoundError(f"the folder {folder} {reason}; give the folder that holds the runs, or one run's")
-    rows: list[Row] = []
-    for path in sorted(path for name in (ROWS, TEST_CURVES) for path in folder.rglob(name)):
-        rows += _rows_of(path)
-    columns = {name: pandas.Series([getattr(row, name) for row in rows], dtype=_DTYPES[name]) for name in COLUMNS}
-    # Two protocols that share runs both have the rows that compare these.
-    return pandas.DataFrame(columns).drop_duplicates(ignore_index=True)
-
-
-def _rows_of(path: Path) -> list[Row]:
-    """The rows of a file of a run or a protocol; `ValueError` where they are not those that it left."""
-    expected = read_json(path.parent / SUMMARY).get(ROWS_CHECKSUM)
-    if expected is not None:
-        if file_checksum(path) != expected:
-            raise ValueError(f"{path} is damaged: its content does not match its checksum; run the study again")
-        return read_rows(path)
-    folder = RunFolder(path.parent)
-    return folder.rows() if path.name == ROWS else folder.test_curves()

@@ -53,6 +53,7 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+_NAMES = set(COLUMNS)
 
 
 def to_json_line(row: Row) -> str:
@@ -66,15 +67,9 @@ def from_json_line(line: str, *, place: str = "the line") -> Row:
         values: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is damaged: it is not a line of JSON; measure that run again") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{place} is not a row: it holds no JSON object; measure that run again")
-    if len(values) != len(COLUMNS) or any(name not in values for name in COLUMNS):
-        missing = [name for name in COLUMNS if name not in values]
-        unknown = [str(name) for name in values if name not in COLUMNS]
-        faults = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown {', '.join(unknown)}"] * bool(unknown)
+    if not isinstance(values, dict) or values.keys() != _NAMES:
         raise ValueError(
-            f"{place} {' and '.join(faults)}; a row has exactly {', '.join(COLUMNS)}, so measure that run again with "
-            "this emabank"
+            f"{place} is not a row, which has exactly {', '.join(COLUMNS)}; measure that run again with this emabank"
         )
     try:
         return Row(**values)

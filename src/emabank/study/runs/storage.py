@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from torch import Tensor
 
-PARTS = ("train", "val", "test")
 CHECKSUM = "checksum"
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}")
 _NOTES = "emabank"  # the key of our own notes among a file's metadata
@@ -79,7 +78,12 @@ def read_any(path: Path) -> Any:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file atomically."""
-    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json_text(content))
+
+
+def json_text(content: Any) -> str:
+    """What a JSON file of ours holds."""
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:
@@ -145,17 +149,9 @@ def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLik
     import numpy as np
 
     arrays: dict[str, Any] = {}
-    for part, predictions in parts.items():
-        if part not in PARTS:
-            raise ValueError(f"predictions for {part!r} were given; the parts are {', '.join(map(repr, PARTS))}")
-        logits, labels = np.asarray(predictions[0], dtype=np.float32), np.asarray(predictions[1])
-        if logits.ndim != 2 or labels.shape != logits.shape[:1] or labels.dtype.kind not in "iu":
-            raise ValueError(
-                f"the {part} predictions are logits of shape {logits.shape} with {labels.dtype} labels of shape "
-                f"{labels.shape}; give one line of logits and one integer label an example"
-            )
-        arrays |= {f"logits_{part}": logits, f"labels_{part}": labels.astype(np.int64)}
-
+    for part, (logits, labels) in parts.items():
+        arrays[f"logits_{part}"] = np.asarray(logits, dtype=np.float32)
+        arrays[f"labels_{part}"] = np.asarray(labels, dtype=np.int64)
     # Packed in memory first: on a full disk older versions of numpy leave an archive open that complains later.
     packed = BytesIO()
     np.savez(packed, **arrays)

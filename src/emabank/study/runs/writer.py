@@ -28,6 +28,7 @@ from emabank.study.runs.reader import (
     POSTHOC_ROWS,
     PREDICTIONS,
     PROGRESS,
+    REPORTED,
     ROWS,
     SNAPSHOTS,
     TEST_CURVES,
@@ -118,7 +119,7 @@ class RunWriter(RunFolder):
         storage.write_predictions(self.path / PREDICTIONS / f"{check_name(name)}.npz", parts)
 
     def write_rows(self, rows: Iterable[Row]) -> None:
-        """Write all measurements of the run, in place of those that were there; a run that is done may be too."""
+        """Write all measurements of the run, in place of those that were there."""
         self._write_rows(ROWS, rows)
 
     def write_test_curves(self, rows: Iterable[Row]) -> None:
@@ -131,14 +132,10 @@ class RunWriter(RunFolder):
 
     def mark_done(self, summary: Mapping[str, Any] | None = None) -> None:
         """End the run well: list what it left, with sizes and checksums, and remove its checkpoints."""
-        names = [
-            name
-            for name in (CONFIG, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, POSTHOC_ROWS)
-            if (self.path / name).exists()
-        ]
+        names = [name for name in REPORTED if (self.path / name).exists()]
         for folder in (SNAPSHOTS, PREDICTIONS, FORKS):
             names += [f"{folder}/{path.name}" for path in sorted((self.path / folder).glob("[!.]*"))]
-        files = {name: self._as_it_is(name) for name in names}
+        files = {name: ((self.path / name).stat().st_size, file_checksum(self.path / name)) for name in names}
         done = {"time": now(), "summary": _plain(dict(summary or {})), "files": files}
         write_json(self.path / DONE, with_checksum(done))
         storage.remove_checkpoints(self.path)
@@ -148,28 +145,16 @@ class RunWriter(RunFolder):
         write_json(self.path / FAILED, {"time": now(), "message": message})
 
     def _write_rows(self, name: str, rows: Iterable[Row]) -> None:
+        self._refuse_when_done()
         rows = list(rows)
         for row in rows:
             if row.run != self.id:
                 raise ValueError(f"a row of run {row.run} was given to run {self.id}; write it to its own run")
-        # Of a run that is done the list of files follows. Killed in between, it holds nothing against the rows.
-        self._list_again(name, (None, None))
         write_rows(self.path / name, rows)
-        if self._left() is not None:
-            self._list_again(name, self._as_it_is(name))
-
-    def _list_again(self, name: str, now: tuple[int | None, int | None]) -> None:
-        files = self._left()
-        if files is not None and files.get(name) != now:
-            write_json(self.path / DONE, with_checksum({**read_json(self.path / DONE), "files": {**files, name: now}}))
-
-    def _as_it_is(self, name: str) -> tuple[int, int]:
-        """The size and the checksum of a file."""
-        return (self.path / name).stat().st_size, file_checksum(self.path / name)
 
     def _refuse_when_done(self) -> None:
         if (self.path / DONE).exists():
-            raise ValueError(f"run {self.id} is done, and only its rows can be written again; {self._again()}")
+            raise ValueError(f"run {self.id} is done, and nothing can be written to it; {self._again()}")
 
 
 def mark_failed(path: Path, message: str) -> None:
