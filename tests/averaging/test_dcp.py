@@ -42,6 +42,8 @@ def test_a_sharded_training(trained: tuple[Path, list[dict[str, torch.Tensor]]],
     assert_average(load_file(tmp_path / "average.safetensors"), expected)
     assert_average(load_file(tmp_path / "average.safetensors"), loaded)
     plan_average([tmp_path / "average", paths[0]])  # what is written can be read
+    with pytest.raises(ValueError, match="^key must be one of 'model' in .*step-2; got 'ema'"):
+        plan_average(paths, key="ema")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of dcp.load, in a process without a group

@@ -411,20 +411,22 @@ def best_checkpoints(paths: Sequence[Path], count: int, metric: str, *, lowest: 
 
     The metric is a number in the name (`val_acc=0.91`) or in a file of torch.save, as timm writes it (`metric`).
     """
-    values: list[float] = []
-    for path in paths:
-        named = re.search(rf"(?<![A-Za-z0-9]){re.escape(metric)}=(-?\d+(?:\.\d+)?)", path.name)
-        stored = (file.number(metric) for file in open_checkpoint(path).files.values() if isinstance(file, TorchFile))
-        value = float(named[1]) if named else next(stored, None)
-        if value is None:
-            raise ValueError(
-                f"{path} must have a number {metric!r}, in its name or in the file; choose another metric."
-            )
-        values.append(-value if lowest else value)
     if not 1 <= count <= len(paths):
         raise ValueError(f"count must be from 1 to {len(paths)}, the number of checkpoints; got {count}.")
+    values = [_metric_of(path, metric) * (-1 if lowest else 1) for path in paths]
     ranked = sorted(range(len(paths)), key=lambda position: (math.isnan(values[position]), -values[position]))
     return [paths[position] for position in sorted(ranked[:count])]
+
+
+def _metric_of(path: Path, metric: str) -> float:
+    named = re.search(rf"(?<![A-Za-z0-9]){re.escape(metric)}=(-?\d+(?:\.\d+)?)", path.name)
+    if named:
+        return float(named[1])
+    for file in open_checkpoint(path).files.values():
+        value = file.number(metric) if isinstance(file, TorchFile) else None
+        if value is not None:
+            return value
+    raise ValueError(f"{path} must have a number {metric!r}, in its name or in the file; choose another metric.")
 
 
 def greedy_soup(

@@ -489,33 +489,28 @@ class DcpFolder:
     def __init__(self, folder: Path, key: str | None = None) -> None:
         self._folder = folder
         self._files: dict[str, memoryview] = {}
-        try:
+        with _damage_named(folder):
             with open(folder / _DCP_METADATA, "rb") as file:
                 metadata = _DcpUnpickler(file).load()
             entries = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "chunks")}
             # The first part of a name that was nested in the state dict; empty if it was not.
             nested: Mapping[str, Sequence[object]] = metadata.planner_data or {}
             tops = {name: str(nested[name][0]) if len(nested.get(name, ())) > 1 else "" for name in entries}
-            self.key = _find_dcp_key(set(tops.values()), key)
-            names = {name.removeprefix(f"{self.key}."): name for name in entries if tops[name] == (self.key or "")}
             items = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
-            self.specs = {name: _dcp_spec(entries[full_name]) for name, full_name in names.items()}
-            self._shards = {
-                name: [
-                    self._open_shard(chunk, items[full_name, tuple(chunk.offsets)])
-                    for chunk in entries[full_name].chunks
-                ]
-                for name, full_name in names.items()
-            }
-            for name, spec in self.specs.items():
-                shards = self._shards[name]
+        self.key = _find_dcp_key(folder, set(tops.values()), key)
+        self.specs: dict[str, Spec] = {}
+        self._shards: dict[str, list[_Shard]] = {}
+        for full_name, entry in entries.items():
+            if tops[full_name] != (self.key or ""):
+                continue
+            name = full_name.removeprefix(f"{self.key}.")
+            with _damage_named(folder):
+                spec = Spec(tuple(entry.size), entry.properties.dtype)
+                shards = [self._open_shard(chunk, items[full_name, tuple(chunk.offsets)]) for chunk in entry.chunks]
                 is_complete = sum(shard.values.numel() for shard in shards) == math.prod(spec.shape)
                 if not is_complete or any(shard.values.dtype != spec.dtype for shard in shards):
                     raise ValueError(f"the shards of {name!r} are not the tensor that {_DCP_METADATA} describes")
-        except OSError:
-            raise
-        except Exception as error:  # a pickle can hold anything
-            raise ValueError(_unreadable(folder, error)) from error
+            self.specs[name], self._shards[name] = spec, shards
 
     def _open_shard(self, chunk: Any, item: Any) -> _Shard:
         if item.relative_path not in self._files:
@@ -583,18 +578,25 @@ class DcpFolder:
             save(tensors if self.key is None else {self.key: tensors}, storage_writer=writer, no_dist=True)
 
 
-def _dcp_spec(entry: Any) -> Spec:
-    return Spec(tuple(entry.size), entry.properties.dtype)
+@contextmanager
+def _damage_named(folder: Path) -> Generator[None]:
+    """Errors name the folder, whatever they are: a pickle can hold anything."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(_unreadable(folder, error)) from error
 
 
-def _find_dcp_key(keys: set[str], key: str | None) -> str | None:
+def _find_dcp_key(folder: Path, keys: set[str], key: str | None) -> str | None:
     """The key of the model; None if its tensors are not below a key, as torchtitan saves them."""
     keys = {name for name in keys if not name.startswith(_DCP_TRAINING_STATE)}
-    candidates = [name for name in (*_STATE_DICT_KEYS, "") if name in keys] or list(keys)
-    if key is None and (len(candidates) == 1 or candidates[0] in (*_STATE_DICT_KEYS, "")):
+    candidates = [name for name in (*_STATE_DICT_KEYS, "") if name in keys] or sorted(keys)
+    if key is None and candidates and (len(keys) == 1 or candidates[0] in (*_STATE_DICT_KEYS, "")):
         key = candidates[0]
     if key not in keys:
-        raise ValueError(f"key must be one of {', '.join(map(repr, sorted(keys)))}; got {key!r}")
+        raise ValueError(f"key must be one of {', '.join(map(repr, sorted(keys)))} in {folder}; got {key!r}.")
     return key or None
 
 
