@@ -27,7 +27,7 @@ def show_status(runs: Path, console: Console | None = None) -> None:
         table.add_column(head)
     for study in studies:
         state = f"{study.state}: {study.reason}" if study.reason else study.state
-        table.add_row(*map(Text, (study.name, study.scale, state)))
+        table.add_row(*map(Text, (study.study, study.scale, state)))
     if studies:
         console.print(table)
     folders = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / CONFIG).exists()]

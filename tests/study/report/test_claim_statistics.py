@@ -9,7 +9,7 @@ import pytest
 from emabank.study.report.claim_specs import columns, make_claims, paired
 from emabank.study.report.claim_specs import runs as of_runs
 from emabank.study.report.results import Curve, Results
-from tests.study.report.made_results import with_values
+from tests.study.report.made_results import config_with, with_values
 from tests.study.report.shapes import (
     AVERAGES,
     by_hand,
@@ -296,7 +296,7 @@ def test_the_place_is_counted_by_the_mean_among_the_printed_methods(accuracy, pl
 def test_other_data_have_no_place_in_the_leaderboard():
     for whole in leaderboard(0.87).settings:
         assert values("19", "place", replace(whole, dataset="digits")) == []
-        assert values("19", "place", replace(whole, config={"data": {"subset": 4000}})) == []
+        assert values("19", "place", replace(whole, config=config_with(subset=4000))) == []
 
 
 def test_the_lead_is_over_the_method_that_the_paper_has_below():

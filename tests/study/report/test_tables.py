@@ -31,6 +31,7 @@ from tests.study.report.made_results import (
     AVERAGES,
     PAIRS,
     VARIANTS,
+    config_with,
     distinct_setting,
     fewer_averages,
     first_seeds,
@@ -125,10 +126,19 @@ def test_settings_come_in_the_order_of_the_pairs_and_all_of_a_pair_are_there():
     assert settings_for(made_results(one, again, other), "paper") == []
 
 
-@pytest.mark.parametrize("data", [{"subset": 1000}, {"test_subset": 100}, {"noise": 0.4}, {"labels": "aggregate"}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"subset": 1000},
+        {"test_subset": 100},
+        {"size": 16},
+        {"noise": 0.4},
+        {"dataset": "cifar10n", "labels": "random1"},
+    ],
+)
 def test_only_the_papers_own_data_in_full_compares(data):
-    real = the_papers("cifar10n-resnet34", config={"data": {"subset": None, "labels": "worse", "noise": 0.0}})
-    assert real.compares and not replace(real, config={"data": data}).compares
+    real = the_papers("cifar10n-resnet34", config=config_with(dataset="cifar10n", labels="worse"))
+    assert real.compares and not replace(real, config=config_with(**data)).compares
 
 
 def test_another_network_or_data_set_does_not_compare_and_the_label_says_what_it_stands_for():
@@ -141,11 +151,11 @@ def test_another_network_or_data_set_does_not_compare_and_the_label_says_what_it
 
 def test_where_some_settings_alone_have_wrong_labels_the_caption_names_these():
     clean, noisy, as_given = (
-        replace(distinct_setting(), title=title, config={"data": data})
+        replace(distinct_setting(), title=title, config=config_with(**data))
         for title, data in (
             ("clean one", {"noise": 0.0, "validation_labels": "clean"}),
             ("noisy one", {"noise": 0.2, "validation_labels": "clean"}),
-            ("other one", {"labels": "worse", "validation_labels": "noisy"}),
+            ("other one", {"dataset": "cifar10n", "labels": "worse", "validation_labels": "noisy"}),
         )
     )
     assert selection_note([clean]) == "" and "noisy one" not in selection_note([noisy])
@@ -192,7 +202,7 @@ def holes() -> list[Setting]:
     bare = tuple(replace(run, curves={}) for run in one.variants["refit"])
     return [
         replace(one, columns=[]), replace(one, variants={}), replace(one, choices=[]), replace(one, averages=()),
-        replace(one, config={}), replace(one, columns=[], variants={}, choices=[], config={}, averages=()),
+        replace(one, columns=[], variants={}, choices=[], averages=()),
         replace(one, pair="something-else"), replace(one, variants=dict.fromkeys(VARIANTS, ())),
         replace(one, variants=dict.fromkeys(VARIANTS, bare)), first_seeds(one, 1), first_seeds(one, 2),
         fewer_averages(one, 1), fewer_averages(first_seeds(one, 2), 3),
@@ -224,7 +234,7 @@ def test_with_nothing_there_is_the_arithmetic_alone():
 
 
 def test_every_table_under_label_noise_says_which_labels_the_validation_images_had():
-    config = {"data": {"noise": 0.2, "validation_labels": "noisy"}}
+    config = config_with(noise=0.2, validation_labels="noisy")
     tables = make_tables(made_results(*(replace(distinct_setting(pair), config=config) for pair in PAIRS)))
     assert [table.name for table in tables if table.scale and "wrong ones included" not in table.caption] == []
 
@@ -311,9 +321,7 @@ def test_ours_are_sorted_in_among_the_published_where_data_and_network_are_the_s
     assert at(table, "DivideMix", "cifar100n-resnet34, %").text == "71.13 ± 0.48" and table.item == "Table 2"
 
 
-@pytest.mark.parametrize(
-    "changed", [{"config": {"data": {"subset": 4000}}}, {"network": "resnet18"}, {"scale": "small"}]
-)
+@pytest.mark.parametrize("changed", [{"config": config_with(subset=4000)}, {"network": "resnet18"}, {"scale": "small"}])
 def test_a_subset_another_network_or_a_smaller_scale_is_not_in_the_leaderboard(changed):
     setting = the_papers(BOTH[1], **changed)
     names = {table.name for table in make_tables(made_results(setting))}

@@ -11,8 +11,9 @@ import pytest
 from emabank.study.report import write
 from emabank.study.report.figures import Figure
 from emabank.study.report.render import latex, markdown, table_csv
-from emabank.study.report.results import Results, Setting, Skipped, Study
+from emabank.study.report.results import Results, Setting, Skipped
 from emabank.study.report.write import PAGE, Report, build_report, try_next
+from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import Scale
 from tests.study.report.made_results import PAIRS, made_results, made_setting
@@ -174,8 +175,8 @@ def test_a_figure_that_cannot_be_written_leaves_the_earlier_report_whole(
 # What to try next ----------------------------------------------------------------------------------------------------
 
 
-def asked(scale: Scale, *names: str, state: str = "done") -> list[Study]:
-    return [Study(name=name, scale=scale, command=f"emabank run {name}", state=state) for name in names]
+def asked(scale: Scale, *names: str, state: str = "done") -> list[Manifest]:
+    return [Manifest(study=name, scale=scale, command=f"emabank run {name}", state=state) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def asked(scale: Scale, *names: str, state: str = "done") -> list[Study]:
         (asked("demo", "transfer", state="failed") + asked("demo", "dynamics"), "emabank run transfer"),
     ],
 )
-def test_what_to_try_next_shows_more_than_is_there(studies: list[Study], words: str):
+def test_what_to_try_next_shows_more_than_is_there(studies: list[Manifest], words: str):
     assert try_next(Results(studies=studies)) == words
 
 

@@ -138,7 +138,7 @@ class Statistic:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ClaimSpec:
     """A claim before it is tested. Its first statistic is the primary one, which alone decides the verdict."""
 
@@ -330,10 +330,10 @@ def _not_run(spec: ClaimSpec, role: Role, results: Results) -> Finding:
     command = f"emabank run {spec.studies[0]}" + (f" --scale {spec.scale}" if spec.scale else "")
     states = {"failed": "failed", "running": "is not done yet"}
     unfinished = [
-        f"{study.name} ({study.scale}) {states.get(study.state, 'is done, but has no runs with this measure')}"
+        f"{study.study} ({study.scale}) {states.get(study.state, 'is done, but has no runs with this measure')}"
         + (f": {study.reason}" if study.state == "failed" and study.reason else "")
         for study in results.studies
-        if study.name == spec.studies[0] and spec.scale in (None, study.scale)
+        if study.study == spec.studies[0] and spec.scale in (None, study.scale)
     ]
     return Finding(
         role=role, key=primary.key, statistic=primary.words, rule=primary.rule, verdict="not run",

@@ -7,8 +7,9 @@ import numpy as np
 
 from emabank.study.report.figures import Figure, Line, Panel
 from emabank.study.report.page import Provenance, page
-from emabank.study.report.results import Results, Study
+from emabank.study.report.results import Results
 from emabank.study.report.tables import MISSING, Cell, Row, Table
+from emabank.study.runs.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +157,7 @@ def _line(selected: Selected, measured: list[Measured], order: int) -> Line:
 
 def demo_page(record: Record) -> str:
     """The demo as a page to look at."""
-    studies = [Study(name="demo", scale="demo", command="emabank demo", state="done")]
+    studies = [Manifest(study="demo", scale="demo", command="emabank demo", state="done")]
     facts = {name: str(value) for name, value in record.conditions.items()}
     return page(
         Results(studies=studies), [demo_table(record)], [demo_figure(record)], [],

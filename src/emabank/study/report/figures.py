@@ -14,7 +14,7 @@ from emabank.study.metrics.classification import Floats
 from emabank.study.report import series
 from emabank.study.report.results import Results, Run, Setting
 from emabank.study.report.series import MakeCurve
-from emabank.study.report.tables import Cell, selection_note
+from emabank.study.report.tables import Cell, selection_note, settings_for
 from emabank.study.studies.scales import PAIRS, Scale
 
 Mark = tuple[float, float, str]
@@ -110,8 +110,7 @@ class FigureSpec:
     item: str = ""
 
     def __call__(self, results: Results, scale: Scale) -> list[Figure]:
-        pairs = self.pairs or tuple(dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings))))
-        by_setting = [(setting, self.panels(setting)) for pair in pairs for setting in results.of(pair, scale=scale)]
+        by_setting = [(setting, self.panels(setting)) for setting in settings_for(results, scale, self.pairs)]
         settings = [setting for setting, panels in by_setting if panels]
         panels = [panel for _, own in by_setting for panel in own]
         if not panels:

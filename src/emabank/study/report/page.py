@@ -20,9 +20,10 @@ from markupsafe import Markup
 from emabank.study.report import render
 from emabank.study.report.claims import Claim, Finding, Rule, Verdict
 from emabank.study.report.figures import Figure, Line, Panel, styles_of
-from emabank.study.report.results import Results, Run, Setting, Study
+from emabank.study.report.results import Results, Run, Setting
 from emabank.study.report.series import REFIT
 from emabank.study.report.tables import Cell, Table, difference_cell, selection_note, value_cell
+from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import SCALES
 
@@ -92,10 +93,10 @@ def _policy(style: str, script: str) -> str:
 # Sections -------------------------------------------------------------------------------------------------------------
 
 
-def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
+def _sections(studies: Sequence[Manifest], tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """One for each study that was run or has something to show, in the report's order; unknown ones last."""
     names = dict.fromkeys(
-        [*_SECTIONS, *(study.name for study in studies), *(item.study for item in (*tables, *figures))]
+        [*_SECTIONS, *(study.study for study in studies), *(item.study for item in (*tables, *figures))]
     )
     ids = _ids([*(f"table-{table.name}" for table in tables), *(f"figure-{figure.name}" for figure in figures)])
     shown = [*zip(ids, (*tables, *figures), strict=True)]
@@ -103,7 +104,7 @@ def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequen
     for name in names:
         title, question = _SECTIONS.get(name, (name or "More", ""))
         own = [(key, item) for key, item in shown if item.study == name]
-        asked = [study for study in studies if study.name == name]
+        asked = [study for study in studies if study.study == name]
         if own or asked:
             sections.append({
                 "id": f"study-{_slug(name)}", "title": title, "question": question, "studies": asked,

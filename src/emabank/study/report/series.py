@@ -90,6 +90,16 @@ def best(run: Run, names: Sequence[str], split: str) -> np.ndarray | None:
     return np.fmax.reduce(known) if known and len(known) == len(curves) else None
 
 
+def sgd(split: str) -> MakeCurve:
+    """The curve of the live weights, of any run."""
+    return lambda run: live(run, split)
+
+
+def best_of(setting: Setting, split: str) -> MakeCurve:
+    """The curve of the best of all averages of a setting, of any run."""
+    return lambda run: best(run, setting.averages, split)
+
+
 # Points of a curve ----------------------------------------------------------------------------------------------------
 
 
@@ -110,6 +120,23 @@ def peak(curve: np.ndarray | None) -> Peak | None:
         return None
     epoch = int(np.nanargmax(curve)) + 1
     return Peak(float(curve[epoch - 1]), epoch)
+
+
+def height(curve: np.ndarray | None) -> float | None:
+    """The highest value."""
+    point = peak(curve)
+    return point and point.value
+
+
+def peak_epoch(curve: np.ndarray | None) -> int | None:
+    """The epoch of the highest value."""
+    point = peak(curve)
+    return point and point.epoch
+
+
+def end(curve: np.ndarray | None) -> float | None:
+    """The value at the last epoch."""
+    return at(curve, -1)
 
 
 def at(curve: np.ndarray | None, epoch: float | None) -> float | None:
@@ -229,6 +256,14 @@ REACHED = 0.9
 """The accuracy on training images with right labels at which the paper compares what is memorised."""
 
 
+class Reached(NamedTuple):
+    """One run at an epoch, counted from 1."""
+
+    epoch: int
+    clean: float
+    memorised: float
+
+
 class OnTrain(NamedTuple):
     """The refits' curves on training images with right and with wrong labels, each [seeds, epochs]."""
 
@@ -239,13 +274,22 @@ class OnTrain(NamedTuple):
     batchnorm: str
     """"own", "recomputed" or "averaged"."""
 
+    def at(self, epochs: Sequence[int | None]) -> list[Reached | None]:
+        """Each seed at an epoch of its own; None where it has no such epoch."""
+        return [
+            Reached(epoch, float(clean[epoch - 1]), float(memorised[epoch - 1]))
+            if epoch is not None and 1 <= epoch <= len(clean)
+            else None
+            for clean, memorised, epoch in zip(self.clean, self.memorised, epochs, strict=True)
+        ]
 
-class Reached(NamedTuple):
-    """One run at an epoch, counted from 1."""
+    def first_reached(self, level: float = REACHED) -> list[Reached | None]:
+        """Each seed at its first measured epoch with at least this clean accuracy, as in the paper; None if never.
 
-    epoch: int
-    clean: float
-    memorised: float
+        Nothing is interpolated between two epochs: the clean accuracy there may be well above the level.
+        """
+        reached = [np.flatnonzero(seed) for seed in (self.clean >= level) & np.isfinite(self.memorised)]
+        return self.at([int(places[0]) + 1 if len(places) else None for places in reached])
 
 
 def on_train(setting: Setting, weights: str) -> OnTrain | None:
@@ -256,18 +300,3 @@ def on_train(setting: Setting, weights: str) -> OnTrain | None:
         if clean is not None and memorised is not None:
             return OnTrain(clean, memorised, batchnorm)
     return None
-
-
-def first_reached(clean: np.ndarray, memorised: np.ndarray, level: float = REACHED) -> Reached | None:
-    """One run at the first measured epoch whose clean accuracy is at least `level`, as in the paper; None if never.
-
-    Nothing is interpolated between two epochs: the clean accuracy there may be well above the level.
-
-    >>> first_reached(np.array([0.8, 0.94, 0.7]), np.array([0.2, 0.5, 0.9]))
-    Reached(epoch=2, clean=0.94, memorised=0.5)
-    """
-    places = np.flatnonzero((clean >= level) & np.isfinite(memorised))
-    if not len(places):
-        return None
-    first = int(places[0])
-    return Reached(first + 1, float(clean[first]), float(memorised[first]))

@@ -198,8 +198,9 @@ def with_best_by_column(rows: Sequence[Sequence[Cell]], columns: Iterable[int]) 
 REFERENCE = "The paper's numbers come from a larger data set or network. They are for reference, not a target."
 
 
-def settings_for(results: Results, scale: str, pairs: Iterable[str] = tuple(PAIRS)) -> list[Setting]:
-    """The settings of a scale that stand for these pairs, in the order of the pairs; all, where several do for one."""
+def settings_for(results: Results, scale: str, pairs: Iterable[str] = ()) -> list[Setting]:
+    """The settings of a scale that stand for these pairs, in their order; without pairs all, the paper's first."""
+    pairs = pairs or dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings)))
     return [setting for pair in pairs for setting in results.of(pair, scale=scale)]
 
 
@@ -258,7 +259,8 @@ class TableSpec:
     title: str
     columns: Sequence[str]
     lines: Callable[[Setting], Lines]
-    pairs: Sequence[str] = tuple(PAIRS)
+    pairs: Sequence[str] = ()
+    """Empty: all."""
     groups: Sequence[tuple[str, int]] = ()
     item: str = ""
     caption: str = ""

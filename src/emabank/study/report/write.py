@@ -74,7 +74,7 @@ def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
     unfinished = [study.command for study in results.studies if study.state != "done"]
     if unfinished:
         return unfinished[0]
-    done = {scale: {study.name for study in results.studies if study.scale == scale} for scale in SCALES}
+    done = {scale: {study.study for study in results.studies if study.scale == scale} for scale in SCALES}
     begun = [scale for scale in SCALES if done[scale] and not done[scale] >= set(STUDIES)]
     larger = SCALES[1 + max((place for place, scale in enumerate(SCALES) if done[scale]), default=-1) :]
     scale = next(iter((*begun, *larger)), SCALES[0])

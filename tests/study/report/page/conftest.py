@@ -8,14 +8,14 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
 from emabank.study.report.page import Provenance, page
-from emabank.study.report.results import Study
+from emabank.study.runs.manifest import Manifest
 from tests.study.report.made_results import made_results, made_setting
 from tests.study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, show, tables
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    study = Study(name="dynamics", scale="demo", command="emabank run dynamics --scale demo", state="done")
+    study = Manifest(study="dynamics", scale="demo", command="emabank run dynamics --scale demo", state="done")
     results = made_results(made_setting(), made_setting(scale="small"))
     about = Provenance(facts={"emabank": "0.4.0"})
     text = page(

@@ -14,8 +14,9 @@ import pytest
 from emabank.study.report.claims import Claim, Finding, above
 from emabank.study.report.figures import Figure, Line, Panel
 from emabank.study.report.page import Provenance, page
-from emabank.study.report.results import Results, Skipped, Study
+from emabank.study.report.results import Results, Skipped
 from emabank.study.report.tables import Cell, Row, Table
+from emabank.study.runs.manifest import Manifest
 from tests.study.report.made_results import made_results, made_setting
 from tests.study.report.page.documents import Element, parsed
 
@@ -130,7 +131,7 @@ HOSTILE = "</script></style><script>alert(1)</script><b title='\"'>&amp;{{ 7 * 7
 def test_no_text_becomes_an_element():
     def with_text(text: str) -> Element:
         results = made_results(replace(made_setting(), title=text, averages=(text, *made_setting().averages[1:])))
-        study = Study(name=text, scale="demo", command=text, state="failed", reason=text)
+        study = Manifest(study=text, scale="demo", command=text, state="failed", reason=text)
         results = replace(results, skipped=[Skipped(text, text)], studies=[study])
         rows = [Row(text, [Cell(text=text, paper=text), Cell.of([1.0], paper=text)])]
         tables = [table(title=text, columns=[text] * 3, rows=rows, caption=text, item=text, notes=[text], study=text)]
@@ -222,8 +223,10 @@ def test_what_was_left_out_failed_or_still_runs_is_said():
     results = Results(
         skipped=[Skipped("runs/3f2a", "unfinished: 12 of 60 epochs")],
         studies=[
-            Study(name="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged"),
-            Study(name="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running"),
+            Manifest(
+                study="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged"
+            ),
+            Manifest(study="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running"),
         ],
     )
     root = document(results)
