@@ -102,16 +102,6 @@ def test_from_nothing_there_are_claims_that_were_not_run_and_a_page(tmp_path: Pa
 # The same each time --------------------------------------------------------------------------------------------------
 
 
-def test_written_again_it_is_the_same_bytes(tmp_path: Path):
-    results = few("step")
-    build_report(results, tmp_path / "one")
-    before = digest(tmp_path / "one")
-    assert any(name.endswith(".pdf") for name in before)
-    build_report(results, tmp_path / "one")
-    build_report(few("step"), tmp_path / "two")
-    assert digest(tmp_path / "one") == digest(tmp_path / "two") == before
-
-
 MAKE = """
 import os, sys
 sys.path.insert(0, {tests!r})
@@ -154,22 +144,6 @@ def test_nothing_of_an_earlier_report_misleads(tmp_path: Path, quick: None):
     assert there(tmp_path) - {f"fresh/{name}" for name in there(tmp_path / "fresh")} == {
         "tables/paper/mine.md", *there(tmp_path / "fresh"),
     }  # fmt: skip
-
-
-def test_a_figure_that_cannot_be_written_leaves_the_earlier_report_whole(
-    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
-):
-    build_report(few("refit"), tmp_path)
-    before = digest(tmp_path)
-
-    def full(figure: Figure, path: Path, *, file_format: str) -> None:
-        path.write_text("half of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(write, "draw", full)
-    with pytest.raises(OSError, match=r"Could not be written \(No space left on device\)"):
-        build_report(few("refit"), tmp_path)
-    assert digest(tmp_path) == before
 
 
 # What to try next ----------------------------------------------------------------------------------------------------

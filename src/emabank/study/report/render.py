@@ -60,15 +60,16 @@ def common_n(table: Table) -> int | None:
 
 
 def format_cell(cell: Cell, *, with_n: bool) -> str:
-    """A cell in a line of text; without a spread it says so.
+    """A cell in a line of text.
 
     >>> format_cell(Cell.of([1.0, 2.0]), with_n=True), format_cell(Cell.of([1.0]), with_n=False)
-    ('1.50 ± 0.71 (n=2)', '1.00 ± –')
+    ('1.50 ± 0.71 (n=2)', '1.00')
     """
     shown = number(cell)
     if shown is None:
         return cell.text
-    return f"{shown.mean} ± {shown.spread or DASH}" + (f" (n={shown.n})" if with_n else "")
+    spread = f" ± {shown.spread}" if shown.spread else ""
+    return f"{shown.mean}{spread}" + (f" (n={shown.n})" if with_n else "")
 
 
 def caption_of(table: Table) -> str:
@@ -80,8 +81,7 @@ def caption_of(table: Table) -> str:
         sentences.append("n = 1: no spread.")
     elif shown:
         count = "n beside each number" if n is None else f"n = {n}"
-        single = f"; ± {DASH}: one value" if any(one.spread is None for one in shown) else ""
-        sentences.append(f"Mean ± standard deviation over {table.over}, {count}{single}.")
+        sentences.append(f"Mean ± standard deviation over {table.over}, {count}.")
     if table.bold and any(cell.best for row in table.rows for cell in row.cells):
         sentences.append(f"Bold: {table.bold}.")
     return " ".join(filter(None, sentences))
@@ -329,8 +329,8 @@ def _tex_cell(cell: Cell, *, with_n: bool) -> str:
         text = escape_latex(cell.text)
         return rf"\textbf{{{text}}}" if cell.best and text else text
     mean = rf"\mathbf{{{shown.mean}}}" if cell.best else shown.mean
-    value = rf"${mean} \pm$ --" if shown.spread is None else rf"${mean} \pm {shown.spread}$"
-    return value + (f" ($n={shown.n}$)" if with_n else "")
+    spread = rf" \pm {shown.spread}" if shown.spread else ""
+    return f"${mean}{spread}$" + (f" ($n={shown.n}$)" if with_n else "")
 
 
 # On a terminal --------------------------------------------------------------------------------------------------------

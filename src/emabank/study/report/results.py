@@ -17,7 +17,8 @@ import numpy as np
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, table_stages
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
 from emabank.study.runs import reader as files
-from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
+from emabank.study.runs.locks import is_locked
+from emabank.study.runs.manifest import PREFIX, Manifest, Ran, manifest_lock, read_manifest
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
 from emabank.study.runs.storage import file_checksum, read_checked
@@ -247,6 +248,13 @@ def read_setting(folder: str | os.PathLike[str]) -> Setting:
     return _Reader(path.parent).setting("demo", path.name, [Ran(pair="", title=path.name)])
 
 
+def state_of(study: Manifest, runs: Path) -> str:
+    """How a study stands, in words."""
+    if study.state == "running" and not is_locked(manifest_lock(study.study, study.scale, runs)):
+        return f"interrupted; `{study.command}` resumes"
+    return f"{study.state}: {study.reason}" if study.reason else study.state
+
+
 def _folder(runs: str | os.PathLike[str]) -> Path:
     folder = Path(runs)
     if not folder.is_dir():
@@ -295,7 +303,7 @@ class _Reader:
         if manifest.state == "failed":
             self._skip(what, f"failed: {manifest.reason}")
         elif manifest.state == "running":
-            self._skip(what, f"not finished: running or interrupted (`{manifest.command}` resumes)")
+            self._skip(what, state_of(manifest, self.folder))
         for ran in manifest.pairs:
             if manifest.state == "done" and ran.protocol is None:
                 self._skip(f"{ran.title} ({manifest.scale})", "its protocol was not finished")

@@ -234,7 +234,7 @@ def _stage_table(setting: Setting, stage: Stage, name: str) -> list[Table]:
         Table(
             name=name, title=f"{label_of(setting)}: trained on {stage.trained_on}, measured on {measured}",
             columns=["", *(bn.get(column.title, column.title) for column in columns)], rows=[*rows, *chosen],
-            breaks=[len(rows)], study=name.partition("/")[0], scale=setting.scale, over=PAIRS_OF_SEEDS,
+            breaks=[len(rows)], study=name.partition("/")[0], scale=setting.scale, over=PAIRS_OF_SEEDS, folded=True,
             item=paper.full_table(setting.pair, stage.trained_on), bold="the best in a row",
             caption="Below the rule: what each seed chose, once if all chose the same." + selection_note([setting]),
             notes=(

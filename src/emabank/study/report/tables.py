@@ -93,6 +93,8 @@ class Table:
     scale: Literal["demo", "small", "paper", ""] = ""
     notes: Sequence[str] = ()
     """What a reader must know to compare it with the paper."""
+    folded: bool = False
+    """Whether the page shows it when it is asked for alone."""
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------

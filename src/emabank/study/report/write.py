@@ -17,7 +17,7 @@ from emabank.study.report.claims import Claim
 from emabank.study.report.draw import FORMATS, draw
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure
-from emabank.study.report.page import Provenance, page
+from emabank.study.report.page import page
 from emabank.study.report.render import latex, markdown, table_csv
 from emabank.study.report.render_claims import claims_csv, claims_json, claims_markdown
 from emabank.study.report.results import REPORT_FILES, Results
@@ -59,8 +59,8 @@ def build_report(
         for figure in figures
         for kind in FORMATS
     }
-    provenance = Provenance(facts={"made with": f"emabank {__version__}"})
-    files[PAGE] = _text(page(results, tables, figures, claims, provenance=provenance))
+    facts = {"made with": f"emabank {__version__}"}
+    files[PAGE] = _text(page(results, tables, figures, claims, facts=facts))
     write_files(out, files, progress=progress)
     return Report(out / PAGE, tables, figures, claims)
 

@@ -8,7 +8,7 @@
   function themes() {
     const button = document.getElementById("theme"), prefers = matchMedia("(prefers-color-scheme: dark)");
     const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefers.matches);
-    const show = () => button.setAttribute("aria-pressed", dark());
+    const show = () => { button.lastElementChild.textContent = dark() ? "Light" : "Dark"; }; // what a press gives
     button.addEventListener("click", () => {
       root.dataset.theme = dark() ? "light" : "dark";
       remember(root.dataset.theme);
@@ -45,6 +45,26 @@
       }
     }, { rootMargin: "-15% 0px -80% 0px" });
     for (const part of document.querySelectorAll(".part")) watch.observe(part);
+  }
+
+  // What is folded ------------------------------------------------------------------------------------------------
+  function folds() {
+    const open = () => {
+      const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+      for (let around = target; around; around = around.parentElement) if (around.matches("details")) around.open = true;
+      if (target) target.scrollIntoView();
+    };
+    addEventListener("hashchange", open);
+    addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
+    open();
+  }
+
+  // Tables that are wider than their place say so -----------------------------------------------------------------
+  function scrollers() {
+    const watch = new ResizeObserver((entries) => {
+      for (const { target } of entries) target.classList.toggle("more", target.scrollWidth > target.clientWidth + 1);
+    });
+    document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
   }
 
   // Tables: by a column upwards, downwards, and back to how they were ---------------------------------------------
@@ -86,4 +106,6 @@
     drawings();
     scales();
     contents();
+    scrollers();
+    folds();
   });

@@ -47,6 +47,8 @@
   const steps = (x) => (Array.isArray(x) ? x
     : Array.from({ length: x.count }, (_, place) => Number((x.from + place * x.step).toFixed(6))));
   const upwards = (one, other) => one - other;
+  const STYLED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "paint-order",
+    "font-family", "font-size", "font-weight", "text-anchor"];
   let plots = 0;
 
   class Axes {
@@ -86,6 +88,7 @@
       this.reset = tool("reset", () => this.zoom(...this.domain), "Show all");
       this.reset.disabled = true;
       const out = tool("−", () => this.scale(2), "Zoom out"), closer = tool("+", () => this.scale(0.5), "Zoom in");
+      const save = tool("SVG", () => this.save(), "Download as SVG");
       this.svg = svg("svg", { "aria-hidden": "true" });
       this.readout = html("div", { class: "readout", hidden: "" });
       this.spoken = html("p", { class: "spoken", "aria-live": "polite" });
@@ -96,7 +99,7 @@
       const count = (place) => (marks.length > 1 ? ` ${place + 1}` : "");
       const list = grid ? [] : marks.map(([, , label], place) => `◆${count(place)} ${label}`);
       this.element = html("div", { class: "panel" },
-        html("header", {}, html("h4", {}, title), html("div", { class: "tools" }, out, closer, this.reset)),
+        html("header", {}, html("h4", {}, title), html("div", { class: "tools" }, save, out, closer, this.reset)),
         this.host, this.spoken,
         html("ul", { class: "marks" }, ...list.map((label) => html("li", {}, label))));
     }
@@ -321,6 +324,21 @@
 
   // A panel of a figure under the hands of a reader, and the figures of the page.
   class Plot extends Drawn {
+    // A file of its own: what the page's style gives is written into every element --------------------------------------
+    save() {
+      this.leave();
+      const copy = this.svg.cloneNode(true), copies = [...copy.querySelectorAll("*")];
+      [...this.svg.querySelectorAll("*")].forEach((element, place) => {
+        const style = getComputedStyle(element);
+        for (const name of STYLED) copies[place].setAttribute(name, style.getPropertyValue(name));
+      });
+      put(copy, { xmlns: SVG, width: this.width }, []);
+      const file = new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
+      const link = html("a", { href: URL.createObjectURL(file), download: `${this.figure.name}-${this.id}.svg` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+
     // Hands ---------------------------------------------------------------------------------------------------------
     listen() {
       const on = (name, act, options) => this.host.addEventListener(name, act, options);
@@ -485,7 +503,7 @@
 
   function drawing(element) {
     const data = JSON.parse(element.querySelector("script").textContent);
-    const figure = { data, hidden: new Set() };
+    const figure = { data, name: element.id, hidden: new Set() };
     const all = data.panels.map((panel) => new Plot(panel, figure));
     const legend = data.legend.map((entry, place) => {
       const name = html("span", {}, entry.label);
