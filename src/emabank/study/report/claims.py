@@ -75,9 +75,6 @@ def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
     `of_pairs`: the value of a seed is the mean over its pairs with the other seeds, such as their churn. Each pair is
     then in two values, and the standard error is the jackknife's (Efron and Stein, 1981): that of independent values
     times 2 (n - 1) / (n - 2).
-
-    >>> [round(end, 2) for end in interval([1.0, 2.0, 3.0])]
-    [2.0, -0.48, 4.48]
     """
     n = len(values)
     if not n:
@@ -94,11 +91,7 @@ def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
 
 
 def judge(estimate: Interval, rule: Rule) -> Verdict:
-    """What an interval says under a rule.
-
-    >>> judge(interval([-1.0, 0.0, 1.5]), above()), judge(interval([1.0]), above())
-    ('inconclusive', 'too few runs')
-    """
+    """What an interval says under a rule."""
     if estimate.low is None or estimate.high is None:
         return "too few runs"
     if estimate.high < rule.low or estimate.low > rule.high:

@@ -553,11 +553,7 @@ def _reliability_panel(setting: Setting, column: str, content: Reliability, *, s
 
 
 def bars_of(confidence: Floats, accuracy: Floats) -> list[tuple[float, float, float]]:
-    """A bar for each bin: its borders halfway between mean confidences, the outermost as far from them as the inner.
-
-    >>> bars_of(np.array([40.0, 60.0, 90.0]), np.array([30.0, 50.0, 80.0]))
-    [(30.0, 20.0, 30.0), (50.0, 25.0, 50.0), (75.0, 25.0, 80.0)]
-    """
+    """A bar for each bin: its borders halfway between mean confidences, the outermost as far from them as the inner."""
     if len(confidence) == 1:
         return [(0.0, 100.0, float(accuracy[0]))]
     inner = (confidence[:-1] + confidence[1:]) / 2

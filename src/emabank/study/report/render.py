@@ -36,11 +36,7 @@ class Number(NamedTuple):
 
 
 def number(cell: Cell) -> Number | None:
-    """The number of a cell with its digits; None where it has a text, or nothing.
-
-    >>> number(Cell(mean=-0.0001, std=0.284, n=3))
-    Number(mean='0.00', spread='0.28', n=3)
-    """
+    """The number of a cell with its digits; None where it has a text, or nothing."""
     if cell.mean is None or cell.text:
         return None
     # A mean that rounds to zero has no sign.
@@ -60,11 +56,7 @@ def common_n(table: Table) -> int | None:
 
 
 def format_cell(cell: Cell, *, with_n: bool) -> str:
-    """A cell in a line of text.
-
-    >>> format_cell(Cell.of([1.0, 2.0]), with_n=True), format_cell(Cell.of([1.0]), with_n=False)
-    ('1.50 ± 0.71 (n=2)', '1.00')
-    """
+    """A cell in a line of text."""
     shown = number(cell)
     if shown is None:
         return cell.text
@@ -244,11 +236,7 @@ def latex(table: Table) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""A text that LaTeX prints as it is, in one paragraph.
-
-    >>> escape_latex("50% of A_1 & B [x]"), escape_latex("0.9 ± 0.1"), escape_latex("中")
-    ('50\\% of A\\_1 \\& B {[}x]', '0.9 $\\pm$ 0.1', '?')
-    """
+    r"""A text that LaTeX prints as it is, in one paragraph."""
     line = re.sub(r"(?<![\w)-])-(?=\d)", "−", " ".join(text.split()))  # a minus, not a hyphen, before a number
     made = "".join(_ESCAPES.get(sign, sign if _is_known(sign) else _ascii(sign)) for sign in line)
     return re.sub("-(?=-)", "-{}", made)  # two hyphens would become a dash

@@ -57,11 +57,7 @@ def combined(
     theirs: Sequence[float | None] | None,
     combine: Callable[[float, float], float | None],
 ) -> list[float | None] | None:
-    """What two columns give seed by seed; None where they do not belong together.
-
-    >>> combined([3.0, None], [1.0, 1.0], lambda one, other: one - other)
-    [2.0, None]
-    """
+    """What two columns give seed by seed; None where they do not belong together."""
     if ours is None or theirs is None or len(ours) != len(theirs):
         return None
     return [None if a is None or b is None else combine(a, b) for a, b in zip(ours, theirs, strict=True)]
@@ -111,11 +107,7 @@ class Peak(NamedTuple):
 
 
 def peak(curve: np.ndarray | None) -> Peak | None:
-    """The highest point; None where nothing was measured.
-
-    >>> peak(np.array([0.5, np.nan, 0.7, 0.7]))
-    Peak(value=0.7, epoch=3)
-    """
+    """The highest point; None where nothing was measured."""
     if curve is None or not np.isfinite(curve).any():
         return None
     epoch = int(np.nanargmax(curve)) + 1
@@ -140,11 +132,7 @@ def end(curve: np.ndarray | None) -> float | None:
 
 
 def at(curve: np.ndarray | None, epoch: float | None) -> float | None:
-    """The value at an epoch, counted from 1; -1 is the last.
-
-    >>> at(np.array([0.5, np.nan]), 1), at(np.array([0.5, np.nan]), -1), at(None, 1)
-    (0.5, None, None)
-    """
+    """The value at an epoch, counted from 1; -1 is the last."""
     if curve is None or epoch is None or not 1 <= abs(epoch) <= len(curve):
         return None
     value = float(curve[int(epoch) - 1 if epoch > 0 else int(epoch)])
@@ -195,11 +183,7 @@ def by_seed(
 
 
 def minus(ours: BySeed, theirs: BySeed) -> dict[int, float | None]:
-    """The difference of each seed that both have.
-
-    >>> minus({0: 3.0, 1: 2.0}, {0: 1.0, 1: None, 2: 5.0})
-    {0: 2.0, 1: None}
-    """
+    """The difference of each seed that both have."""
     both = [(seed, ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     return {seed: None if one is None or other is None else one - other for seed, one, other in both}
 

@@ -35,12 +35,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Iterable[float | None], *, scale: float = 1.0, digits: int = 2, paper: str = "") -> "Cell":
-        """The mean of some values and their standard deviation (of a sample); one that is missing makes it a dash.
-
-        >>> cell = Cell.of([0.5, 0.75], scale=100, digits=1)
-        >>> cell.mean, round(cell.std, 1), cell.n
-        (62.5, 17.7, 2)
-        """
+        """The mean of some values and their standard deviation (of a sample); one that is missing makes it a dash."""
         values = list(values)
         known = [scale * value for value in values if value is not None and math.isfinite(value)]
         if not known or len(known) < len(values):
@@ -175,10 +170,6 @@ def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool | Non
     """The same cells, the best of these places marked; several, if they look the same; none, if there is only one.
 
     `lower` says whether the lowest is the best; None: none is.
-
-    >>> marked = with_best([Cell(mean=1.001), Cell(mean=1.002), Cell(mean=0.5), Cell(mean=7)], [0, 1, 2])
-    >>> [cell.best for cell in marked]
-    [True, True, False, False]
     """
     means = {at: round(mean, cells[at].digits) for at in places if (mean := cells[at].mean) is not None}
     if len(means) < 2 or lower is None:
