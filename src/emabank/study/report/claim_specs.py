@@ -93,8 +93,8 @@ def _chosen(setting: Setting, seed: int, title: str = ACC) -> tuple[str, int] | 
     """The average and the epoch that validation chose for a seed: by noisy labels where a column has that choice."""
     for column in setting.columns:
         if column.title == BY_NOISY_LABELS[title] and seed in setting.seeds:
-            place = setting.seeds.index(seed)
-            return column.weights[place], column.epochs[place]
+            index = setting.seeds.index(seed)
+            return column.weights[index], column.epochs[index]
     if title != SGD_BEST:
         return series.chosen(setting, seed, "accuracy" if title == ACC else "loss")
     epochs = [choice["live_epoch"] for choice in setting.choices if choice["seed"] == seed]
@@ -291,8 +291,8 @@ def _slope(setting: Setting, run: Run, value: Callable[[series.Peak], float]) ->
     known = [value(point) for point in peaks if point is not None]
     if len(known) < len(peaks) or len(known) < 2:
         return None
-    places = np.arange(len(known)) - (len(known) - 1) / 2
-    return float(places @ np.array(known) / (places @ places))
+    ranks = np.arange(len(known)) - (len(known) - 1) / 2
+    return float(ranks @ np.array(known) / (ranks @ ranks))
 
 
 # Label noise ----------------------------------------------------------------------------------------------------------
@@ -338,8 +338,8 @@ def _leaderboard(setting: Setting) -> Sequence[Sample]:
     others = [value.mean or 0.0 for value in published if value.ours != SLOWEST_ACC]
     (own,) = [value.mean or 0.0 for value in published if value.ours == SLOWEST_ACC]
     next_below = max(other for other in others if other < own)
-    place, papers = (1 + sum(other > score for other in others) for score in (float(np.mean(known)), own))
-    note = f"{PAIRS[setting.pair]}: place {place} of {len(others) + 1} printed methods, the paper's is {papers}"
+    rank, papers = (1 + sum(other > score for other in others) for score in (float(np.mean(known)), own))
+    note = f"{PAIRS[setting.pair]}: place {rank} of {len(others) + 1} printed methods, the paper's is {papers}"
     ahead = [None if share is None else 100.0 * share - next_below for share in accuracies]
     return [Sample(_by_seed(setting, "accuracy", ahead), (note,))]
 

@@ -220,11 +220,11 @@ def _rate_panels(setting: Setting, tried: Sequence[float]) -> list[Panel]:
     order, words = (tried, "") if len(tried) <= shades else (list(setting.rates()), f"{setting.title}: ")
     lines: dict[str, list[Line]] = {"live weights": [], "best average at each epoch": []}
     for rate, variant in setting.rates().items():
-        label, place = f"{words}rate {rate:g}", order.index(rate)
+        label, index = f"{words}rate {rate:g}", order.index(rate)
         both = lines_of(
             setting,
-            LineSpec(label, variant, sgd("val"), order=place),
-            LineSpec(label, variant, best_of(setting, "val"), order=place),
+            LineSpec(label, variant, sgd("val"), order=index),
+            LineSpec(label, variant, best_of(setting, "val"), order=index),
         )
         for own, drawn in zip(lines.values(), both, strict=False):
             own.append(drawn)
@@ -395,7 +395,7 @@ def _posthoc_panels(setting: Setting) -> list[Panel]:
             panels.append(
                 Panel(
                     title=f"{setting.title}: {words}", x_label="stopping epoch", y_label="", grid=grid,
-                    x_ticks=[str(place + 1) for place in stops], y_ticks=list(some), marks=[best],
+                    x_ticks=[str(index + 1) for index in stops], y_ticks=list(some), marks=[best],
                 )
             )  # fmt: skip
     return panels
@@ -409,13 +409,13 @@ def _kept(setting: Setting) -> dict[str, Floats]:
 
 def _stops(windows: dict[str, Floats]) -> list[int]:
     """The places of the epochs that were tried: of a long run, some."""
-    return [int(place) for place in np.flatnonzero(np.isfinite(np.stack(list(windows.values()))).any(axis=(0, 1)))]
+    return [int(index) for index in np.flatnonzero(np.isfinite(np.stack(list(windows.values()))).any(axis=(0, 1)))]
 
 
 def _field(windows: dict[str, Floats], stops: list[int]) -> tuple[Floats, Mark]:
     """The means over the seeds, [windows, stops], and the best of them."""
     grid = np.stack([100 * curves.mean(axis=0)[stops] for curves in windows.values()])
-    row, column = (int(place) for place in np.unravel_index(np.nanargmax(grid), grid.shape))
+    row, column = (int(index) for index in np.unravel_index(np.nanargmax(grid), grid.shape))
     return grid, (float(column), float(row), f"best: {list(windows)[row]} at epoch {stops[column] + 1}")
 
 

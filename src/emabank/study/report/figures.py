@@ -308,7 +308,7 @@ def styles_of(figure: Figure) -> dict[str, Style]:
 def _style(drawn: Line, *, meant: bool) -> Style:
     """Without a colour for a kind that has none."""
     if drawn.kind == "average":
-        place = min(max(drawn.order, 0), len(_DASHES) - 1)
-        return Style(f"a{place}", (_DASHED if drawn.dashed else "") if meant else _DASHES[place])
+        index = min(max(drawn.order, 0), len(_DASHES) - 1)
+        return Style(f"a{index}", (_DASHED if drawn.dashed else "") if meant else _DASHES[index])
     dash = _DASHED if drawn.dashed or drawn.kind == "ideal" else ""
     return Style(drawn.kind if drawn.kind in _KINDS else "", dash)

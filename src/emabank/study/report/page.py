@@ -145,19 +145,19 @@ def _sections(results: Results, tables: Sequence[Table], figures: Sequence[Figur
 def _items(kind: str, items: Sequence[Table] | Sequence[Figure]) -> list[dict[str, Any]]:
     """Tables or figures with their anchors; of neighbours, the same title is shown first, the same caption last."""
 
-    def caption(place: int) -> tuple[str, Sequence[str]]:
-        item = items[place]
+    def caption(index: int) -> tuple[str, Sequence[str]]:
+        item = items[index]
         return render.caption_of(item) if isinstance(item, Table) else item.caption, tuple(item.notes)
 
     return [
         {
             "id": f"{kind}-{_slug(item.name)}",
             "item": item,
-            "titled": place == 0 or items[place - 1].title != item.title,
-            "caption": caption(place)[0],
-            "explained": place == len(items) - 1 or caption(place + 1) != caption(place),
+            "titled": index == 0 or items[index - 1].title != item.title,
+            "caption": caption(index)[0],
+            "explained": index == len(items) - 1 or caption(index + 1) != caption(index),
         }
-        for place, item in enumerate(items)
+        for index, item in enumerate(items)
     ]
 
 
@@ -165,9 +165,9 @@ def _rows(table: Table) -> list[dict[str, Any]]:
     """Rows with the group that they share with a neighbour, which is shown once."""
     groups = [row.group for row in table.rows]
     rows: list[dict[str, Any]] = []
-    for place, row in enumerate(table.rows):
-        above, below = groups[place - 1 : place], groups[place + 1 : place + 2]
-        rule = place > 0 and place in table.breaks
+    for index, row in enumerate(table.rows):
+        above, below = groups[index - 1 : index], groups[index + 1 : index + 2]
+        rule = index > 0 and index in table.breaks
         shared = bool(row.group) and row.group in (*above, *below)
         again = shared and row.group in above and not rule
         rows.append({"label": row.label, "full_label": row.full_label, "group": row.group if shared else "",
@@ -255,10 +255,7 @@ def _axis(ends: Iterable[float]) -> Callable[[float], float]:
     width = (high - low) or 1.0
     low = low if high > low else low - 0.5
 
-    def place(value: float) -> float:
-        return round(4 + 92 * (value - low) / width, 2)
-
-    return place
+    return lambda value: round(4 + 92 * (value - low) / width, 2)
 
 
 # Figures as the script wants them -------------------------------------------------------------------------------------
@@ -273,15 +270,15 @@ def figure_json(figure: Figure) -> str:
     Lines of one label have one style and one entry of the legend, whatever their panel.
     """
     styles = styles_of(figure)
-    places = {label: place for place, label in enumerate(styles)}
+    indices = {label: index for index, label in enumerate(styles)}
     legend = [{"label": label, "colour": style.colour, "dash": style.dash} for label, style in styles.items()]
     xs: list[Any] = []
-    panels = [_panel(panel, places, xs) for panel in figure.panels]
+    panels = [_panel(panel, indices, xs) for panel in figure.panels]
     made = {"columns": figure.columns, "legend": legend, "xs": xs, "panels": panels}
     return json.dumps(made, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 
-def _panel(panel: Panel, places: dict[str, int], xs: list[Any]) -> dict[str, Any]:
+def _panel(panel: Panel, indices: dict[str, int], xs: list[Any]) -> dict[str, Any]:
     """A panel without what it does not have."""
     grid = [] if panel.grid is None else panel.grid.ravel()
     shown = _digits([*(value for line in panel.lines for value in line.y), *(bar[2] for bar in panel.bars), *grid])
@@ -290,7 +287,7 @@ def _panel(panel: Panel, places: dict[str, int], xs: list[Any]) -> dict[str, Any
         "xLabel": panel.x_label,
         "yLabel": panel.y_label,
         "digits": shown,
-        "lines": [{"of": places[line.label], **_line(line, xs, shown)} for line in panel.lines],
+        "lines": [{"of": indices[line.label], **_line(line, xs, shown)} for line in panel.lines],
     }
     if panel.rate is not None:
         finest = _digits(panel.rate.y)
@@ -335,9 +332,9 @@ def _steps(x: np.ndarray) -> dict[str, Any] | list[float | int | None]:
     return rounded
 
 
-def _rounded(values: Iterable[float], places: int) -> list[float | int | None]:
+def _rounded(values: Iterable[float], digits: int) -> list[float | int | None]:
     """Numbers as short as they can be; None where there is none."""
-    rounded = [round(float(value), places) if math.isfinite(value) else None for value in values]
+    rounded = [round(float(value), digits) if math.isfinite(value) else None for value in values]
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
 
@@ -385,7 +382,7 @@ def _code(text: str) -> Markup:
     """What stands in backticks as code."""
     parts = re.split("`([^`]+)`", text)
     return Markup("").join(
-        Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts)
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
     )
 
 

@@ -176,8 +176,8 @@ def table_csv(table: Table) -> str:
     for row in table.rows:
         for group, title, cell in zip(group_titles(table)[1:], table.columns[1:], row.cells, strict=True):
             if number(cell) or cell.text or cell.paper:
-                place = (table.name, table.title, table.scale, table.item, row.full_label, group, title)
-                lines.append([*place, *_csv_values(cell), cell.paper, *_printed_numbers(cell.paper)])
+                index = (table.name, table.title, table.scale, table.item, row.full_label, group, title)
+                lines.append([*index, *_csv_values(cell), cell.paper, *_printed_numbers(cell.paper)])
     return _csv(CSV_FIELDS, lines)
 
 
@@ -336,8 +336,8 @@ def terminal(table: Table, *, width: int = 80) -> Group:
     """
     title = f"{table.title} (compare {table.item} of the paper)" if table.item else table.title
     shown: list[RenderableType] = [Text(title, style="bold")]
-    for place, (columns, widths) in enumerate(_parts(table, width)):
-        shown += [*([Text("")] if place else []), _grid(table, columns, widths)]
+    for index, (columns, widths) in enumerate(_parts(table, width)):
+        shown += [*([Text("")] if index else []), _grid(table, columns, widths)]
     caption = caption_of(table)
     notes = [Text(f"- {note}", style="italic") for note in table.notes]
     return Group(*shown, *([Text(caption, style="italic")] if caption else []), *notes)
@@ -358,11 +358,11 @@ def _parts(table: Table, width: int) -> list[tuple[list[int], list[int]]]:
               for least, column, limit in zip(words, texts, most, strict=False)]  # fmt: skip
     widths[0] += 2 * any(line.below_heading for line in lines_of(table))
     parts: list[list[int]] = []
-    for place in range(1, len(widths)):
-        if parts and sum(widths[at] + _GAP for at in (0, *parts[-1], place)) - _GAP <= width:
-            parts[-1].append(place)
+    for index in range(1, len(widths)):
+        if parts and sum(widths[at] + _GAP for at in (0, *parts[-1], index)) - _GAP <= width:
+            parts[-1].append(index)
         else:
-            parts.append([place])
+            parts.append([index])
     return [([0, *part], [widths[at] for at in (0, *part)]) for part in parts]
 
 

@@ -50,9 +50,9 @@ def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Grou
         return Group(*shown, Text(more, style="dim"))
     for claim in ran:
         rows = [
-            ("", [*([_stated(finding)] if place == 0 else []), *_details(finding)], finding, finding.verdict)
+            ("", [*([_stated(finding)] if index == 0 else []), *_details(finding)], finding, finding.verdict)
             for _, group in groupby(claim.findings, key=_stated)
-            for place, finding in enumerate(group)
+            for index, finding in enumerate(group)
         ]
         shown += [Text(f"\n{claim.number}. {claim.title}", style="bold"), _grid(rows)]
         shown += [Text(f"Note: {claim.note}.", style="dim")] if claim.note else []

@@ -293,7 +293,7 @@ class _Reader:
                 manifest = read_manifest(path)
                 if manifest.scale not in SCALES:
                     raise ValueError(f"its scale {manifest.scale!r} is unknown to this version of emabank")
-                manifests.append(replace(manifest, reason=_without_place(manifest.reason, self.folder)))
+                manifests.append(replace(manifest, reason=_without_folder(manifest.reason, self.folder)))
             except (ValueError, OSError) as error:
                 self._skip(path.name, _message(error, path))
         return manifests
@@ -406,7 +406,7 @@ class _Reader:
             self._skip(", ".join(names[:3]) + more, why)
 
     def _skip(self, what: str, why: str) -> None:
-        self.skipped.append(Skipped(_printable(what), _printable(_without_place(why, self.folder))))
+        self.skipped.append(Skipped(_printable(what), _printable(_without_folder(why, self.folder))))
 
 
 def _why_unused(path: Path, *, all_done: bool) -> str:
@@ -419,7 +419,7 @@ def _why_unused(path: Path, *, all_done: bool) -> str:
     except DAMAGE as error:
         why = _message(error, path)
     if why:
-        return _without_place(why, path)
+        return _without_folder(why, path)
     if not all_done:
         return "used by no finished study in this folder"
     return "not used by any study in this folder"
@@ -646,7 +646,7 @@ def _predictions(folder: RunFolder, name: str) -> Predictions:
 # Texts and values of files --------------------------------------------------------------------------------------------
 
 
-def _message(error: BaseException, place: Path) -> str:
+def _message(error: BaseException, folder: Path) -> str:
     """What an error says, without the folders around the one that it is about."""
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'a file'}: {error.strerror}"
@@ -654,12 +654,12 @@ def _message(error: BaseException, place: Path) -> str:
         text = str(error)
     else:
         text = f"its files are not what this version of emabank writes ({type(error).__name__}: {error})"
-    return _without_place(_without_place(text, place), place.parent)
+    return _without_folder(_without_folder(text, folder), folder.parent)
 
 
-def _without_place(text: str, place: Path) -> str:
+def _without_folder(text: str, folder: Path) -> str:
     """A text in which files are called by their names in this folder, so that no report shows where it was made."""
-    for known in (place.absolute(), place):
+    for known in (folder.absolute(), folder):
         text = text if known == Path() else text.replace(f"{known}{os.sep}", "")
     return text
 

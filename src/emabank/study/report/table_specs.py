@@ -187,9 +187,9 @@ def full(results: Results, scale: Scale) -> list[Table]:
     """All that the protocol measured of each setting, in tuning and of the refits, with what each seed chose."""
     tables: list[Table] = []
     for pair, settings in groupby(settings_for(results, scale, (*CLEAN, *NOISY)), key=lambda setting: setting.pair):
-        for place, setting in enumerate(settings, 1):
+        for index, setting in enumerate(settings, 1):
             for stage in (TUNED, REFIT):
-                suffix = "" if place == 1 else f"-{place}"
+                suffix = "" if index == 1 else f"-{index}"
                 tables += _stage_table(
                     setting, stage, f"generalization/full-{pair}-{stage.trained_on.rstrip('%')}{suffix}"
                 )
@@ -352,7 +352,7 @@ def _noise_table(
         bold = [replace(cell, best=bool(published) and cell.mean is not None) for cell in cells]
         ranked.append((Row(f"{title}, ours" if published else title, bold), [cell.mean for cell in cells]))
     if published:  # by the last column that ours have, as in the paper; of equals the published first
-        by = max(place for cells in ours.values() for place, cell in enumerate(cells) if cell.mean is not None)
+        by = max(index for cells in ours.values() for index, cell in enumerate(cells) if cell.mean is not None)
         ranked.sort(key=lambda entry: -(entry[1][by] or 0.0))
     return [
         Table(
@@ -521,13 +521,13 @@ def _sensitivity_lines(setting: Setting) -> Lines:
     decays = list(paper.rows_of("Table 24"))
     compares = setting.pair == MAIN and len(setting.averages) == len(decays)
     rows: list[list[Cell]] = []
-    for place, name in enumerate(setting.averages):
+    for index, name in enumerate(setting.averages):
         cells: list[Cell] = []
         for batchnorm in ("recomputed", "averaged"):
             curve: MakeCurve = lambda run, n=name, b=batchnorm: series.average(run, n, "test", batchnorm=b)  # noqa: E731
             # The paper's decays stand for ours by their order, from fast to slow.
             printed = [
-                paper.lookup("Table 24", row=decays[place], column=column)
+                paper.lookup("Table 24", row=decays[index], column=column)
                 if compares and batchnorm == "recomputed" else ""
                 for column in ("Best test accuracy", "Epoch")
             ]  # fmt: skip

@@ -166,12 +166,12 @@ def has_values(cells: Iterable[Cell]) -> bool:
     return any(cell.mean is not None for cell in cells)
 
 
-def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool | None = False) -> list[Cell]:
+def with_best(cells: Sequence[Cell], indices: Iterable[int], *, lower: bool | None = False) -> list[Cell]:
     """The same cells, the best of these places marked; several, if they look the same; none, if there is only one.
 
     `lower` says whether the lowest is the best; None: none is.
     """
-    means = {at: round(mean, cells[at].digits) for at in places if (mean := cells[at].mean) is not None}
+    means = {at: round(mean, cells[at].digits) for at in indices if (mean := cells[at].mean) is not None}
     if len(means) < 2 or lower is None:
         return list(cells)
     best = min(means.values()) if lower else max(means.values())
@@ -181,8 +181,8 @@ def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool | Non
 def with_best_by_column(rows: Sequence[Sequence[Cell]], columns: Iterable[int]) -> list[list[Cell]]:
     """The same rows, the best of each of these columns marked."""
     marked = [list(column) for column in zip(*rows, strict=True)]
-    for place in columns:
-        marked[place] = with_best(marked[place], range(len(rows)))
+    for index in columns:
+        marked[index] = with_best(marked[index], range(len(rows)))
     return [list(row) for row in zip(*marked, strict=True)]
 
 
@@ -328,8 +328,8 @@ def column_cells(
     cells = [make(spec) for spec in specs]
     names = [spec.metric or metric if spec.op == "value" else "" for spec in specs]
     for name in {*names} & {*METRICS}:
-        places = [place for place, own in enumerate(names) if own == name]
-        cells = with_best(cells, places, lower=METRICS[name].lower_is_better)
+        indices = [index for index, own in enumerate(names) if own == name]
+        cells = with_best(cells, indices, lower=METRICS[name].lower_is_better)
     return cells
 
 

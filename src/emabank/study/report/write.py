@@ -76,10 +76,10 @@ def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
         return unfinished[0]
     done = {scale: {study.study for study in results.studies if study.scale == scale} for scale in SCALES}
     begun = [scale for scale in SCALES if done[scale] and not done[scale] >= set(STUDIES)]
-    larger = SCALES[1 + max((place for place, scale in enumerate(SCALES) if done[scale]), default=-1) :]
+    larger = SCALES[1 + max((index for index, scale in enumerate(SCALES) if done[scale]), default=-1) :]
     scale = next(iter((*begun, *larger)), SCALES[0])
-    place = [] if runs == Path("runs") else ["--runs", str(runs)]
-    return shlex.join(["emabank", "run", "all", "--scale", scale, *place])
+    folder = [] if runs == Path("runs") else ["--runs", str(runs)]
+    return shlex.join(["emabank", "run", "all", "--scale", scale, *folder])
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
