@@ -135,7 +135,7 @@ def test_a_study_that_is_not_finished_says_how_it_goes_on_and_that_its_runs_wait
     pairs = [{**manifest["pairs"][0], "protocol": None, "arms": {}}]
     put(runs / MANIFESTS["step-decay"], {**manifest, "state": "running", "pairs": pairs})
     assert lines(runs) == {
-        "study step-decay, demo": f"not finished: running or interrupted (`{COMMAND}` resumes)",
+        "study step-decay, demo": f"interrupted; `{COMMAND}` resumes",
         ", ".join(sorted(each.id for each in setting.variants["step"])): ("used by no finished study in this folder"),
     }
 

@@ -24,10 +24,10 @@
     if (!select) return;
     const scaled = [...document.querySelectorAll("[data-scale]")];
     select.addEventListener("change", () => {
-      for (const each of scaled) each.hidden = select.value !== "" && each.dataset.scale !== select.value;
+      for (const item of scaled) item.hidden = select.value !== "" && item.dataset.scale !== select.value;
       for (const section of document.querySelectorAll(".study")) {
         const own = [...section.querySelectorAll("[data-scale]")];
-        section.hidden = own.length > 0 && own.every((each) => each.hidden);
+        section.hidden = own.length > 0 && own.every((item) => item.hidden);
         document.querySelector(`.links a[href="#${section.id}"]`).parentElement.hidden = section.hidden;
       }
     });
@@ -37,7 +37,7 @@
   function contents() {
     const bar = document.querySelector(".bar"), links = bar.querySelector(".links");
     const watch = new IntersectionObserver((entries) => {
-      for (const entry of entries.filter((each) => each.isIntersecting)) {
+      for (const entry of entries.filter((one) => one.isIntersecting)) {
         for (const old of bar.querySelectorAll("[aria-current]")) old.removeAttribute("aria-current");
         const link = bar.querySelector(`.links a[href="#${entry.target.id}"]`);
         link.setAttribute("aria-current", "true");
@@ -55,7 +55,9 @@
       if (target) target.scrollIntoView();
     };
     addEventListener("hashchange", open);
-    addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((each) => { each.open = true; }));
+    addEventListener("beforeprint", () => {
+      for (const details of document.querySelectorAll("details")) details.open = true;
+    });
     open();
   }
 
@@ -90,7 +92,7 @@
       head.setAttribute("aria-sort", "none");
       button.addEventListener("click", () => {
         const next = NEXT[head.getAttribute("aria-sort")], sign = next === "descending" ? -1 : 1;
-        for (const each of heads) each.setAttribute("aria-sort", each === head ? next : "none");
+        for (const other of heads) other.setAttribute("aria-sort", other === head ? next : "none");
         body.classList.toggle("sorted", next !== "none");
         const order = [...rows];
         if (next !== "none") order.sort((one, other) => compare(key(one, column), key(other, column), sign));
