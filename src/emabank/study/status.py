@@ -41,7 +41,8 @@ def show_status(runs: Path, console: Console | None = None) -> None:
             say(console, f"  {_title(folder)} failed: {folder.failure()}")
         elif state != "done":
             progress = folder.progress()
-            line = progress and plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)
+            left = progress.seconds_left if progress and state == "running" else None
+            line = progress and plain_line(progress.epoch, progress.epochs, left, progress.words)
             say(console, f"  {_title(folder)} {state}" + (f": {line}" if line else ""))
     tell_skipped(skipped, console)
 
