@@ -353,7 +353,7 @@ def test_a_study_is_interrupted_resumes_is_reported_and_costs_nothing_again(
     assert "done: bootstrap" in printed and "Next: `emabank report` for tables, figures and an HTML page" in printed
     assert len(json.loads((interrupted / "environment.json").read_text())["sessions"]) == 2, "it resumed"
     assert "2 runs: 2 done, 0 running, 0 waiting, 0 failed" in command("status")
-    assert "Left out:" not in command("report") and (tmp_path / "runs/report/index.html").exists()
+    assert "Skipped:" not in command("report") and (tmp_path / "runs/report/index.html").exists()
     assert "started" not in command(*words[len(COMMAND) :]), "all of it is done already"
 
 

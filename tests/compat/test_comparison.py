@@ -147,7 +147,7 @@ LIBRARIES: dict[str, Any] = {
 }  # fmt: skip
 
 
-# What is measured: each takes a library and returns whether it has the property -----------------------------------------
+# What is measured: each function takes a library and returns whether it has the property
 
 
 def several(library: Any) -> bool:

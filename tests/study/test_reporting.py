@@ -57,13 +57,13 @@ def bare(finished: Path, tmp_path: Path) -> Path:
 def test_a_report_prints_the_headline_and_says_what_to_open_and_to_try(runs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(runs.parent)
     lines = printed(make_report, runs, None)
-    assert lines[0].startswith("files of the report: 1 of ")
     titles = [line for line in lines if line.startswith("Test accuracy and loss of SGD, its averages, and SWA")]
     assert len(titles) == 1 and any("paper" in line for line in lines)
-    assert "Left out:" not in lines
+    assert "Skipped:" not in lines
     verdicts, counts, last = lines[-3:]
     assert sum(int(each.split()[0]) for each in verdicts.split(", ")) == 19
-    assert last == f"Open runs/report/index.html in a browser; next: `emabank run all --scale demo --runs {runs}`."
+    page = (runs / "report" / "index.html").resolve().as_uri()
+    assert last == f"Open {page} in a browser; next: `emabank run all --scale demo --runs {runs}`."
     tables = list((runs / "report" / "tables").rglob("*.md"))
     figures = list((runs / "report" / "figures").rglob("*.pdf"))
     assert counts == f"{len(tables)} tables and {len(figures)} figures are in runs/report."
@@ -73,7 +73,8 @@ def test_a_report_prints_the_headline_and_says_what_to_open_and_to_try(runs: Pat
 def test_a_report_can_be_written_elsewhere(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     lines = printed(make_report, bare, tmp_path / "else" / "where")
-    assert lines[-1].startswith("Open else/where/index.html in a browser; ")
+    page = (tmp_path / "else" / "where" / "index.html").resolve().as_uri()
+    assert lines[-1].startswith(f"Open {page} in a browser; ")
     assert (tmp_path / "else" / "where" / "index.html").exists() and not (bare / "report").exists()
 
 
@@ -86,13 +87,15 @@ def test_a_study_that_is_not_finished_is_what_to_try_next(bare: Path):
     put(bare / MANIFEST, {**content(bare, MANIFEST), "state": "running"})
     lines = printed(make_report, bare, None)
     assert lines[-1].endswith(f"; next: `{COMMAND}`.")
-    assert f"  study step-decay, demo: not finished: running or interrupted (`{COMMAND}` resumes)" in lines
+    assert f"  study step-decay, demo: interrupted; `{COMMAND}` resumes" in lines
+    with locked(bare / f".{MANIFEST.removesuffix('.json')}.lock", what="the study"):
+        assert "  study step-decay, demo: running" in printed(make_report, bare, None)
 
 
 def test_what_was_left_out_is_printed_and_on_the_page_a_line_each(bare: Path):
     (bare / "[bold]notes.txt").touch()  # no markup
     lines = printed(make_report, bare, None, width=40)
-    at = lines.index("Left out:")
+    at = lines.index("Skipped:")
     left = lines[at + 1 : -2]
     assert left[-1] == "  [bold]notes.txt: not a run of emabank"
     assert len(left) == len(content(bare, "study-demo-sampling-period.json")["pairs"][0]["arms"]) + 10
@@ -108,7 +111,8 @@ def test_an_empty_folder_makes_a_report_that_says_so(tmp_path: Path, monkeypatch
     assert lines[-3:] == [
         "19 not run",
         "There is nothing to report in runs yet; `emabank run all --scale demo` makes runs.",
-        "Open runs/report/index.html in a browser; next: `emabank run all --scale demo`.",
+        f"Open {(tmp_path / 'runs/report/index.html').resolve().as_uri()} in a browser; "
+        "next: `emabank run all --scale demo`.",
     ]
 
 
@@ -156,23 +160,25 @@ def test_claims_are_a_table_and_with_all_their_findings(runs: Path):
     whole, short = printed(show_claims, runs, secondary=True), printed(show_claims, runs)
     for lines in (whole, short):
         shown = [number[1] for line in lines if (number := re.match(r"(\d+|b|c) {2,}\S", line))]
-        left = re.findall(r"(\w+) \(emabank run", " ".join(lines))
+        left = re.search(r"Not run: ([^.]*)\.", " ".join(lines))[1].split(", ")
         assert sorted([*shown, *left]) == sorted([*map(str, range(1, 20)), "b", "c"])
     assert len(whole) > 3 * len(short)
-    assert any("of 2" in line for line in short) and "Left out:" not in [*whole, *short]
+    assert any("of 2" in line for line in short) and "Skipped:" not in [*whole, *short]
 
 
-def test_claims_are_printed_on_an_ascii_terminal_of_80_columns(runs: Path):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
-    command = [sys.executable, "-m", "emabank.study", "claims", str(runs), "--all"]
+@pytest.mark.parametrize("words", [["claims", "--all"], ["report", "--tables", "all"], ["status"]])
+def test_an_ascii_terminal_of_60_columns_is_enough(words: list[str], runs: Path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
+    command = [sys.executable, "-m", "emabank.study", *words, str(runs)]
     done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.decode("ascii").splitlines())) <= 80
+    lines = done.stdout.decode("ascii").splitlines()
+    assert max(len(line) for line in lines if "|" in line) <= 60  # a sentence is wrapped by the terminal itself
 
 
 def test_claims_say_what_was_left_out(bare: Path):
     lines = printed(show_claims, bare)
-    at = lines.index("Left out:")
+    at = lines.index("Skipped:")
     assert len(lines) - at - 1 == 13 and all(line.startswith("  digits, ") for line in lines[at + 1 :])
 
 
@@ -182,7 +188,17 @@ def test_claims_say_what_was_left_out(bare: Path):
 def test_the_status_has_every_study_and_counts_the_runs(finished: Path):
     lines = printed(show_status, finished)
     assert [line.split() for line in lines[2:-1]] == [[name, "demo", "done"] for name in sorted(NAMES)]
-    assert lines[-1] == "22 runs: 22 done, 0 running, 0 waiting, 0 failed"
+    assert lines[-1] == "22 runs: 22 done, 0 running, 0 interrupted, 0 failed"
+
+
+def test_a_run_that_was_interrupted_is_named_by_its_setting_rate_and_seed(finished: Path, tmp_path: Path):
+    run = next(path.parent for path in finished.glob("*/config.json"))
+    shutil.copytree(run, tmp_path / run.name)
+    (tmp_path / run.name / "done.json").unlink()
+    config = content(run, "config.json")["config"]
+    where = f"on {config['trained_on']}, rate {config['rate']:g}, seed {config['seed']} ({run.name}) interrupted"
+    line = printed(show_status, tmp_path, width=60)[-1]
+    assert line.startswith("  digits, ") and where in line
 
 
 def new_run(folder: Path, progress: Any = None) -> Path:
@@ -196,17 +212,17 @@ def new_run(folder: Path, progress: Any = None) -> Path:
 def test_the_status_says_how_runs_stand_that_are_not_done(bare: Path):
     told = {"epoch": 3, "epochs": 60, "words": "live [red]81%[/red]", "seconds_left": 200.0, "time": ""}
     running = new_run(bare / "running", told)
-    new_run(bare / "waiting", {**told, "seconds_left": None})
+    new_run(bare / "waiting", told)
     new_run(bare / "untold")
     mark_failed(new_run(bare / "failed"), "ValueError: no luck")
     with locked(running / "lock", what="the run"):
         lines = printed(show_status, bare)
     assert lines[-5:] == [
-        "4 runs: 0 done, 1 running, 2 waiting, 1 failed",
+        "4 runs: 0 done, 1 running, 2 interrupted, 1 failed",
         "  failed failed: ValueError: no luck",
         "  running running: epoch 3/60, 3 min left: live [red]81%[/red]",
-        "  untold waiting",
-        "  waiting waiting: epoch 3/60: live [red]81%[/red]",
+        "  untold interrupted",
+        "  waiting interrupted: epoch 3/60: live [red]81%[/red]",
     ]
 
 
@@ -215,7 +231,7 @@ def test_the_status_says_how_runs_stand_that_are_not_done(bare: Path):
 )
 def test_a_progress_that_is_none_is_left_out(progress: Any, tmp_path: Path):
     new_run(tmp_path / "waiting", progress)
-    assert printed(show_status, tmp_path)[-1] == "  waiting waiting"
+    assert printed(show_status, tmp_path)[-1] == "  waiting interrupted"
 
 
 def test_the_status_says_why_a_study_failed_and_what_cannot_be_read(tmp_path: Path):
@@ -229,12 +245,12 @@ def test_the_status_says_why_a_study_failed_and_what_cannot_be_read(tmp_path: Pa
     ]  # fmt: skip
     said = "study-demo-transfer.json is not what this emabank writes of a study; run the study again"
     assert lines[3:] == [
-        "0 runs: 0 done, 0 running, 0 waiting, 0 failed", "Left out:", f"  study-demo-transfer.json: {said}",
+        "0 runs: 0 done, 0 running, 0 interrupted, 0 failed", "Skipped:", f"  study-demo-transfer.json: {said}",
     ]  # fmt: skip
 
 
 def test_the_status_of_an_empty_folder_is_one_line(tmp_path: Path):
-    assert printed(show_status, tmp_path) == ["0 runs: 0 done, 0 running, 0 waiting, 0 failed"]
+    assert printed(show_status, tmp_path) == ["0 runs: 0 done, 0 running, 0 interrupted, 0 failed"]
 
 
 def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatch):
@@ -262,6 +278,6 @@ loaded = {{"matplotlib.figure", "numpy", "rich"}}
 assert loaded <= set(sys.modules) and not {{"torch", "matplotlib.pyplot"}} & set(sys.modules)
 """, blocked=("torch",))  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "" and "Open " in done.stdout
+    assert "Open " in done.stdout and "files of the report" not in done.stdout
     assert (bare / "report" / "index.html").exists()
     assert json.loads((bare / "report" / "files.json").read_text()) and os.listdir(bare / "report" / "tables" / "demo")

@@ -54,7 +54,8 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
     console.print(terminal(demo_table(record), width=console.width))
     console.print(closing_line(record), highlight=False)
     console.print(
-        f"Open {config.out}/index.html in a browser (beside it: curves.svg, curves.pdf, rows.json); next: "
+        f"Open {(config.out / 'index.html').resolve().as_uri()} in a browser (beside it: curves.svg, curves.pdf, "
+        "rows.json); next: "
         "`emabank run all` runs the paper's studies on these digits, `emabank report` shows them",
         highlight=False,
         soft_wrap=True,

@@ -3,9 +3,7 @@
 May import the report, status and progress.
 """
 
-import io
 import os
-import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -23,13 +21,13 @@ SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test
 
 
 def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Console | None = None) -> Report:
-    """Write the report of a folder of runs, print a table or two and what was left out; `tables`: those whose name has
+    """Write the report of a folder of runs, print a table or two and what was skipped; `tables`: those whose name has
     this in it, or all.
     """
     console = console or Console()
     results = read_results(runs)
     out = out or runs / "report"
-    with counting(console, "files of the report") as tell:
+    with counting(Console(stderr=True), "files of the report") as tell:
         report = build_report(results, out, progress=tell)
     _show_tables(report, tables, console)
     say(console, claims_summary(report.claims))
@@ -39,7 +37,7 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
         say(console, f"{len(report.tables)} tables and {len(report.figures)} figures are in {os.path.relpath(out)}.")
     else:
         say(console, f"There is nothing to report in {runs} yet; `{following}` makes runs.")
-    say(console, f"Open {os.path.relpath(report.page)} in a browser; next: `{following}`.")
+    say(console, f"Open {report.page.resolve().as_uri()} in a browser; next: `{following}`.")
     return report
 
 
@@ -56,8 +54,6 @@ def _show_tables(report: Report, asked: str, console: Console) -> None:
 
 def show_claims(runs: Path, *, secondary: bool = False, console: Console | None = None) -> None:
     """Print every claim with what these runs say about it; `secondary`: with all that decides nothing, too."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal has no "−" or "–"
     console = console or Console()
     results = read_results(runs)
     console.print(claims_terminal(make_claims(results), secondary=secondary))

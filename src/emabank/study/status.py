@@ -11,12 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from emabank.study.config import RunConfig
 from emabank.study.executors.progress import plain_line, say
-from emabank.study.report.results import Skipped, read_studies
+from emabank.study.report.results import DAMAGE, Skipped, read_studies, state_of
 from emabank.study.runs.archive import unpacked
-from emabank.study.runs.reader import CONFIG, RunFolder, State
+from emabank.study.runs.reader import CONFIG, RunFolder
+from emabank.study.serialize import from_dict
+from emabank.study.studies.scales import title_of
 
-_STATES: tuple[State, ...] = ("done", "running", "waiting", "failed")
+_STATES = ("done", "running", "interrupted", "failed")
 
 
 def show_status(runs: Path, console: Console | None = None) -> None:
@@ -30,29 +33,40 @@ def _show_status(runs: Path, console: Console) -> None:
     studies, skipped = read_studies(runs)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("study", "scale", "state"):
-        table.add_column(head)
+        table.add_column(head, no_wrap=head != "state", overflow="fold")
     for study in studies:
-        state = f"{study.state}: {study.reason}" if study.reason else study.state
-        table.add_row(*map(Text, (study.name, study.scale, state)))
+        table.add_row(study.study, study.scale, Text(state_of(study, runs)))
     if studies:
         console.print(table)
     folders = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / CONFIG).exists()]
-    states = [folder.state() for folder in folders]
+    states = ["interrupted" if state == "waiting" else state for state in (folder.state() for folder in folders)]
     counts = ", ".join(f"{states.count(state)} {state}" for state in _STATES)
     say(console, f"{len(folders)} runs: {counts}")
     for folder, state in zip(folders, states, strict=True):
         if state == "failed":
-            say(console, f"  {folder.id} failed: {folder.failure()}")
+            say(console, f"  {_title(folder)} failed: {folder.failure()}")
         elif state != "done":
             progress = folder.progress()
-            line = progress and plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)
-            say(console, f"  {folder.id} {state}" + (f": {line}" if line else ""))
+            left = progress.seconds_left if progress and state == "running" else None
+            line = progress and plain_line(progress.epoch, progress.epochs, left, progress.words)
+            say(console, f"  {_title(folder)} {state}" + (f": {line}" if line else ""))
     tell_skipped(skipped, console)
+
+
+def _title(folder: RunFolder) -> str:
+    """What a run trains, at which rate and seed, and the name of its folder, by which alone a damaged one is known."""
+    try:
+        config = from_dict(RunConfig, folder.config(), where=CONFIG)
+        return (
+            f"{title_of(config.recipe)}, on {config.trained_on}, rate {config.rate:g}, seed {config.seed} ({folder.id})"
+        )
+    except DAMAGE:
+        return folder.id
 
 
 def tell_skipped(skipped: Sequence[Skipped], console: Console) -> None:
     """Print what could not be used, and why."""
     if skipped:
-        say(console, "Left out:")
+        say(console, "Skipped:")
         for what, why in skipped:
             say(console, f"  {what}: {why}")

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from emabank.study.report.results import LIVE, OF_PAIRS, Column, Curve, Overhead, Results, Run, Setting, Study
+from emabank.study.config import DataConfig, ProtocolConfig
+from emabank.study.report.results import LIVE, OF_PAIRS, Column, Curve, Overhead, Results, Run, Setting
+from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.scales import Scale
 
 AVERAGES = ("ema-0.44%", "ema-0.88%", "ema-1.8%", "ema-3.5%", "ema-7.1%")
@@ -50,12 +52,14 @@ COLUMNS: dict[str, dict[str, float]] = {
 
 def column(title: str, trained_on: str, split: str, values: Mapping[str, Sequence[float | None]]) -> Column:
     average = AVERAGES[-1 if title.startswith("slowest") else 2]
+    weights = "live" if title.startswith("SGD") else "swa" if title == "SWA" else average
     return Column(
         title=title,
         trained_on=trained_on,
         split=split,
         epochs=[EPOCHS if title in ("SGD", "SWA") else 20 if "loss" in title else 25] * SEEDS,
-        weights=["live" if title.startswith("SGD") else "swa" if title == "SWA" else average] * SEEDS,
+        weights=[weights] * SEEDS,
+        kept=[f"{weights}-accuracy" if weights == LIVE else f"{weights}-recomputed-loss"] * SEEDS,
         values=values,
     )
 
@@ -170,15 +174,20 @@ def made_setting(
         scale=scale, pair=pair, title=f"digits, ResNet-8 ({pair})", dataset="digits", network="resnet8",
         protocol=f"protocol-{pair}", averages=AVERAGES, has_batchnorm=has_batchnorm,
         choices=[{"seed": seed, **choice} for seed in range(SEEDS)], columns=made_columns(changed),
-        variants={**every, **(variants or {})}, config={"seeds": SEEDS, "rates": list(RATES), "swa": True},
+        variants={**every, **(variants or {})}, config=ProtocolConfig(seeds=SEEDS, rates=RATES),
     )  # fmt: skip
+
+
+def config_with(**data: Any) -> ProtocolConfig:
+    """A configuration with these data."""
+    return ProtocolConfig(data=DataConfig(**data))
 
 
 def made_results(*settings: Setting) -> Results:
     """Results with these settings, or one for each of the paper's pairs."""
     return Results(
         settings=settings or tuple(made_setting(pair) for pair in PAIRS),
-        studies=(Study(name="generalization", scale="demo", command="emabank run generalization", state="done"),),
+        studies=(Manifest(study="generalization", scale="demo", command="emabank run generalization", state="done"),),
         overheads=(
             Overhead(network="resnet8", parameters=78042, averages=5, every=16, step_seconds=(0.1, 0.11, 0.1),
                      update_seconds=(0.001, 0.0011, 0.001), bytes=5 * 78042 * 4, conditions={"threads": 1}),
@@ -232,6 +241,7 @@ def first_seeds(setting: Setting, count: int) -> Setting:
             column,
             epochs=column.epochs[:count],
             weights=column.weights[:count],
+            kept=column.kept[:count],
             values={metric: list(values[: pairs if metric in OF_PAIRS else count])
                     for metric, values in column.values.items()},
         )

@@ -250,17 +250,6 @@ def test_weights_that_have_no_noisy_choice_are_compared_as_clean_labels_chose_bo
 # What is missing ------------------------------------------------------------------------------------------------------
 
 
-def test_seeds_that_do_not_agree_are_inconclusive_and_count_as_they_lie():
-    apart = with_values(setting(), {"accuracy": [0.7, 0.8, 0.78]}, "EMA (acc.)")
-    found = claim("16", results(apart))
-    assert (found.verdict, found.primary.seeds_for, found.primary.n) == ("inconclusive", 2, 3)
-
-
-def test_the_leaderboard_needs_the_papers_scale():
-    assert claim("19", results()).verdict == "not run"
-    assert claim("19", results()).primary.note.startswith("emabank run label-noise --scale paper")
-
-
 def test_the_settings_of_a_claim_are_the_papers(holding):
     counts = {found.number: found.primary.setting for found in holding}
     assert {number: counts[number] for number in ("1", "6", "10", "12", "16")} == {

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from emabank.study.report.claim_specs import columns, make_claims, paired
-from emabank.study.report.claim_specs import runs as of_runs
 from emabank.study.report.results import Curve, Results
 from tests.study.report.made_results import with_values
 from tests.study.report.shapes import (
@@ -51,12 +50,6 @@ def test_runs_of_two_variants_are_paired_by_seed_and_not_by_place():
     whole = setting(a=(one[2], one[0]), b=(other[0], other[1], other[2]))
     (sample,) = paired("a", "b", lambda setting, x, y: 10.0 * x.seed + y.seed)(whole)
     assert sample.by_seed == {2: 22.0, 0: 0.0}
-
-
-def test_a_variant_that_is_not_there_gives_nothing():
-    assert of_runs("nothing", lambda setting, run: 1.0)(setting()) == []
-    assert paired("refit", "nothing", lambda setting, one, other: 1.0)(setting()) == []
-    assert of_runs("refit", lambda setting, run: None)(setting()) == []
 
 
 # Through training -----------------------------------------------------------------------------------------------------
@@ -192,11 +185,6 @@ def test_slopes_are_those_of_least_squares():
     assert values("5", "higher", setting())[0] == pytest.approx(np.polyfit(range(5), heights, 1)[0])
 
 
-def test_runs_that_were_not_recomputed_each_epoch_do_not_take_part():
-    bare = by_hand({accuracy("a", "averaged"): [[0.5]], accuracy("b", "averaged"): [[0.5]]})
-    assert [values("5", key, bare) for key in ("early", "choice", "later", "higher")] == [[]] * 4
-
-
 # Label noise ----------------------------------------------------------------------------------------------------------
 
 
@@ -278,11 +266,6 @@ def test_both_are_counted_from_the_epoch_from_which_the_rate_was_held():
     )  # fmt: skip
 
 
-def test_without_a_constant_branch_the_cosine_says_nothing_either():
-    found = branches([0.4, 0.6, 0.62])
-    assert values("7", "cosine", replace(found, variants={"refit": found.variants["refit"]})) == []
-
-
 @pytest.mark.parametrize(
     ("accuracy", "places", "verdict"),
     [(0.87, (1, 5), "reproduced"), (0.60, (7, 13), "not reproduced"), (0.70, (3, 13), "not reproduced")],
@@ -291,12 +274,6 @@ def test_the_place_is_counted_by_the_mean_among_the_printed_methods(accuracy, pl
     found = make_claims(leaderboard(accuracy))[18]
     notes = [note.partition(" of ")[0].rpartition(" ")[2] for note in found.primary.notes]
     assert (notes, found.verdict) == ([*map(str, places)], verdict)
-
-
-def test_other_data_have_no_place_in_the_leaderboard():
-    for whole in leaderboard(0.87).settings:
-        assert values("19", "place", replace(whole, dataset="digits")) == []
-        assert values("19", "place", replace(whole, config={"data": {"subset": 4000}})) == []
 
 
 def test_the_lead_is_over_the_method_that_the_paper_has_below():
@@ -341,11 +318,6 @@ def test_the_curves_of_two_periods_are_compared_average_by_average():
     sampled = {"a": [[0.2, 0.2]], "b": [[0.3, 0.6]]}  # by 10, 0, 0 and 20 points higher
     found = variants("test", every_1=every_1, every_2=every_1, every_4=sampled)
     assert values("4", "curves", found) == [pytest.approx(7.5)]
-
-
-def test_a_stand_in_for_sixteen_is_named():
-    found = make_claims(results(setting()))[3]
-    assert "T = 4 stands for 16" in found.findings[0].note
 
 
 def test_bootstrapping_is_compared_by_the_best_validation_accuracy():
@@ -487,11 +459,6 @@ def test_each_repetition_gives_a_share():
     assert finding.values == (pytest.approx(0.25), pytest.approx(0.125), pytest.approx(0.125))
     assert (found.verdict, finding.rule.text, finding.n, finding.setting) == ("reproduced", "below 1", 3, "resnet8")
     assert finding.paper and "ours" in found.note
-
-
-def test_a_costly_update_refutes_the_claim():
-    assert overhead_claim(update_seconds=(0.05, 0.06, 0.05)).verdict == "not reproduced"
-    assert overhead_claim(update_seconds=(0.001, 0.05, 0.001)).verdict == "inconclusive"
 
 
 def test_other_numbers_of_averages_and_other_periods_are_not_the_claims():

@@ -22,7 +22,8 @@ from emabank.study.report.claims import (
     judge,
     within,
 )
-from emabank.study.report.results import Results, Study
+from emabank.study.report.results import Results
+from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.scales import MAIN
 from tests.study.report.shapes import results, setting
 
@@ -248,8 +249,8 @@ def test_what_goes_beyond_the_paper_has_its_own_role():
      ("done", "", "is done, but has no runs with this measure")],
 )  # fmt: skip
 def test_without_runs_it_says_what_to_run_and_how_the_study_stands(state, reason, said):
-    study = Study(name="generalization", scale="demo", command="", state=state, reason=reason)
-    claim = evaluate(spec(), Results(studies=[study, replace(study, name="dynamics")]))
+    study = Manifest(study="generalization", scale="demo", command="", state=state, reason=reason)
+    claim = evaluate(spec(), Results(studies=[study, replace(study, study="dynamics")]))
     assert (claim.verdict, claim.primary.n, claim.primary.seeds_for) == ("not run", 0, 0)
     assert claim.primary.notes == ("emabank run generalization", f"generalization (demo) {said}")
     assert evaluate(spec(scale="paper"), Results()).primary.notes == ("emabank run generalization --scale paper",)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from matplotlib import rcParams
 
 from emabank.study.report.draw import draw
 from emabank.study.report.figure_specs import make_figures
@@ -58,10 +57,3 @@ def test_an_svg_holds_what_the_figure_says_as_text(tmp_path):
 def test_another_format_is_refused(tmp_path):
     with pytest.raises(ValueError, match="file_format must be 'svg' or 'pdf'; got 'gif'"):
         draw(small(), tmp_path / "figure.gif", file_format="gif")
-
-
-def test_drawing_leaves_the_settings_of_matplotlib_and_the_figure_alone(tmp_path):
-    before, figure = dict(rcParams), small()
-    draw(figure, tmp_path / "figure.svg")
-    assert dict(rcParams) == before
-    assert figure.panels[0].title == "digits" and figure.panels[0].marks == [(3.0, 9.0, "chosen on validation")]

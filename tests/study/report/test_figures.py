@@ -10,7 +10,7 @@ from scipy.special import softmax as probabilities_of
 
 from emabank.study.report.figure_specs import make_figures, reliability, reliability_of
 from emabank.study.report.figures import Figure, drawable, focus, line, mark_at
-from emabank.study.report.results import LIVE, Curve, Results, Setting
+from emabank.study.report.results import LIVE, Curve, Setting
 from emabank.study.report.series import live
 from tests.study.report.made_results import (
     AVERAGES,
@@ -54,12 +54,6 @@ def test_every_figure_of_the_paper_has_a_counterpart():
     assert sorted(found) == [f"Figure {number}" for number in ITEMS]
 
 
-def test_nothing_run_makes_nothing():
-    assert make_figures(Results()) == []
-    empty = dict.fromkeys((*VARIANTS, *(f"tune at {rate:g}" for rate in RATES)), ())
-    assert make_figures(made_results(made_setting(variants=empty))) == []
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_missing_variant_costs_the_figures_that_need_it_and_no_other(variant):
     settings = [replace(setting, variants={**setting.variants, variant: ()}) for setting in RESULTS.settings]
@@ -80,13 +74,6 @@ def test_a_line_is_the_mean_of_the_seeds_in_percent_with_their_standard_deviatio
     np.testing.assert_array_equal(made.seeds, 100 * CURVES)
     one = line(CURVES[:1], "live weights", kind="live")
     assert one.std is None and one.seeds is None, "one seed has no spread"
-
-
-def test_the_peak_of_a_line_is_the_peak_that_was_measured():
-    """One epoch far above its neighbours: any smoothing would lower it."""
-    spike = np.full((3, 11), 0.3)
-    spike[:, 5] = 0.43
-    assert line(spike, "live weights", kind="live").y.max() == pytest.approx(43.0)
 
 
 def test_there_is_a_mean_only_where_every_seed_has_a_value():
@@ -202,16 +189,6 @@ def test_a_period_is_compared_with_the_shortest_seed_by_seed_and_periods_are_num
 
 
 # Heat maps ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_heat_map_holds_the_mean_of_the_seeds_and_marks_the_best_epoch_of_each_average():
-    one = made_setting()
-    figure = figure_of("batchnorm/heatmap", one)
-    for panel, kind in zip(figure.panels, ("averaged", "recomputed"), strict=True):
-        assert panel.grid is not None
-        np.testing.assert_allclose(panel.grid, [mean(one, "refit", name, "test", kind) for name in AVERAGES])
-        assert [(x, y) for x, y, _ in panel.marks] == [(row.argmax(), i) for i, row in enumerate(panel.grid)]
-    assert "an oracle's choice" in figure.caption and "Mean of 3 seeds" in figure.caption
 
 
 def test_without_statistics_recomputed_each_epoch_there_is_no_figure_of_them():

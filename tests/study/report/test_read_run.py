@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from emabank.study.report.results import LIVE, Curve, read_results, read_run
-from emabank.study.runs.locks import locked
 from emabank.study.runs.reader import RunFolder
-from emabank.study.runs.writer import mark_failed
 from tests.study.report.spoiling import SPOILT, content, forget_sizes, put
 from tests.study.small_folder import finished as finished
 
@@ -119,16 +117,6 @@ def rows(folder: Path, name: str = "rows.jsonl") -> Path:
 def test_a_damaged_run_says_what_is_wrong_with_it(spoil: Callable[[Path], object], why: str, folder: RunFolder):
     spoil(folder.path)
     assert why_not(folder).startswith(why)
-
-
-def test_a_run_that_is_not_done_says_how_it_stands(folder: RunFolder):
-    assert read_run(folder).id == folder.id
-    (folder.path / "done.json").unlink()
-    with locked(folder.path / "lock", what="the run"):
-        assert why_not(folder) == "running now"
-    assert why_not(folder) == "interrupted before its end; the same command resumes"
-    mark_failed(folder.path, "ValueError: no luck")
-    assert why_not(folder) == "failed: ValueError: no luck"
 
 
 @pytest.mark.parametrize("how", SPOILT)

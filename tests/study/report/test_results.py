@@ -22,6 +22,7 @@ from emabank.study.report.results import (
     read_studies,
 )
 from emabank.study.runs.manifest import Manifest, Ran, write_manifest
+from emabank.study.serialize import to_dict
 from emabank.study.studies.scales import MAIN
 from tests.study.report.spoiling import content, put
 from tests.study.small_folder import ALL, COMMAND, EPOCHS, NAMES, RATES, SEEDS, run_studies, small
@@ -57,7 +58,7 @@ def test_nothing_of_a_finished_folder_is_left_out(results: Results):
 
 
 def test_studies_are_as_they_were_asked_for(results: Results, finished: Path):
-    assert {study.name for study in results.studies} == set(NAMES)
+    assert {study.study for study in results.studies} == set(NAMES)
     for study in results.studies:
         assert (study.scale, study.command, study.state, study.reason) == ("demo", COMMAND, "done", "")
     assert read_studies(finished) == (results.studies, ())
@@ -66,7 +67,7 @@ def test_studies_are_as_they_were_asked_for(results: Results, finished: Path):
 def test_a_setting_is_what_its_protocol_wrote(setting: Setting, finished: Path):
     summary = content(finished, setting.protocol, "summary.json")
     assert setting.choices == summary["choices"]
-    assert setting.config == summary["config"] and setting.has_batchnorm is True
+    assert to_dict(setting.config) == summary["config"] and setting.has_batchnorm is True
     assert (setting.scale, setting.pair, setting.dataset, setting.network) == ("demo", MAIN, "digits", "resnet8")
     assert setting.title == content(finished, MANIFESTS["step-decay"])["pairs"][0]["title"]
     assert setting.averages == ("ema-0.7", "ema-0.8", "ema-0.9")

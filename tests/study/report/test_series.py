@@ -11,13 +11,14 @@ from emabank.study.report.results import LIVE, Curve
 from emabank.study.report.series import (
     REFIT,
     TUNED,
+    OnTrain,
+    Reached,
     at,
     best,
     by_seed,
     chosen,
     copied_back,
     first_quarter,
-    first_reached,
     gap,
     live,
     mean,
@@ -81,13 +82,18 @@ def test_without_runs_that_copy_an_average_back_there_is_none_to_name():
     assert copied_back(replace(one, variants={"bootstrap": one.variants["tune"]})) is None
 
 
+def first_reached(clean: list[float], memorised: list[float], *level: float) -> Reached | None:
+    (reached,) = OnTrain(np.array([clean]), np.array([memorised]), "own").first_reached(*level)
+    return reached
+
+
 def test_the_first_measured_epoch_that_reaches_the_level_counts_and_nothing_between():
-    assert first_reached(np.array([0.5, 0.8, 1.0]), np.array([0.0, 0.1, 0.2])) == (3, 1.0, 0.2)
-    assert first_reached(np.array([0.95, 0.8]), np.array([0.3, 0.4])) == (1, 0.95, 0.3)
-    assert first_reached(np.array([0.8, 0.9, 0.7]), np.array([0.1, 0.3, 0.9]), 0.75) == (1, 0.8, 0.1)
-    assert first_reached(np.array([NAN, 0.8, 0.95, 1.0]), np.array([0.9, 0.1, NAN, 0.2])) == (4, 1.0, 0.2)
-    assert first_reached(np.array([0.8, 0.89]), np.array([0.1, 0.3])) is None
-    assert first_reached(np.array([]), np.array([])) is None
+    assert first_reached([0.5, 0.8, 1.0], [0.0, 0.1, 0.2]) == (3, 1.0, 0.2)
+    assert first_reached([0.95, 0.8], [0.3, 0.4]) == (1, 0.95, 0.3)
+    assert first_reached([0.8, 0.9, 0.7], [0.1, 0.3, 0.9], 0.75) == (1, 0.8, 0.1)
+    assert first_reached([NAN, 0.8, 0.95, 1.0], [0.9, 0.1, NAN, 0.2]) == (4, 1.0, 0.2)
+    assert first_reached([0.8, 0.89], [0.1, 0.3]) is None
+    assert first_reached([], []) is None
 
 
 def test_curves_on_train_have_recomputed_statistics_where_these_were_measured():

@@ -135,7 +135,7 @@ def test_a_study_that_is_not_finished_says_how_it_goes_on_and_that_its_runs_wait
     pairs = [{**manifest["pairs"][0], "protocol": None, "arms": {}}]
     put(runs / MANIFESTS["step-decay"], {**manifest, "state": "running", "pairs": pairs})
     assert lines(runs) == {
-        "study step-decay, demo": f"not finished: running or interrupted (`{COMMAND}` resumes)",
+        "study step-decay, demo": f"interrupted; `{COMMAND}` resumes",
         ", ".join(sorted(each.id for each in setting.variants["step"])): ("used by no finished study in this folder"),
     }
 
@@ -181,7 +181,7 @@ def test_a_manifest_of_another_shape_is_left_out(key: str, value: Any, bare: Pat
     results = read_results(bare)
     why = "its scale 'huge' is unknown" if value == "huge" else f"{MANIFESTS['step-decay']} is not what"
     assert lines_of(results, bare)[MANIFESTS["step-decay"]].startswith(why)
-    assert {each.name for each in results.studies} == set(NAMES) - {"step-decay"}
+    assert {each.study for each in results.studies} == set(NAMES) - {"step-decay"}
     studies, skipped = read_studies(bare)
     assert studies == results.studies and [line.what for line in skipped] == [MANIFESTS["step-decay"]]
 
@@ -267,7 +267,7 @@ def test_whatever_happens_to_a_summary_the_setting_is_left_out(how: str, setting
 def test_whatever_happens_to_a_manifest_its_study_is_left_out(how: str, setting: Setting, runs: Path):
     SPOILT[how](runs / MANIFESTS["step-decay"])
     results = read_results(runs)
-    assert {study.name for study in results.studies} == set(NAMES) - {"step-decay"}
+    assert {study.study for study in results.studies} == set(NAMES) - {"step-decay"}
     assert set(results.settings[0].variants) == set(setting.variants) - {"step"}
     found = lines_of(results, runs)
     assert (MANIFESTS["step-decay"] in found) == (how != "deleted") and len(found) == 1 + (how != "deleted")

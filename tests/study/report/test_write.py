@@ -11,8 +11,9 @@ import pytest
 from emabank.study.report import write
 from emabank.study.report.figures import Figure
 from emabank.study.report.render import latex, markdown, table_csv
-from emabank.study.report.results import Results, Setting, Skipped, Study
+from emabank.study.report.results import Results, Setting, Skipped
 from emabank.study.report.write import PAGE, Report, build_report, try_next
+from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import Scale
 from tests.study.report.made_results import PAIRS, made_results, made_setting
@@ -101,16 +102,6 @@ def test_from_nothing_there_are_claims_that_were_not_run_and_a_page(tmp_path: Pa
 # The same each time --------------------------------------------------------------------------------------------------
 
 
-def test_written_again_it_is_the_same_bytes(tmp_path: Path):
-    results = few("step")
-    build_report(results, tmp_path / "one")
-    before = digest(tmp_path / "one")
-    assert any(name.endswith(".pdf") for name in before)
-    build_report(results, tmp_path / "one")
-    build_report(few("step"), tmp_path / "two")
-    assert digest(tmp_path / "one") == digest(tmp_path / "two") == before
-
-
 MAKE = """
 import os, sys
 sys.path.insert(0, {tests!r})
@@ -155,27 +146,11 @@ def test_nothing_of_an_earlier_report_misleads(tmp_path: Path, quick: None):
     }  # fmt: skip
 
 
-def test_a_figure_that_cannot_be_written_leaves_the_earlier_report_whole(
-    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
-):
-    build_report(few("refit"), tmp_path)
-    before = digest(tmp_path)
-
-    def full(figure: Figure, path: Path, *, file_format: str) -> None:
-        path.write_text("half of it")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(write, "draw", full)
-    with pytest.raises(OSError, match=r"Could not be written \(No space left on device\)"):
-        build_report(few("refit"), tmp_path)
-    assert digest(tmp_path) == before
-
-
 # What to try next ----------------------------------------------------------------------------------------------------
 
 
-def asked(scale: Scale, *names: str, state: str = "done") -> list[Study]:
-    return [Study(name=name, scale=scale, command=f"emabank run {name}", state=state) for name in names]
+def asked(scale: Scale, *names: str, state: str = "done") -> list[Manifest]:
+    return [Manifest(study=name, scale=scale, command=f"emabank run {name}", state=state) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +167,7 @@ def asked(scale: Scale, *names: str, state: str = "done") -> list[Study]:
         (asked("demo", "transfer", state="failed") + asked("demo", "dynamics"), "emabank run transfer"),
     ],
 )
-def test_what_to_try_next_shows_more_than_is_there(studies: list[Study], words: str):
+def test_what_to_try_next_shows_more_than_is_there(studies: list[Manifest], words: str):
     assert try_next(Results(studies=studies)) == words
 
 

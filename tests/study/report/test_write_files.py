@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,12 +29,6 @@ def listed(folder: Path) -> list[str]:
 
 
 # Written -------------------------------------------------------------------------------------------------------------
-
-
-def test_files_are_written_below_the_folder_and_listed(tmp_path: Path):
-    write_files(tmp_path / "new" / "report", files(index_html="page", tables__demo__a_md="table"))
-    assert there(tmp_path / "new" / "report") == {"index.html": "page", "tables/demo/a.md": "table"}
-    assert listed(tmp_path / "new" / "report") == ["index.html", "tables/demo/a.md"]
 
 
 def test_it_tells_how_many_are_done(tmp_path: Path):
@@ -119,40 +112,9 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one_whole(error: BaseExce
     assert there(tmp_path) == {"d.md": "new"}
 
 
-def test_the_file_that_could_not_be_written_is_named(tmp_path: Path):
-    with pytest.raises(OSError, match="Could not be written") as caught:
-        write_files(tmp_path, {"tables/a.md": fails(OSError(28, "No space left on device"))})
-    assert (caught.value.filename, caught.value.errno) == (str(tmp_path / "tables" / "a.md"), 28)
-    with pytest.raises(OSError, match=r"Could not be written \(encoder error -2\)"):
-        write_files(tmp_path, {"a.md": fails(OSError("encoder error -2"))})  # as Pillow has it
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="cannot be made: Not a directory") as caught:
-        write_files(tmp_path / "file" / "report", files(a_md="1"))
-    assert caught.value.filename == str(tmp_path / "file" / "report")
-    (tmp_path / "tables").touch()
-    with pytest.raises(OSError, match=r"The folder for a\.md cannot be made: File exists"):
-        write_files(tmp_path, files(tables__a_md="1"))
-
-
-def test_a_folder_where_a_file_should_be_is_named(tmp_path: Path):
-    (tmp_path / "index.html").mkdir()
-    with pytest.raises(OSError, match="Only a regular file can be replaced") as caught:
-        write_files(tmp_path, files(index_html="1"))
-    assert caught.value.filename == str(tmp_path / "index.html") and there(tmp_path) == {}
-
-
 def test_what_a_killed_process_was_about_to_write_goes(tmp_path: Path):
     write_files(tmp_path, files(a_md="1", b_md="1"))
     (tmp_path / f".{'0f' * 8}.tmp").write_text("half")
     (tmp_path / ".mine.tmp").write_text("mine")
     write_files(tmp_path, files(a_md="2"))
     assert there(tmp_path) == {"a.md": "2", ".mine.tmp": "mine"}
-
-
-def test_names_may_have_any_characters(tmp_path: Path):
-    names: dict[str, Any] = {"tables/full-ä [1]*.md": lambda path: path.write_text("1")}
-    write_files(tmp_path, names)
-    assert there(tmp_path) == {"tables/full-ä [1]*.md": "1"}

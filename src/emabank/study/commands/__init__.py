@@ -4,6 +4,7 @@ Each command is a class: its fields are the arguments, `run` calls the stage. A 
 called, so that what needs no torch (`--help`, `list`, `decay`) starts at once.
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,9 @@ _DESCRIPTION = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or 1 failed, 2 cannot be run like this, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal has no "±"
     if words == ["--version"]:
         print(f"emabank {__version__}")
         return 0

@@ -75,9 +75,6 @@ def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
     `of_pairs`: the value of a seed is the mean over its pairs with the other seeds, such as their churn. Each pair is
     then in two values, and the standard error is the jackknife's (Efron and Stein, 1981): that of independent values
     times 2 (n - 1) / (n - 2).
-
-    >>> [round(end, 2) for end in interval([1.0, 2.0, 3.0])]
-    [2.0, -0.48, 4.48]
     """
     n = len(values)
     if not n:
@@ -94,11 +91,7 @@ def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
 
 
 def judge(estimate: Interval, rule: Rule) -> Verdict:
-    """What an interval says under a rule.
-
-    >>> judge(interval([-1.0, 0.0, 1.5]), above()), judge(interval([1.0]), above())
-    ('inconclusive', 'too few runs')
-    """
+    """What an interval says under a rule."""
     if estimate.low is None or estimate.high is None:
         return "too few runs"
     if estimate.high < rule.low or estimate.low > rule.high:
@@ -138,7 +131,7 @@ class Statistic:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ClaimSpec:
     """A claim before it is tested. Its first statistic is the primary one, which alone decides the verdict."""
 
@@ -330,10 +323,10 @@ def _not_run(spec: ClaimSpec, role: Role, results: Results) -> Finding:
     command = f"emabank run {spec.studies[0]}" + (f" --scale {spec.scale}" if spec.scale else "")
     states = {"failed": "failed", "running": "is not done yet"}
     unfinished = [
-        f"{study.name} ({study.scale}) {states.get(study.state, 'is done, but has no runs with this measure')}"
+        f"{study.study} ({study.scale}) {states.get(study.state, 'is done, but has no runs with this measure')}"
         + (f": {study.reason}" if study.state == "failed" and study.reason else "")
         for study in results.studies
-        if study.name == spec.studies[0] and spec.scale in (None, study.scale)
+        if study.study == spec.studies[0] and spec.scale in (None, study.scale)
     ]
     return Finding(
         role=role, key=primary.key, statistic=primary.words, rule=primary.rule, verdict="not run",

@@ -144,7 +144,7 @@ def _draw_heat(axes: Axes, panel: Panel, grid: np.ndarray, limits: tuple[float, 
     count = len(panel.x_ticks)  # named are those at round distances, from the last one back
     step = next(step for step in (1, 2, 5, 10, 20, 25, 50, 100, 200, count) if count / step <= _MOST_TICKS)
     named = range(step - 1, count, step)
-    axes.set_xticks(named, [panel.x_ticks[place] for place in named])
+    axes.set_xticks(named, [panel.x_ticks[index] for index in named])
     axes.set_yticks(range(len(panel.y_ticks)), list(panel.y_ticks))
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

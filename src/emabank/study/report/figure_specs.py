@@ -36,9 +36,10 @@ from emabank.study.report.figures import (
     percent_text,
     training_panel,
 )
-from emabank.study.report.results import LIVE, Results, Setting, kept_name
-from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, MakeCurve, OnTrain, average, best, live
-from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PAIRS, Scale
+from emabank.study.report.results import LIVE, Results, Setting
+from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, MakeCurve, OnTrain, average, best_of, sgd
+from emabank.study.report.tables import settings_for
+from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, Scale
 
 ITEMS = {
     "cifar100-resnet18": "Figure 1a",
@@ -60,14 +61,6 @@ def make_figures(results: Results) -> list[Figure]:
     return [figure for scale in results.scales for make in _FIGURES for figure in make(results, scale)]
 
 
-def _sgd(split: str) -> MakeCurve:
-    return lambda run: live(run, split)
-
-
-def _best(setting: Setting, split: str) -> MakeCurve:
-    return lambda run: best(run, setting.averages, split)
-
-
 # Live weights and the best average ------------------------------------------------------------------------------------
 
 
@@ -77,8 +70,8 @@ def _live_and_best(
     """The two lines of the paper's Figure 1a for a variant with test curves; none where one of them is missing."""
     return lines_of(
         setting,
-        LineSpec(f"{prefix}live weights", variant, _sgd("test"), "live", dashed=dashed),
-        LineSpec(f"{prefix}{BEST_ON_TEST}", variant, _best(setting, "test"), "best", dashed=dashed),
+        LineSpec(f"{prefix}live weights", variant, sgd("test"), "live", dashed=dashed),
+        LineSpec(f"{prefix}{BEST_ON_TEST}", variant, best_of(setting, "test"), "best", dashed=dashed),
         until=until,
     )
 
@@ -100,14 +93,13 @@ def _chosen_mark(setting: Setting) -> list[Mark]:
 
 def dynamics(results: Results, scale: Scale) -> list[Figure]:
     """Live weights and the best average through training, with the learning rate: a figure per pair."""
-    pairs = dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings)))
     specs = [
         FigureSpec(
             name=f"dynamics/{pair}", title="Live weights and the best average through training", pairs=[pair],
             panels=_dynamics_panels, item=ITEMS.get(pair, ""), averaged=True, cut=True,
             caption="Cosine schedule. The point marks what validation chose.",
         )
-        for pair in pairs
+        for pair in dict.fromkeys(setting.pair for setting in settings_for(results, scale))
     ]  # fmt: skip
     return [figure for spec in specs for figure in spec(results, scale)]
 
@@ -145,7 +137,7 @@ def _bootstrap_panels(setting: Setting) -> list[Panel]:
         LineSpec(f"{words}: {label}", variant, curve, kind, dashed=variant == "bootstrap")
         for variant, words in (("tune", "plain"), ("bootstrap", "bootstrapped"))
         for label, curve, kind in (
-            ("live weights", _sgd("val"), "live"),
+            ("live weights", sgd("val"), "live"),
             # Not in the shade it has among the five, which is as light as the live weights' grey.
             (copied, copied_curve, "best"),
         )
@@ -198,7 +190,7 @@ def _both_statistics(setting: Setting) -> dict[str, dict[str, Floats]]:
 
 def _decay_panels(setting: Setting) -> list[Panel]:
     # The live weights' grey is as light as the second shade of the averages: dashes tell them apart without hue.
-    first = lines_of(setting, LineSpec("live weights", "refit", _sgd("test"), "live", dashed=True))
+    first = lines_of(setting, LineSpec("live weights", "refit", sgd("test"), "live", dashed=True))
     lines = {
         words: [*first, *(line(curves, name, kind="average", order=order)
                           for order, (name, curves) in enumerate(averages.items()))]
@@ -228,11 +220,11 @@ def _rate_panels(setting: Setting, tried: Sequence[float]) -> list[Panel]:
     order, words = (tried, "") if len(tried) <= shades else (list(setting.rates()), f"{setting.title}: ")
     lines: dict[str, list[Line]] = {"live weights": [], "best average at each epoch": []}
     for rate, variant in setting.rates().items():
-        label, place = f"{words}rate {rate:g}", order.index(rate)
+        label, index = f"{words}rate {rate:g}", order.index(rate)
         both = lines_of(
             setting,
-            LineSpec(label, variant, _sgd("val"), order=place),
-            LineSpec(label, variant, _best(setting, "val"), order=place),
+            LineSpec(label, variant, sgd("val"), order=index),
+            LineSpec(label, variant, best_of(setting, "val"), order=index),
         )
         for own, drawn in zip(lines.values(), both, strict=False):
             own.append(drawn)
@@ -260,14 +252,14 @@ def lr_search(results: Results, scale: Scale) -> list[Figure]:
 
 def _period_panels(setting: Setting) -> list[Panel]:
     stacks = {
-        period: drawable(setting, variant, _best(setting, "test")) for period, variant in setting.periods().items()
+        period: drawable(setting, variant, best_of(setting, "test")) for period, variant in setting.periods().items()
     }
     periods = {period: curves for period, curves in stacks.items() if curves is not None}
     if len(periods) < 2:
         return []
     shortest = min(periods)
     # Dashed, because the grey is as light as the second shade.
-    live_weights = LineSpec("live weights", setting.periods()[shortest], _sgd("test"), "live", dashed=True)
+    live_weights = LineSpec("live weights", setting.periods()[shortest], sgd("test"), "live", dashed=True)
     lines = lines_of(setting, live_weights)
     differences: list[Line] = []
     for order, (period, curves) in enumerate(periods.items()):
@@ -302,7 +294,7 @@ def _noise_panels(setting: Setting) -> list[Panel]:
         words = f"{setting.slowest}, {batchnorm} statistics" if setting.has_batchnorm else setting.slowest
         lines = lines_of(
             setting,
-            LineSpec("live weights", "refit", _sgd("test"), "live"),
+            LineSpec("live weights", "refit", sgd("test"), "live"),
             LineSpec(words, "refit", slowest, order=len(setting.averages) - 1),
         )
         if lines:
@@ -337,9 +329,8 @@ def _memorisation_panels(setting: Setting) -> list[Panel]:
 
 def _reached_mark(curves: OnTrain, words: str) -> list[Mark]:
     """What is memorised when the clean accuracy first reaches 90%, as a mark; none unless every seed reaches it."""
-    seeds = [series.first_reached(*both) for both in zip(curves.clean, curves.memorised, strict=True)]
-    reached = [seed for seed in seeds if seed is not None]
-    if len(reached) < len(seeds):
+    reached = [seed for seed in curves.first_reached() if seed is not None]
+    if len(reached) < len(curves.clean):
         return []
     epochs, shares = [seed.epoch for seed in reached], [seed.memorised for seed in reached]
     label = f"{words}: {percent_text(shares)} memorised when clean reaches {REACHED:.0%} ({epochs_text(epochs)})"
@@ -404,7 +395,7 @@ def _posthoc_panels(setting: Setting) -> list[Panel]:
             panels.append(
                 Panel(
                     title=f"{setting.title}: {words}", x_label="stopping epoch", y_label="", grid=grid,
-                    x_ticks=[str(place + 1) for place in stops], y_ticks=list(some), marks=[best],
+                    x_ticks=[str(index + 1) for index in stops], y_ticks=list(some), marks=[best],
                 )
             )  # fmt: skip
     return panels
@@ -418,13 +409,13 @@ def _kept(setting: Setting) -> dict[str, Floats]:
 
 def _stops(windows: dict[str, Floats]) -> list[int]:
     """The places of the epochs that were tried: of a long run, some."""
-    return [int(place) for place in np.flatnonzero(np.isfinite(np.stack(list(windows.values()))).any(axis=(0, 1)))]
+    return [int(index) for index in np.flatnonzero(np.isfinite(np.stack(list(windows.values()))).any(axis=(0, 1)))]
 
 
 def _field(windows: dict[str, Floats], stops: list[int]) -> tuple[Floats, Mark]:
     """The means over the seeds, [windows, stops], and the best of them."""
     grid = np.stack([100 * curves.mean(axis=0)[stops] for curves in windows.values()])
-    row, column = (int(place) for place in np.unravel_index(np.nanargmax(grid), grid.shape))
+    row, column = (int(index) for index in np.unravel_index(np.nanargmax(grid), grid.shape))
     return grid, (float(column), float(row), f"best: {list(windows)[row]} at epoch {stops[column] + 1}")
 
 
@@ -472,8 +463,6 @@ POSTHOC_HEATMAP = FigureSpec(
 
 # Reliability diagrams -------------------------------------------------------------------------------------------------
 
-_RELIABILITY = {"SGD": "accuracy", "slowest (loss)": "loss"}
-"""Which columns of the tuning tables are shown, and by which criterion their weights were kept."""
 _MOST_BINS = 15  # so that each can be seen, as in Guo et al. 2017; the ECE has bins of its own
 
 
@@ -508,7 +497,7 @@ def reliability(results: Results, scale: Scale) -> list[Figure]:
 
 def _reliability_panels(setting: Setting) -> list[Panel]:
     panels: list[Panel] = []
-    for column in _RELIABILITY:
+    for column in ("SGD", "slowest (loss)"):
         for scaled in (False, True):
             content = reliability_of(setting, column, scaled=scaled)
             if content is None:
@@ -522,12 +511,12 @@ def reliability_of(setting: Setting, column: str, *, scaled: bool) -> Reliabilit
 
     `scaled`: with the temperature that was fitted on the validation images.
     """
-    names, runs = _kept_names(setting, column), setting.variants.get("tune", ())
-    if not runs or len(names) != len(runs):
+    own, runs = series.column(setting, column, TUNED_ON_TEST), setting.variants.get("tune", ())
+    if own is None or not runs or len(own.kept) != len(runs):
         return None
     curves: list[ReliabilityCurve] = []
     errors: list[float] = []
-    for run, name in zip(runs, names, strict=True):
+    for run, name in zip(runs, own.kept, strict=True):
         predictions = run.predictions(name)
         if "test" not in predictions or (scaled and "val" not in predictions):
             return None
@@ -539,17 +528,6 @@ def reliability_of(setting: Setting, column: str, *, scaled: bool) -> Reliabilit
         curves.append(reliability_curve(probabilities, labels, bins=bins))
         errors.append(ece(probabilities, labels))
     return Reliability(curves, errors) if len({len(curve.samples) for curve in curves}) == 1 else None
-
-
-def _kept_names(setting: Setting, title: str) -> list[str]:
-    """Under which name each seed's tuning run keeps the weights of a column."""
-    column = series.column(setting, title, TUNED_ON_TEST)
-    if column is None:
-        return []
-    return [
-        kept_name(weights, epoch, "own" if weights == LIVE else setting.statistics, _RELIABILITY[title])
-        for weights, epoch in zip(column.weights, column.epochs, strict=True)
-    ]
 
 
 def _reliability_panel(setting: Setting, column: str, content: Reliability, *, scaled: bool) -> Panel:
@@ -575,11 +553,7 @@ def _reliability_panel(setting: Setting, column: str, content: Reliability, *, s
 
 
 def bars_of(confidence: Floats, accuracy: Floats) -> list[tuple[float, float, float]]:
-    """A bar for each bin: its borders halfway between mean confidences, the outermost as far from them as the inner.
-
-    >>> bars_of(np.array([40.0, 60.0, 90.0]), np.array([30.0, 50.0, 80.0]))
-    [(30.0, 20.0, 30.0), (50.0, 25.0, 50.0), (75.0, 25.0, 80.0)]
-    """
+    """A bar for each bin: its borders halfway between mean confidences, the outermost as far from them as the inner."""
     if len(confidence) == 1:
         return [(0.0, 100.0, float(accuracy[0]))]
     inner = (confidence[:-1] + confidence[1:]) / 2

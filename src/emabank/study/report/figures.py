@@ -12,9 +12,9 @@ import numpy as np
 
 from emabank.study.metrics.classification import Floats
 from emabank.study.report import series
-from emabank.study.report.results import Results, Run, Setting
+from emabank.study.report.results import Results, Setting
 from emabank.study.report.series import MakeCurve
-from emabank.study.report.tables import Cell, selection_note
+from emabank.study.report.tables import Cell, selection_note, settings_for
 from emabank.study.studies.scales import PAIRS, Scale
 
 Mark = tuple[float, float, str]
@@ -110,8 +110,7 @@ class FigureSpec:
     item: str = ""
 
     def __call__(self, results: Results, scale: Scale) -> list[Figure]:
-        pairs = self.pairs or tuple(dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings))))
-        by_setting = [(setting, self.panels(setting)) for pair in pairs for setting in results.of(pair, scale=scale)]
+        by_setting = [(setting, self.panels(setting)) for setting in settings_for(results, scale, self.pairs)]
         settings = [setting for setting, panels in by_setting if panels]
         panels = [panel for _, own in by_setting for panel in own]
         if not panels:
@@ -157,14 +156,14 @@ def line(
 
     Nothing is smoothed. There is a mean only where every seed has a value, so that `n` holds all along. `until` is the
     last epoch shown.
-
-    >>> made = line(np.array([[0.25, 0.5], [0.75, 0.5]]), "live weights", kind="live")
-    >>> made.x.tolist(), made.y.tolist(), made.std.round(2).tolist(), made.n
-    ([1, 2], [50.0, 50.0], [35.36, 0.0], 2)
     """
     percent = 100 * curves[:, :until]
-    mean = _mean_line(percent, label, kind=kind)
-    return replace(mean, order=order, dashed=dashed, seeds=percent if len(percent) > 1 else None)
+    seeds, epochs = percent.shape
+    std, thin = (percent.std(axis=0, ddof=1), percent) if seeds > 1 else (None, None)
+    return Line(
+        label=label, x=np.arange(1, epochs + 1), y=percent.mean(axis=0), std=std, seeds=thin, n=seeds, kind=kind,
+        order=order, dashed=dashed,
+    )  # fmt: skip
 
 
 class LineSpec(NamedTuple):
@@ -194,20 +193,10 @@ def training_panel(
     """A panel of lines over the epochs with the learning rate of a variant beneath; none without lines."""
     if not lines:
         return []
-    rate = rate_line(setting.variants[variant])
+    # Seeds may have chosen different peaks of the rate; the curve of each is not shown.
+    rates = line(np.stack([run.rates for run in setting.variants[variant]]) / 100, "learning rate", kind="rate")
     fields = {"title": setting.title, "y_limits": focus(lines, marks), **fields}
-    return [Panel(lines=lines, rate=rate, marks=marks, **fields)]
-
-
-def rate_line(runs: Sequence[Run], label: str = "learning rate") -> Line:
-    """The learning rate of some runs, epoch by epoch; seeds may have chosen different peaks."""
-    return _mean_line(np.stack([run.rates for run in runs]), label, kind="rate")
-
-
-def _mean_line(values: Floats, label: str, *, kind: str) -> Line:
-    seeds, epochs = values.shape
-    std = values.std(axis=0, ddof=1) if seeds > 1 else None
-    return Line(label=label, x=np.arange(1, epochs + 1), y=values.mean(axis=0), std=std, n=seeds, kind=kind)
+    return [Panel(lines=lines, rate=replace(rates, seeds=None), marks=marks, **fields)]
 
 
 def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, float]:
@@ -244,12 +233,7 @@ def mark(epochs: Sequence[float], shares: Sequence[float], label: str) -> list[M
 
 
 def mark_at(drawn: Line, epochs: Sequence[int], words: str) -> list[Mark]:
-    """The mean of the seeds' epochs and of their curves at these; none where one has no value.
-
-    >>> drawn = line(np.array([[0.5, 0.75], [0.25, 0.5]]), "live weights", kind="live")
-    >>> mark_at(drawn, [2, 1], "chosen on validation")
-    [(1.5, 50.0, 'chosen on validation: 50.0 ± 35.4% (n = 2), epochs 2, 1')]
-    """
+    """The mean of the seeds' epochs and of their curves at these; none where one has no value."""
     values = [series.at(curve / 100, epoch) for curve, epoch in zip(drawn.curves, epochs, strict=False)]
     known = [value for value in values if value is not None]
     if len(epochs) != drawn.n or len(known) < drawn.n:
@@ -258,11 +242,7 @@ def mark_at(drawn: Line, epochs: Sequence[int], words: str) -> list[Mark]:
 
 
 def percent_text(shares: Sequence[float]) -> str:
-    """Mean, spread and n of some fractions.
-
-    >>> percent_text([0.5, 0.75]), percent_text([0.5])
-    ('62.5 ± 17.7% (n = 2)', '50.0% (n = 1)')
-    """
+    """Mean, spread and n of some fractions."""
     cell = Cell.of(shares, scale=100)
     spread = "" if cell.std is None else f" ± {cell.std:.1f}"
     return f"{cell.mean:.1f}{spread}% (n = {cell.n})"
@@ -273,26 +253,17 @@ def epochs_text(epochs: Sequence[int]) -> str:
     return f"epoch {epochs[0]}" if len(set(epochs)) == 1 else f"epochs {', '.join(map(str, epochs))}"
 
 
-def seeds_text(panels: Sequence[Panel]) -> str:
-    """Of how many seeds the lines are the mean, such as "3", or "2 to 3"; nothing without lines."""
-    counts = sorted({line.n for panel in panels for line in panel.lines if line.kind != "ideal"})
-    return " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
-
-
 def seeds_note(panels: Sequence[Panel]) -> str:
     """How the lines were made of the seeds' curves."""
-    many = seeds_text(panels)
+    counts = sorted({line.n for panel in panels for line in panel.lines if line.kind != "ideal"})
+    many = " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
     thin = any(line.seeds is not None for panel in panels for line in panel.lines)
     spread = "thin: each seed" if thin else "band: one standard deviation"
     return "One seed, not smoothed." if many == "1" else f"Bold: mean of {many} seeds; {spread}; not smoothed."
 
 
 def average_note(name: str) -> str:
-    """What the name of an average means.
-
-    >>> average_note("ema-7.1%")
-    'ema-7.1%: half-life 7.1% of the run.'
-    """
+    """What the name of an average means."""
     value = name.removeprefix("ema-")
     return f"{name}: half-life {value} of the run." if value.endswith("%") else f"{name}: decay {value} per update."
 
@@ -337,7 +308,7 @@ def styles_of(figure: Figure) -> dict[str, Style]:
 def _style(drawn: Line, *, meant: bool) -> Style:
     """Without a colour for a kind that has none."""
     if drawn.kind == "average":
-        place = min(max(drawn.order, 0), len(_DASHES) - 1)
-        return Style(f"a{place}", (_DASHED if drawn.dashed else "") if meant else _DASHES[place])
+        index = min(max(drawn.order, 0), len(_DASHES) - 1)
+        return Style(f"a{index}", (_DASHED if drawn.dashed else "") if meant else _DASHES[index])
     dash = _DASHED if drawn.dashed or drawn.kind == "ideal" else ""
     return Style(drawn.kind if drawn.kind in _KINDS else "", dash)

@@ -9,36 +9,26 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from emabank.study.report import render
-from emabank.study.report.claims import Claim, Finding, Rule, Verdict
+from emabank.study.report import render, render_claims
+from emabank.study.report.claims import Claim, Finding, Rule
 from emabank.study.report.figures import Figure, Line, Panel, styles_of
-from emabank.study.report.results import Results, Run, Setting, Study
+from emabank.study.report.results import Results, Run, Setting
 from emabank.study.report.series import REFIT
 from emabank.study.report.tables import Cell, Table, difference_cell, selection_note, value_cell
 from emabank.study.studies.catalogue import STUDIES
 from emabank.study.studies.scales import SCALES
 
-_TITLE = "Weight averages: the paper’s studies, reproduced"
 _SCALES: Sequence[str] = SCALES[::-1]
 _SECTIONS = {study.name: (study.title, study.question) for study in STUDIES.values()}
 _SECTIONS["setup"] = ("Setup", "What was trained, and how.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """What the page says about its own making."""
-
-    command: str = "emabank report"
-    facts: Mapping[str, str] = field(default_factory=dict)
-    """Anything else, by name, such as the version of the package."""
+_SECTIONS["demo"] = ("Curves and numbers", "")
 
 
 def page(
@@ -47,31 +37,44 @@ def page(
     figures: Sequence[Figure],
     claims: Sequence[Claim],
     *,
-    title: str = _TITLE,
-    provenance: Provenance | None = None,
+    title: str = "",
+    lead: str = "",
+    command: str = "emabank report",
+    facts: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole report as one HTML document; empty parts are skipped."""
+    """The whole report as one HTML document; empty parts are skipped.
+
+    `title` and `lead` say what was run and what came of it, by default from the results; `command` and `facts`, by
+    name, how the page was made.
+    """
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     filters: dict[str, Any] = environment.filters
-    filters.update(minus=_minus, number=_number, sentence=_sentence, slug=_slug, rows=_rows)
+    filters.update(code=_code, minus=_minus, number=_number, sentence=_sentence, slug=_slug, rows=_rows)
     style = _asset("page.css")
     # One script, whose names are shared with nothing else.
     script = f'"use strict";\n(() => {{\n{_asset("plot.js")}\n{_asset("page.js")}}})();\n'
+    scales = {*results.scales, *(item.scale for item in (*results.studies, *tables, *figures))}
+    conditions, headline = _conditions(results), _headline(results.settings, claims)
     made = environment.from_string(_asset("template.html.jinja")).render(
-        title=title,
+        title=title or _title(results),
+        lead=lead or _answer(headline),
+        runs=sum(entry["runs"] for entry in conditions),
         style=Markup(style),
         script=Markup(script),
         policy=_policy(style, script),
-        provenance=provenance or Provenance(),
+        command=command,
+        facts=facts or {},
         results=results,
-        scales=_scales(results, tables, figures),
-        verdicts=_verdicts([claim.verdict for claim in claims if not claim.beyond]),
-        claims=[(claim, _statistics(claim.findings)) for claim in claims],
-        headline=_headline(results.settings, claims),
+        scales=[scale for scale in _SCALES if scale in scales],
+        summary=render_claims.claims_summary(claims),
+        claims=[(claim, _statistics(claim.findings)) for claim in claims if claim.verdict != "not run"],
+        not_run=[claim for claim in claims if claim.verdict == "not run"],
+        headline=headline,
         chosen_on=selection_note(results.settings),
-        sections=_sections(results.studies, tables, figures),
-        conditions=_conditions(results),
+        sections=_sections(results, tables, figures),
+        conditions=conditions,
         render=render,
+        estimate=render_claims.estimate,
     )
     return made + "\n"
 
@@ -89,55 +92,82 @@ def _policy(style: str, script: str) -> str:
     return "; ".join(["default-src 'none'", "img-src data:", *own, "base-uri 'none'", "form-action 'none'"])
 
 
+# What was run, and its answer -----------------------------------------------------------------------------------------
+
+
+def _title(results: Results) -> str:
+    names = list(dict.fromkeys(study.study for study in results.studies))
+    scales = [scale for scale in _SCALES if any(study.scale == scale for study in results.studies)]
+    if not names:
+        return "Weight averages"
+    title = _SECTIONS.get(names[0], (names[0], ""))[0] if len(names) == 1 else f"{len(names)} studies"
+    return f"Weight averages: {title}, {' and '.join(scales)} scale"
+
+
+def _answer(headline: Sequence[Mapping[str, Any]]) -> str:
+    """By how much the average is ahead, at the largest scale; empty without results."""
+    rows = [row for row in headline if row["setting"].scale == headline[0]["setting"].scale]
+    gains = sorted(row["gain"].mean for row in rows)
+    if not gains:
+        return ""
+    span = " to ".join(dict.fromkeys(_number(gain, 2, signed=True) for gain in (gains[0], gains[-1])))
+    many = f"{sum(gain > 0 for gain in gains)} of {len(gains)} setting{'s' * (len(gains) > 1)}"
+    words = "at the epochs that validation chose"
+    return f"The slowest average beats the live weights in {many}: {span} points of test accuracy, {words}."
+
+
 # Sections -------------------------------------------------------------------------------------------------------------
 
 
-def _sections(studies: Sequence[Study], tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One for each study that was run or has something to show, in the report's order; unknown ones last."""
-    names = dict.fromkeys(
-        [*_SECTIONS, *(study.name for study in studies), *(item.study for item in (*tables, *figures))]
-    )
-    ids = _ids([*(f"table-{table.name}" for table in tables), *(f"figure-{figure.name}" for figure in figures)])
-    shown = [*zip(ids, (*tables, *figures), strict=True)]
+def _sections(results: Results, tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    """The studies that were run, in the report's order, then, folded, whatever else there is to show."""
+    asked = dict.fromkeys(study.study for study in results.studies)
+    names = dict.fromkeys([*_SECTIONS, *asked, *(item.study for item in (*tables, *figures))])
     sections: list[dict[str, Any]] = []
-    for name in names:
+    for name in sorted(names, key=lambda name: name not in asked):
         title, question = _SECTIONS.get(name, (name or "More", ""))
-        own = [(key, item) for key, item in shown if item.study == name]
-        asked = [study for study in studies if study.name == name]
-        if own or asked:
+        own_tables = [table for table in tables if table.study == name]
+        own_figures = [figure for figure in figures if figure.study == name]
+        if own_tables or own_figures or name in asked:
             sections.append({
-                "id": f"study-{_slug(name)}", "title": title, "question": question, "studies": asked,
-                "tables": [(key, item) for key, item in own if isinstance(item, Table)],
-                "figures": [(key, item, Markup(figure_json(item)), list(styles_of(item)))
-                            for key, item in own if isinstance(item, Figure)],
+                "id": f"study-{_slug(name)}", "title": title, "question": question,
+                "folded": bool(asked) and name not in asked,
+                "unfinished": [study for study in results.studies if study.study == name and study.state != "done"],
+                "tables": _items("table", own_tables),
+                "figures": [
+                    {**shown, "data": Markup(figure_json(figure)), "labels": list(styles_of(figure))}
+                    for shown, figure in zip(_items("figure", own_figures), own_figures, strict=True)
+                ],
             })  # fmt: skip
     return sections
 
 
-def _scales(results: Results, tables: Sequence[Table], figures: Sequence[Figure]) -> list[str]:
-    """The scales of anything on the page, the largest first."""
-    scales = {*results.scales, *(item.scale for item in (*results.studies, *tables, *figures))}
-    return [scale for scale in _SCALES if scale in scales]
+def _items(kind: str, items: Sequence[Table] | Sequence[Figure]) -> list[dict[str, Any]]:
+    """Tables or figures with their anchors; of neighbours, the same title is shown first, the same caption last."""
 
+    def caption(index: int) -> tuple[str, Sequence[str]]:
+        item = items[index]
+        return render.caption_of(item) if isinstance(item, Table) else item.caption, tuple(item.notes)
 
-def _ids(names: Iterable[str]) -> list[str]:
-    """Names as anchors, no two the same."""
-    ids: list[str] = []
-    for name in names:
-        slug = _slug(name)
-        while slug in ids:
-            slug += "-again"
-        ids.append(slug)
-    return ids
+    return [
+        {
+            "id": f"{kind}-{_slug(item.name)}",
+            "item": item,
+            "titled": index == 0 or items[index - 1].title != item.title,
+            "caption": caption(index)[0],
+            "explained": index == len(items) - 1 or caption(index + 1) != caption(index),
+        }
+        for index, item in enumerate(items)
+    ]
 
 
 def _rows(table: Table) -> list[dict[str, Any]]:
     """Rows with the group that they share with a neighbour, which is shown once."""
     groups = [row.group for row in table.rows]
     rows: list[dict[str, Any]] = []
-    for place, row in enumerate(table.rows):
-        above, below = groups[place - 1 : place], groups[place + 1 : place + 2]
-        rule = place > 0 and place in table.breaks
+    for index, row in enumerate(table.rows):
+        above, below = groups[index - 1 : index], groups[index + 1 : index + 2]
+        rule = index > 0 and index in table.breaks
         shared = bool(row.group) and row.group in (*above, *below)
         again = shared and row.group in above and not rule
         rows.append({"label": row.label, "full_label": row.full_label, "group": row.group if shared else "",
@@ -187,10 +217,6 @@ def _ends(cell: Cell) -> tuple[float, float]:
     return (cell.mean or 0.0) - spread, (cell.mean or 0.0) + spread
 
 
-def _verdicts(verdicts: Sequence[Verdict]) -> list[tuple[Verdict, int]]:
-    return [(verdict, verdicts.count(verdict)) for verdict in get_args(Verdict)]
-
-
 def _statistics(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """The findings of a claim, those of one statistic together, each with the places of its interval on their axis."""
     groups: dict[tuple[str, Rule], list[Finding]] = {}
@@ -214,8 +240,7 @@ def _whisker(finding: Finding, at: Callable[[float], float]) -> dict[str, Any] |
         return None
     low, high = (None if end is None else at(end) for end in (finding.low, finding.high))
     values, bounds = [at(value) for value in finding.values], [at(bound) for bound in _bounds(finding.rule)]
-    mean, digits = at(finding.mean), _interval_digits(finding)
-    return {"mean": mean, "low": low, "high": high, "values": values, "bounds": bounds, "digits": digits}
+    return {"mean": at(finding.mean), "low": low, "high": high, "values": values, "bounds": bounds}
 
 
 def _bounds(rule: Rule) -> list[float]:
@@ -230,18 +255,7 @@ def _axis(ends: Iterable[float]) -> Callable[[float], float]:
     width = (high - low) or 1.0
     low = low if high > low else low - 0.5
 
-    def place(value: float) -> float:
-        return round(4 + 92 * (value - low) / width, 2)
-
-    return place
-
-
-def _interval_digits(finding: Finding) -> int:
-    """As many digits as its interval deserves: two that count; of a lone value three."""
-    size, count = abs(finding.mean or 0.0), 2
-    if finding.low is not None and finding.high is not None and finding.high > finding.low:
-        size, count = (finding.high - finding.low) / 2, 1
-    return min(4, max(0, count - math.floor(math.log10(size)))) if size > 0 else 2
+    return lambda value: round(4 + 92 * (value - low) / width, 2)
 
 
 # Figures as the script wants them -------------------------------------------------------------------------------------
@@ -256,15 +270,15 @@ def figure_json(figure: Figure) -> str:
     Lines of one label have one style and one entry of the legend, whatever their panel.
     """
     styles = styles_of(figure)
-    places = {label: place for place, label in enumerate(styles)}
+    indices = {label: index for index, label in enumerate(styles)}
     legend = [{"label": label, "colour": style.colour, "dash": style.dash} for label, style in styles.items()]
     xs: list[Any] = []
-    panels = [_panel(panel, places, xs) for panel in figure.panels]
+    panels = [_panel(panel, indices, xs) for panel in figure.panels]
     made = {"columns": figure.columns, "legend": legend, "xs": xs, "panels": panels}
     return json.dumps(made, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_ESCAPES)
 
 
-def _panel(panel: Panel, places: dict[str, int], xs: list[Any]) -> dict[str, Any]:
+def _panel(panel: Panel, indices: dict[str, int], xs: list[Any]) -> dict[str, Any]:
     """A panel without what it does not have."""
     grid = [] if panel.grid is None else panel.grid.ravel()
     shown = _digits([*(value for line in panel.lines for value in line.y), *(bar[2] for bar in panel.bars), *grid])
@@ -273,7 +287,7 @@ def _panel(panel: Panel, places: dict[str, int], xs: list[Any]) -> dict[str, Any
         "xLabel": panel.x_label,
         "yLabel": panel.y_label,
         "digits": shown,
-        "lines": [{"of": places[line.label], **_line(line, xs, shown)} for line in panel.lines],
+        "lines": [{"of": indices[line.label], **_line(line, xs, shown)} for line in panel.lines],
     }
     if panel.rate is not None:
         finest = _digits(panel.rate.y)
@@ -318,9 +332,9 @@ def _steps(x: np.ndarray) -> dict[str, Any] | list[float | int | None]:
     return rounded
 
 
-def _rounded(values: Iterable[float], places: int) -> list[float | int | None]:
+def _rounded(values: Iterable[float], digits: int) -> list[float | int | None]:
     """Numbers as short as they can be; None where there is none."""
-    rounded = [round(float(value), places) if math.isfinite(value) else None for value in values]
+    rounded = [round(float(value), digits) if math.isfinite(value) else None for value in values]
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
 
@@ -364,8 +378,17 @@ def _number(value: float, digits: int, *, signed: bool = False) -> str:
     return _minus(f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}")
 
 
+def _code(text: str) -> Markup:
+    """What stands in backticks as code."""
+    parts = re.split("`([^`]+)`", text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
+    )
+
+
 def _minus(text: str) -> str:
-    return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text)
+    """With true minus signs, and no line break behind a ±."""
+    return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text).replace("± ", "±\u00a0")
 
 
 def _slug(text: str) -> str:

@@ -80,41 +80,25 @@ def _asset(name: str) -> Any:
 
 
 def printed(item: str = "", **fields: str) -> list[Printed]:
-    """What the paper prints, by item (all, without) and by any fields of `Printed`.
-
-    >>> [value.text for value in printed("Table 1", pair="cifar100-resnet18", metric="loss")]
-    ['1.02', '0.84', '0.82']
-    """
+    """What the paper prints, by item (all, without) and by any fields of `Printed`."""
     every = _everything()
     values = every.get(item, ()) if item else (value for values in every.values() for value in values)
     return [value for value in values if all(getattr(value, name) == wanted for name, wanted in fields.items())]
 
 
 def lookup(item: str, **fields: str) -> str:
-    """What an item prints, as text; empty where that is nothing, or no single value.
-
-    >>> lookup("Table 1", pair="cifar100-resnet18", ours="SGD", metric="loss"), lookup("Table 1", metric="loss")
-    ('1.02', '')
-    """
+    """What an item prints, as text; empty where that is nothing, or no single value."""
     values = printed(item, **fields) if item else []
     return values[0].text if len(values) == 1 else ""
 
 
 def full_table(pair: str, trained_on: str) -> str:
-    """The paper's name for the full table of a pair; empty where it has none.
-
-    >>> full_table("cifar100-resnet18", "80%"), full_table("own", "80%")
-    ('Table 7', '')
-    """
+    """The paper's name for the full table of a pair; empty where it has none."""
     return f"Table {7 + 2 * _FULL.index(pair) + (trained_on == '100%')}" if pair in _FULL else ""
 
 
 def lookup_full(pair: str, column: str, metric: str, *, trained_on: str) -> str:
-    """What the full table of a pair prints; of SWA, what the headline table does.
-
-    >>> lookup_full("cifar100-resnet18", "slowest (acc.)", "accuracy", trained_on="100%")
-    '78.54 ± 0.28'
-    """
+    """What the full table of a pair prints; of SWA, what the headline table does."""
     item = "Table 1" if column == "SWA" and trained_on == "100%" else full_table(pair, trained_on)
     return lookup(item, place="table", pair=pair, ours=column, metric=metric)
 
@@ -128,21 +112,13 @@ def rows_of(item: str) -> Mapping[str, Sequence[Printed]]:
 
 
 def difference(ours: str, theirs: str) -> str:
-    """The difference of two printed means, with the digits they are printed with; empty where one is missing.
-
-    >>> difference("78.55 ± 0.28", "77.63 ± 0.14"), difference("", "77.63")
-    ('0.92', '')
-    """
+    """The difference of two printed means, with the digits they are printed with; empty where one is missing."""
     one, other = _mean(ours), _mean(theirs)
     return "" if one is None or other is None else str(one - other)
 
 
 def ratio(ours: str, theirs: str) -> str:
-    """The ratio of two printed means; empty where one is missing or zero.
-
-    >>> ratio("0.09 ± 0.01", "0.32 ± 0.01"), ratio("1", "0.0")
-    ('0.28', '')
-    """
+    """The ratio of two printed means; empty where one is missing or zero."""
     one, other = _mean(ours), _mean(theirs)
     return f"{one / other:.2f}" if one is not None and other else ""
 
@@ -163,9 +139,6 @@ def claim_value(number: str, key: str, pair: str, target: str = "") -> str:
     """What the paper has for a statistic of a claim in one of its pairs; empty where it has nothing.
 
     A transfer to a data set that the paper does not transfer to has its value to those that it does.
-
-    >>> claim_value("16", "accuracy", "cifar100-resnet18")
-    '+0.92 (77.63 → 78.55, Table 1; 78.54 in Table 8), CIFAR-100, ResNet-18'
     """
     values = _claim_values().get(number, {}).get(key, {})
     exact = values.get(f"{pair} {target}" if target else pair)

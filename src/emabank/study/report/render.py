@@ -36,11 +36,7 @@ class Number(NamedTuple):
 
 
 def number(cell: Cell) -> Number | None:
-    """The number of a cell with its digits; None where it has a text, or nothing.
-
-    >>> number(Cell(mean=-0.0001, std=0.284, n=3))
-    Number(mean='0.00', spread='0.28', n=3)
-    """
+    """The number of a cell with its digits; None where it has a text, or nothing."""
     if cell.mean is None or cell.text:
         return None
     # A mean that rounds to zero has no sign.
@@ -60,15 +56,12 @@ def common_n(table: Table) -> int | None:
 
 
 def format_cell(cell: Cell, *, with_n: bool) -> str:
-    """A cell in a line of text; without a spread it says so.
-
-    >>> format_cell(Cell.of([1.0, 2.0]), with_n=True), format_cell(Cell.of([1.0]), with_n=False)
-    ('1.50 ± 0.71 (n=2)', '1.00 ± –')
-    """
+    """A cell in a line of text."""
     shown = number(cell)
     if shown is None:
         return cell.text
-    return f"{shown.mean} ± {shown.spread or DASH}" + (f" (n={shown.n})" if with_n else "")
+    spread = f" ± {shown.spread}" if shown.spread else ""
+    return f"{shown.mean}{spread}" + (f" (n={shown.n})" if with_n else "")
 
 
 def caption_of(table: Table) -> str:
@@ -80,8 +73,7 @@ def caption_of(table: Table) -> str:
         sentences.append("n = 1: no spread.")
     elif shown:
         count = "n beside each number" if n is None else f"n = {n}"
-        single = f"; ± {DASH}: one value" if any(one.spread is None for one in shown) else ""
-        sentences.append(f"Mean ± standard deviation over {table.over}, {count}{single}.")
+        sentences.append(f"Mean ± standard deviation over {table.over}, {count}.")
     if table.bold and any(cell.best for row in table.rows for cell in row.cells):
         sentences.append(f"Bold: {table.bold}.")
     return " ".join(filter(None, sentences))
@@ -184,8 +176,8 @@ def table_csv(table: Table) -> str:
     for row in table.rows:
         for group, title, cell in zip(group_titles(table)[1:], table.columns[1:], row.cells, strict=True):
             if number(cell) or cell.text or cell.paper:
-                place = (table.name, table.title, table.scale, table.item, row.full_label, group, title)
-                lines.append([*place, *_csv_values(cell), cell.paper, *_printed_numbers(cell.paper)])
+                index = (table.name, table.title, table.scale, table.item, row.full_label, group, title)
+                lines.append([*index, *_csv_values(cell), cell.paper, *_printed_numbers(cell.paper)])
     return _csv(CSV_FIELDS, lines)
 
 
@@ -244,11 +236,7 @@ def latex(table: Table) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""A text that LaTeX prints as it is, in one paragraph.
-
-    >>> escape_latex("50% of A_1 & B [x]"), escape_latex("0.9 ± 0.1"), escape_latex("中")
-    ('50\\% of A\\_1 \\& B {[}x]', '0.9 $\\pm$ 0.1', '?')
-    """
+    r"""A text that LaTeX prints as it is, in one paragraph."""
     line = re.sub(r"(?<![\w)-])-(?=\d)", "−", " ".join(text.split()))  # a minus, not a hyphen, before a number
     made = "".join(_ESCAPES.get(sign, sign if _is_known(sign) else _ascii(sign)) for sign in line)
     return re.sub("-(?=-)", "-{}", made)  # two hyphens would become a dash
@@ -329,8 +317,8 @@ def _tex_cell(cell: Cell, *, with_n: bool) -> str:
         text = escape_latex(cell.text)
         return rf"\textbf{{{text}}}" if cell.best and text else text
     mean = rf"\mathbf{{{shown.mean}}}" if cell.best else shown.mean
-    value = rf"${mean} \pm$ --" if shown.spread is None else rf"${mean} \pm {shown.spread}$"
-    return value + (f" ($n={shown.n}$)" if with_n else "")
+    spread = rf" \pm {shown.spread}" if shown.spread else ""
+    return f"${mean}{spread}$" + (f" ($n={shown.n}$)" if with_n else "")
 
 
 # On a terminal --------------------------------------------------------------------------------------------------------
@@ -348,8 +336,8 @@ def terminal(table: Table, *, width: int = 80) -> Group:
     """
     title = f"{table.title} (compare {table.item} of the paper)" if table.item else table.title
     shown: list[RenderableType] = [Text(title, style="bold")]
-    for place, (columns, widths) in enumerate(_parts(table, width)):
-        shown += [*([Text("")] if place else []), _grid(table, columns, widths)]
+    for index, (columns, widths) in enumerate(_parts(table, width)):
+        shown += [*([Text("")] if index else []), _grid(table, columns, widths)]
     caption = caption_of(table)
     notes = [Text(f"- {note}", style="italic") for note in table.notes]
     return Group(*shown, *([Text(caption, style="italic")] if caption else []), *notes)
@@ -370,11 +358,11 @@ def _parts(table: Table, width: int) -> list[tuple[list[int], list[int]]]:
               for least, column, limit in zip(words, texts, most, strict=False)]  # fmt: skip
     widths[0] += 2 * any(line.below_heading for line in lines_of(table))
     parts: list[list[int]] = []
-    for place in range(1, len(widths)):
-        if parts and sum(widths[at] + _GAP for at in (0, *parts[-1], place)) - _GAP <= width:
-            parts[-1].append(place)
+    for index in range(1, len(widths)):
+        if parts and sum(widths[at] + _GAP for at in (0, *parts[-1], index)) - _GAP <= width:
+            parts[-1].append(index)
         else:
-            parts.append([place])
+            parts.append([index])
     return [([0, *part], [widths[at] for at in (0, *part)]) for part in parts]
 
 

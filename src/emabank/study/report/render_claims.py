@@ -36,25 +36,27 @@ _FIELDS = (
 def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Group:
     """A table of the claims, and a line about those that were not run; with `secondary`, then all findings of each."""
     ran = [claim for claim in claims if claim.verdict != "not run"]
-    missing = [f"{claim.number} ({claim.primary.note})" for claim in claims if claim.verdict == "not run"]
+    missing = [claim for claim in claims if claim.verdict == "not run"]
     rows = [
         (claim.number, [_stated(claim.primary), *_exceptions(claim)], claim.primary, _verdict(claim)) for claim in ran
     ]
     shown: list[RenderableType] = [
         _grid(rows),
         Text(f"\n{claims_summary(claims)}.", style="bold"),
-        *([Text(f"Not run: {', '.join(missing)}.")] if missing else []),
+        *([Text(f"Not run: {', '.join(claim.number for claim in missing)}.")] if missing else []),
     ]
     if not secondary:
-        return Group(*shown, Text("--all shows every setting and the secondary statistics.", style="dim"))
+        more = "--all shows every setting, the secondary statistics, and what to run for the others."
+        return Group(*shown, Text(more, style="dim"))
     for claim in ran:
         rows = [
-            ("", [*([_stated(finding)] if place == 0 else []), *_details(finding)], finding, finding.verdict)
+            ("", [*([_stated(finding)] if index == 0 else []), *_details(finding)], finding, finding.verdict)
             for _, group in groupby(claim.findings, key=_stated)
-            for place, finding in enumerate(group)
+            for index, finding in enumerate(group)
         ]
         shown += [Text(f"\n{claim.number}. {claim.title}", style="bold"), _grid(rows)]
         shown += [Text(f"Note: {claim.note}.", style="dim")] if claim.note else []
+    shown += [Text(f"{claim.number}. not run: {claim.primary.note}") for claim in missing]
     return Group(*shown, Text(f"\n{_FOOTER}", style="dim"))
 
 
@@ -68,11 +70,11 @@ def _grid(rows: Sequence[tuple[str, Sequence[str], Finding, str]]) -> Grid:
     """A row per finding, with a number, lines of text and a verdict; narrow enough for 80 characters."""
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for head in ("", "statistic", "mean [95%]", "seeds", "verdict"):
-        grid.add_column(head, ratio=1 if head == "statistic" else None, overflow="fold")
+        grid.add_column(head, ratio=1 if head == "statistic" else None, no_wrap=head != "statistic", overflow="fold")
     for number, lines, finding, verdict in rows:
-        estimate = _estimate(finding).replace(" [", "\n[")
+        mean = Text(estimate(finding).replace(" [", "\n["))
         shown = Text(verdict, style=_STYLES[finding.verdict])
-        grid.add_row(number, Text("\n".join(lines)), Text(estimate), _seeds(finding), shown)
+        grid.add_row(number, Text("\n".join(lines)), mean, _seeds(finding), shown)
     return grid
 
 
@@ -90,10 +92,10 @@ def _details(finding: Finding) -> list[str]:
 
 
 def _exceptions(claim: Claim) -> list[str]:
-    return [f"except {finding.setting}: {_stated(finding)}, is {_estimate(finding)}" for finding in claim.exceptions]
+    return [f"except {finding.setting}: {_stated(finding)}, is {estimate(finding)}" for finding in claim.exceptions]
 
 
-def _estimate(finding: Finding) -> str:
+def estimate(finding: Finding) -> str:
     """The mean with its interval, with digits enough for the larger of them: "0.50 [-0.25, 1.25]"."""
     known = [end for end in (finding.mean, finding.low, finding.high) if end is not None]
     if not known:
@@ -111,7 +113,7 @@ def claims_markdown(claims: Sequence[Claim]) -> str:
     """A table of the claims with their primary statistics, then a section for each with a table of its findings."""
     lines = ["# The paper's claims", "", f"{claims_summary(claims)}.", ""]
     rows = [
-        (claim.number, claim.title, _stated(claim.primary), _estimate(claim.primary), _seeds(claim.primary),
+        (claim.number, claim.title, _stated(claim.primary), estimate(claim.primary), _seeds(claim.primary),
          ", ".join([claim.verdict, *_exceptions(claim)]))
         for claim in claims
     ]  # fmt: skip
@@ -121,7 +123,7 @@ def claims_markdown(claims: Sequence[Claim]) -> str:
     for claim in claims:
         lines += ["", f"## {claim.number}. {claim.title}", ""]
         findings = [
-            (finding.role, finding.statistic, finding.setting, finding.scale, _estimate(finding), finding.rule.text,
+            (finding.role, finding.statistic, finding.setting, finding.scale, estimate(finding), finding.rule.text,
              _seeds(finding), finding.verdict, finding.paper, finding.note)
             for finding in claim.findings
         ]  # fmt: skip

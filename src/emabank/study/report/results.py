@@ -16,20 +16,11 @@ import numpy as np
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, table_stages
 from emabank.study.config import Keep, ProtocolConfig, RunConfig
+from emabank.study.runs import reader as files
 from emabank.study.runs.archive import unpacked
-from emabank.study.runs.manifest import PREFIX, Manifest, Ran, read_manifest
-from emabank.study.runs.reader import (
-    CONFIG,
-    DONE,
-    ENVIRONMENT,
-    FAILED,
-    HISTORY,
-    ROWS,
-    ROWS_CHECKSUM,
-    SUMMARY,
-    TEST_CURVES,
-    RunFolder,
-)
+from emabank.study.runs.locks import is_locked
+from emabank.study.runs.manifest import PREFIX, Manifest, Ran, manifest_lock, read_manifest
+from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
 from emabank.study.runs.storage import file_checksum, read_checked
 from emabank.study.serialize import from_dict
@@ -109,6 +100,8 @@ class Column:
     split: str
     epochs: Sequence[int]
     weights: Sequence[str]
+    kept: Sequence[str] = ()
+    """The name under which each seed's run keeps them."""
     values: Mapping[str, Sequence[float | None]]
     """By metric, one a seed (for churn and js, a pair of seeds); None where it is not defined."""
 
@@ -138,8 +131,7 @@ class Setting:
     variants: Mapping[str, tuple[Run, ...]]
     """Runs in the order of the seeds: "tune" and "refit" with what was chosen, "swa", "tune at 0.4" for each rate
     tried, and what a study adds: "constant", "step", "bootstrap", "posthoc", "every 1"."""
-    config: Mapping[str, Any] = field(default_factory=dict)
-    """The protocol's configuration."""
+    config: ProtocolConfig = field(default_factory=ProtocolConfig)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -157,31 +149,23 @@ class Setting:
     @property
     def validation_labels(self) -> str:
         """The labels of the validation images where some training labels are wrong: "clean" or "noisy"; else empty."""
-        data = self.part("data")
-        return str(data.get("validation_labels", "clean")) if data.get("noise") or data.get("labels") else ""
+        return self.config.data.validation_labels if self.config.data.has_wrong_labels else ""
 
     @property
     def compares(self) -> bool:
         """Whether it is the paper's own data set, in full, and its own network: then the paper's numbers compare."""
-        data = self.part("data")
-        in_full = not (data.get("subset") or data.get("test_subset") or data.get("noise"))
-        published = data.get("labels") in (None, "worse", "noisy")  # of CIFAR-10N, the worse labels alone
+        data = self.config.data
+        in_full = not (data.subset or data.test_subset or data.size or data.noise)
+        published = data.labels in (None, "worse", "noisy")  # of CIFAR-10N, the worse labels alone
         return in_full and published and f"{self.dataset}-{self.network}" == self.pair
-
-    def part(self, name: str) -> Mapping[str, Any]:
-        """A part of the protocol's configuration, empty where there is none."""
-        part: Any = self.config.get(name)
-        return part if isinstance(part, Mapping) else {}
 
     def periods(self) -> dict[int, str]:
         """The variants with another sampling period, by period, the shortest first."""
-        return dict(sorted((int(name.removeprefix(EVERY)), name) for name in self.variants if name.startswith(EVERY)))
+        return dict(sorted((int(name[len(EVERY) :]), name) for name in self.variants if name.startswith(EVERY)))
 
     def rates(self) -> dict[float, str]:
         """The variants of tuning by learning rate, the lowest first."""
-        return dict(
-            sorted((float(name.removeprefix(TUNE_AT)), name) for name in self.variants if name.startswith(TUNE_AT))
-        )
+        return dict(sorted((float(name[len(TUNE_AT) :]), name) for name in self.variants if name.startswith(TUNE_AT)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,18 +184,11 @@ class Overhead:
     """Memory of all averages."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Study:
-    """A named study as it was asked for."""
-
-    name: str
-    scale: Scale
-    command: str
-    state: str
-    """"done", "running" or "failed"."""
-    reason: str = ""
-    """Why it failed."""
+    @property
+    def shares(self) -> list[float | None]:
+        """The time of an update over that of the steps between two, once a repetition."""
+        both = zip(self.update_seconds, self.step_seconds, strict=False)
+        return [update / (self.every * step) if step > 0 else None for update, step in both]
 
 
 class Skipped(NamedTuple):
@@ -226,7 +203,8 @@ class Results:
     """All that a folder of runs has measured."""
 
     settings: Sequence[Setting] = ()
-    studies: Sequence[Study] = ()
+    studies: Sequence[Manifest] = ()
+    """As they were asked for."""
     overheads: Sequence[Overhead] = ()
     skipped: Sequence[Skipped] = ()
 
@@ -250,6 +228,7 @@ DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, Recursion
 """What files that hold something else than they should can raise."""
 _REPORT = "report"
 _PROTOCOL = "protocol-"
+_VARIANT = re.compile(r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?")
 
 
 def read_results(runs: str | os.PathLike[str]) -> Results:
@@ -258,11 +237,10 @@ def read_results(runs: str | os.PathLike[str]) -> Results:
         return _Reader(folder).read()
 
 
-def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Study, ...], tuple[Skipped, ...]]:
+def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Manifest, ...], tuple[Skipped, ...]]:
     """The studies that were asked for, and the files about one that cannot be read; no run is looked at."""
     reader = _Reader(_folder(runs))
-    manifests = reader.manifests()
-    return tuple(map(reader.study, manifests)), tuple(reader.skipped)
+    return tuple(reader.manifests()), tuple(reader.skipped)
 
 
 def read_setting(folder: str | os.PathLike[str]) -> Setting:
@@ -270,6 +248,13 @@ def read_setting(folder: str | os.PathLike[str]) -> Setting:
     path = Path(folder)
     # A protocol alone has no scale and stands for no pair of the paper.
     return _Reader(path.parent).setting("demo", path.name, [Ran(pair="", title=path.name)])
+
+
+def state_of(study: Manifest, runs: Path) -> str:
+    """How a study stands, in words."""
+    if study.state == "running" and not is_locked(manifest_lock(study.study, study.scale, runs)):
+        return f"interrupted; `{study.command}` resumes"
+    return f"{study.state}: {study.reason}" if study.reason else study.state
 
 
 def _folder(runs: str | os.PathLike[str]) -> Path:
@@ -297,7 +282,7 @@ class _Reader:
         self._look_around(all_done=all(manifest.state == "done" for manifest in manifests))
         return Results(
             settings=tuple(settings),
-            studies=tuple(map(self.study, manifests)),
+            studies=tuple(manifests),
             overheads=tuple(overhead for overhead in overheads if overhead is not None),
             skipped=tuple(dict.fromkeys(self.skipped)),
         )
@@ -310,26 +295,17 @@ class _Reader:
                 manifest = read_manifest(path)
                 if manifest.scale not in SCALES:
                     raise ValueError(f"its scale {manifest.scale!r} is unknown to this version of emabank")
-                manifests.append(manifest)
+                manifests.append(replace(manifest, reason=_without_folder(manifest.reason, self.folder)))
             except (ValueError, OSError) as error:
                 self._skip(path.name, _message(error, path))
         return manifests
-
-    def study(self, manifest: Manifest) -> Study:
-        return Study(
-            name=manifest.study,
-            scale=manifest.scale,  # type: ignore[arg-type]
-            command=manifest.command,
-            state=manifest.state,
-            reason=_without_place(manifest.reason, self.folder),
-        )
 
     def _unfinished(self, manifest: Manifest) -> None:
         what = f"study {manifest.study}, {manifest.scale}"
         if manifest.state == "failed":
             self._skip(what, f"failed: {manifest.reason}")
         elif manifest.state == "running":
-            self._skip(what, f"not finished: running or interrupted (`{manifest.command}` resumes)")
+            self._skip(what, state_of(manifest, self.folder))
         for ran in manifest.pairs:
             if manifest.state == "done" and ran.protocol is None:
                 self._skip(f"{ran.title} ({manifest.scale})", "its protocol was not finished")
@@ -356,9 +332,7 @@ class _Reader:
         title = rans[-1].title
         ids = _protocol_runs(summary, config)
         for variant, runs in ((variant, runs) for ran in rans for variant, runs in ran.arms.items()):
-            if re.fullmatch(
-                r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?", variant
-            ):
+            if _VARIANT.fullmatch(variant):
                 ids[variant] = runs
             else:
                 self._skip(f"{title}: {variant}", "runs of a kind unknown to this version of emabank")
@@ -378,7 +352,7 @@ class _Reader:
             choices=summary["choices"],
             columns=_columns(variants, shared, summary["choices"], config, has_batchnorm=has_batchnorm),
             variants={variant: runs for variant, runs in variants.items() if runs},
-            config=summary["config"],
+            config=config,
         )
 
     def _variant(self, what: str, variant: str, ids: Sequence[str], config: ProtocolConfig) -> tuple[Run, ...]:
@@ -434,20 +408,20 @@ class _Reader:
             self._skip(", ".join(names[:3]) + more, why)
 
     def _skip(self, what: str, why: str) -> None:
-        self.skipped.append(Skipped(_printable(what), _printable(_without_place(why, self.folder))))
+        self.skipped.append(Skipped(_printable(what), _printable(_without_folder(why, self.folder))))
 
 
 def _why_unused(path: Path, *, all_done: bool) -> str:
     try:
         if path.is_dir() and path.name.startswith(_PROTOCOL):
             return "a protocol of no study (from `emabank protocol`, or a study with other settings)"
-        if not any((path / name).exists() for name in (CONFIG, DONE, FAILED)):
+        if not any((path / name).exists() for name in (files.CONFIG, files.DONE, files.FAILED)):
             return "not a run of emabank"
         why = _why_not_done(RunFolder(path))
     except DAMAGE as error:
         why = _message(error, path)
     if why:
-        return _without_place(why, path)
+        return _without_folder(why, path)
     if not all_done:
         return "used by no finished study in this folder"
     return "not used by any study in this folder"
@@ -458,21 +432,21 @@ def _why_unused(path: Path, *, all_done: bool) -> str:
 
 def _read_protocol(folder: Path) -> tuple[dict[str, Any], ProtocolConfig, list[Row]]:
     """What a protocol left: its summary, its configuration, and the rows that belong to no single run."""
-    where = f"{folder.name}/{SUMMARY}"
-    if not (folder / SUMMARY).is_file():
+    where = f"{folder.name}/{files.SUMMARY}"
+    if not (folder / files.SUMMARY).is_file():
         raise ValueError(f"{where} is not there; run the study again")
     try:
-        summary = read_checked(folder / SUMMARY)
+        summary = read_checked(folder / files.SUMMARY)
         config = from_dict(ProtocolConfig, summary["config"], where="config")
         _check_protocol(summary, config)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{where} is damaged or of another emabank ({wrong}); run the study again") from error
-    if ROWS_CHECKSUM in summary and file_checksum(folder / ROWS) != summary[ROWS_CHECKSUM]:
+    if files.ROWS_CHECKSUM in summary and file_checksum(folder / files.ROWS) != summary[files.ROWS_CHECKSUM]:
         raise ValueError(
-            f"{folder.name}/{ROWS} is damaged: its content does not match its checksum; run the study again"
+            f"{folder.name}/{files.ROWS} is damaged: its content does not match its checksum; run the study again"
         )
-    return summary, config, read_rows(folder / ROWS)
+    return summary, config, read_rows(folder / files.ROWS)
 
 
 def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
@@ -532,27 +506,21 @@ def _columns(
     return [column for column in columns if column is not None]
 
 
-def kept_name(weights: str, epoch: int, batchnorm: str, selected_by: str) -> str:
-    """Under which name a run keeps these weights."""
-    return Keep(weights=weights, epoch=epoch, batchnorm=batchnorm, selected_by=selected_by).name  # type: ignore[arg-type]
-
-
 def rows_by_name(rows: Iterable[Row]) -> RowsByName:
     """The rows of kept weights."""
-    by_name: dict[tuple[str, str, str, str, str | None], Row] = {}
-    for row in rows:
-        if row.selected_by is not None:
-            name = kept_name(row.weights, row.epoch or 0, row.batchnorm, row.selected_by)
-            by_name[row.run, name, row.split, row.metric, row.other] = row
-    return by_name
+
+    def kept(row: Row) -> str:
+        epoch, by = row.epoch or 0, row.selected_by
+        return Keep(weights=row.weights, epoch=epoch, batchnorm=row.batchnorm, selected_by=by).name  # type: ignore[arg-type]
+
+    return {(row.run, kept(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None}
 
 
 def make_column(
     title: str, trained_on: str, split: str, kept: Sequence[tuple[str, str]], rows: RowsByName
 ) -> Column | None:
     """One column, by run and name of its weights, seed by seed; None where a seed has no row about these."""
-    first = [rows.get((run, name, split, "accuracy", None)) for run, name in kept]
-    known = [row for row in first if row is not None]
+    known = [row for run, name in kept if (row := rows.get((run, name, split, "accuracy", None)))]
     if len(known) < len(kept):
         return None
     values: dict[str, list[float | None]] = {}
@@ -574,6 +542,7 @@ def make_column(
         split=split,
         epochs=[row.epoch or 0 for row in known],
         weights=[row.weights for row in known],
+        kept=[name for _, name in kept],
         values=values,
     )
 
@@ -612,8 +581,8 @@ def _why_not_done(folder: RunFolder) -> str:
         return "it is no folder" if folder.path.exists() else "it is not there"
     if folder.is_done():
         return ""
-    if (folder.path / DONE).exists():
-        return f"damaged: {folder.what_is_wrong() or f'{DONE} is not what this emabank writes'}"
+    if (folder.path / files.DONE).exists():
+        return f"damaged: {folder.what_is_wrong() or f'{files.DONE} is not what this emabank writes'}"
     state = folder.state()
     if state == "failed":
         return f"failed: {folder.failure()}"
@@ -638,21 +607,21 @@ def _rates(folder: RunFolder, config: RunConfig) -> list[float]:
     history: Any = folder.history()
     rates = [epoch["rate"] for epoch in history] if isinstance(history, list) else []
     if not 0 < len(rates) <= config.recipe.training.epochs or not all(map(_is_number, rates)):
-        raise ValueError(f"{HISTORY} is not what this emabank writes")
+        raise ValueError(f"{files.HISTORY} is not what this emabank writes")
     return rates
 
 
 def _conditions(folder: RunFolder) -> dict[str, Any]:
     conditions = dict((folder.environment() or [{}])[-1])
     if not all(_is_text(str(text)) for item in conditions.items() for text in item):
-        raise ValueError(f"{ENVIRONMENT} is not what this emabank writes")
+        raise ValueError(f"{files.ENVIRONMENT} is not what this emabank writes")
     return conditions
 
 
 def _rows(folder: RunFolder, config: RunConfig) -> list[Row]:
     rows, test_rows = folder.rows(), folder.test_curves()
     asked = config.trained_on == "100%" and config.recipe.measuring.test_curves
-    for name, missing in ((ROWS, not rows), (TEST_CURVES, asked and not test_rows)):
+    for name, missing in ((files.ROWS, not rows), (files.TEST_CURVES, asked and not test_rows)):
         if missing and not folder.summary().get("diverged"):
             raise ValueError(f"{name} is empty; measure that run again")
     return [*rows, *test_rows]
@@ -679,7 +648,7 @@ def _predictions(folder: RunFolder, name: str) -> Predictions:
 # Texts and values of files --------------------------------------------------------------------------------------------
 
 
-def _message(error: BaseException, place: Path) -> str:
+def _message(error: BaseException, folder: Path) -> str:
     """What an error says, without the folders around the one that it is about."""
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'a file'}: {error.strerror}"
@@ -687,12 +656,12 @@ def _message(error: BaseException, place: Path) -> str:
         text = str(error)
     else:
         text = f"its files are not what this version of emabank writes ({type(error).__name__}: {error})"
-    return _without_place(_without_place(text, place), place.parent)
+    return _without_folder(_without_folder(text, folder), folder.parent)
 
 
-def _without_place(text: str, place: Path) -> str:
+def _without_folder(text: str, folder: Path) -> str:
     """A text in which files are called by their names in this folder, so that no report shows where it was made."""
-    for known in (place.absolute(), place):
+    for known in (folder.absolute(), folder):
         text = text if known == Path() else text.replace(f"{known}{os.sep}", "")
     return text
 

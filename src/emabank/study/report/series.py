@@ -57,11 +57,7 @@ def combined(
     theirs: Sequence[float | None] | None,
     combine: Callable[[float, float], float | None],
 ) -> list[float | None] | None:
-    """What two columns give seed by seed; None where they do not belong together.
-
-    >>> combined([3.0, None], [1.0, 1.0], lambda one, other: one - other)
-    [2.0, None]
-    """
+    """What two columns give seed by seed; None where they do not belong together."""
     if ours is None or theirs is None or len(ours) != len(theirs):
         return None
     return [None if a is None or b is None else combine(a, b) for a, b in zip(ours, theirs, strict=True)]
@@ -90,6 +86,16 @@ def best(run: Run, names: Sequence[str], split: str) -> np.ndarray | None:
     return np.fmax.reduce(known) if known and len(known) == len(curves) else None
 
 
+def sgd(split: str) -> MakeCurve:
+    """The curve of the live weights, of any run."""
+    return lambda run: live(run, split)
+
+
+def best_of(setting: Setting, split: str) -> MakeCurve:
+    """The curve of the best of all averages of a setting, of any run."""
+    return lambda run: best(run, setting.averages, split)
+
+
 # Points of a curve ----------------------------------------------------------------------------------------------------
 
 
@@ -101,23 +107,32 @@ class Peak(NamedTuple):
 
 
 def peak(curve: np.ndarray | None) -> Peak | None:
-    """The highest point; None where nothing was measured.
-
-    >>> peak(np.array([0.5, np.nan, 0.7, 0.7]))
-    Peak(value=0.7, epoch=3)
-    """
+    """The highest point; None where nothing was measured."""
     if curve is None or not np.isfinite(curve).any():
         return None
     epoch = int(np.nanargmax(curve)) + 1
     return Peak(float(curve[epoch - 1]), epoch)
 
 
-def at(curve: np.ndarray | None, epoch: float | None) -> float | None:
-    """The value at an epoch, counted from 1; -1 is the last.
+def height(curve: np.ndarray | None) -> float | None:
+    """The highest value."""
+    point = peak(curve)
+    return point and point.value
 
-    >>> at(np.array([0.5, np.nan]), 1), at(np.array([0.5, np.nan]), -1), at(None, 1)
-    (0.5, None, None)
-    """
+
+def peak_epoch(curve: np.ndarray | None) -> int | None:
+    """The epoch of the highest value."""
+    point = peak(curve)
+    return point and point.epoch
+
+
+def end(curve: np.ndarray | None) -> float | None:
+    """The value at the last epoch."""
+    return at(curve, -1)
+
+
+def at(curve: np.ndarray | None, epoch: float | None) -> float | None:
+    """The value at an epoch, counted from 1; -1 is the last."""
     if curve is None or epoch is None or not 1 <= abs(epoch) <= len(curve):
         return None
     value = float(curve[int(epoch) - 1 if epoch > 0 else int(epoch)])
@@ -168,11 +183,7 @@ def by_seed(
 
 
 def minus(ours: BySeed, theirs: BySeed) -> dict[int, float | None]:
-    """The difference of each seed that both have.
-
-    >>> minus({0: 3.0, 1: 2.0}, {0: 1.0, 1: None, 2: 5.0})
-    {0: 2.0, 1: None}
-    """
+    """The difference of each seed that both have."""
     both = [(seed, ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     return {seed: None if one is None or other is None else one - other for seed, one, other in both}
 
@@ -229,6 +240,14 @@ REACHED = 0.9
 """The accuracy on training images with right labels at which the paper compares what is memorised."""
 
 
+class Reached(NamedTuple):
+    """One run at an epoch, counted from 1."""
+
+    epoch: int
+    clean: float
+    memorised: float
+
+
 class OnTrain(NamedTuple):
     """The refits' curves on training images with right and with wrong labels, each [seeds, epochs]."""
 
@@ -239,13 +258,22 @@ class OnTrain(NamedTuple):
     batchnorm: str
     """"own", "recomputed" or "averaged"."""
 
+    def at(self, epochs: Sequence[int | None]) -> list[Reached | None]:
+        """Each seed at an epoch of its own; None where it has no such epoch."""
+        return [
+            Reached(epoch, float(clean[epoch - 1]), float(memorised[epoch - 1]))
+            if epoch is not None and 1 <= epoch <= len(clean)
+            else None
+            for clean, memorised, epoch in zip(self.clean, self.memorised, epochs, strict=True)
+        ]
 
-class Reached(NamedTuple):
-    """One run at an epoch, counted from 1."""
+    def first_reached(self, level: float = REACHED) -> list[Reached | None]:
+        """Each seed at its first measured epoch with at least this clean accuracy, as in the paper; None if never.
 
-    epoch: int
-    clean: float
-    memorised: float
+        Nothing is interpolated between two epochs: the clean accuracy there may be well above the level.
+        """
+        reached = [np.flatnonzero(seed) for seed in (self.clean >= level) & np.isfinite(self.memorised)]
+        return self.at([int(places[0]) + 1 if len(places) else None for places in reached])
 
 
 def on_train(setting: Setting, weights: str) -> OnTrain | None:
@@ -256,18 +284,3 @@ def on_train(setting: Setting, weights: str) -> OnTrain | None:
         if clean is not None and memorised is not None:
             return OnTrain(clean, memorised, batchnorm)
     return None
-
-
-def first_reached(clean: np.ndarray, memorised: np.ndarray, level: float = REACHED) -> Reached | None:
-    """One run at the first measured epoch whose clean accuracy is at least `level`, as in the paper; None if never.
-
-    Nothing is interpolated between two epochs: the clean accuracy there may be well above the level.
-
-    >>> first_reached(np.array([0.8, 0.94, 0.7]), np.array([0.2, 0.5, 0.9]))
-    Reached(epoch=2, clean=0.94, memorised=0.5)
-    """
-    places = np.flatnonzero((clean >= level) & np.isfinite(memorised))
-    if not len(places):
-        return None
-    first = int(places[0])
-    return Reached(first + 1, float(clean[first]), float(memorised[first]))

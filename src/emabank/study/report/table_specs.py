@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,18 @@ from emabank.study.report.series import (
     REFIT,
     TUNED,
     TUNED_ON_TEST,
+    BySeed,
     MakeCurve,
-    OnTrain,
     Reached,
     Stage,
+    best_of,
     by_seed,
     chosen_epoch,
+    end,
+    height,
     minus,
-    peak,
+    peak_epoch,
+    sgd,
 )
 from emabank.study.report.tables import (
     DASH,
@@ -182,9 +187,9 @@ def full(results: Results, scale: Scale) -> list[Table]:
     """All that the protocol measured of each setting, in tuning and of the refits, with what each seed chose."""
     tables: list[Table] = []
     for pair, settings in groupby(settings_for(results, scale, (*CLEAN, *NOISY)), key=lambda setting: setting.pair):
-        for place, setting in enumerate(settings, 1):
+        for index, setting in enumerate(settings, 1):
             for stage in (TUNED, REFIT):
-                suffix = "" if place == 1 else f"-{place}"
+                suffix = "" if index == 1 else f"-{index}"
                 tables += _stage_table(
                     setting, stage, f"generalization/full-{pair}-{stage.trained_on.rstrip('%')}{suffix}"
                 )
@@ -229,7 +234,7 @@ def _stage_table(setting: Setting, stage: Stage, name: str) -> list[Table]:
         Table(
             name=name, title=f"{label_of(setting)}: trained on {stage.trained_on}, measured on {measured}",
             columns=["", *(bn.get(column.title, column.title) for column in columns)], rows=[*rows, *chosen],
-            breaks=[len(rows)], study=name.partition("/")[0], scale=setting.scale, over=PAIRS_OF_SEEDS,
+            breaks=[len(rows)], study=name.partition("/")[0], scale=setting.scale, over=PAIRS_OF_SEEDS, folded=True,
             item=paper.full_table(setting.pair, stage.trained_on), bold="the best in a row",
             caption="Below the rule: what each seed chose, once if all chose the same." + selection_note([setting]),
             notes=(
@@ -347,7 +352,7 @@ def _noise_table(
         bold = [replace(cell, best=bool(published) and cell.mean is not None) for cell in cells]
         ranked.append((Row(f"{title}, ours" if published else title, bold), [cell.mean for cell in cells]))
     if published:  # by the last column that ours have, as in the paper; of equals the published first
-        by = max(place for cells in ours.values() for place, cell in enumerate(cells) if cell.mean is not None)
+        by = max(index for cells in ours.values() for index, cell in enumerate(cells) if cell.mean is not None)
         ranked.sort(key=lambda entry: -(entry[1][by] or 0.0))
     return [
         Table(
@@ -364,42 +369,23 @@ def _noise_table(
     ]  # fmt: skip
 
 
-def _on_train(setting: Setting) -> list[OnTrain]:
-    """The curves of the live weights and of the slowest average on right and on wrong labels; none unless both are."""
-    curves = [series.on_train(setting, weights) for weights in (LIVE, setting.slowest) if weights]
-    known = [curve for curve in curves if curve is not None]
-    return known if len(known) == 2 else []
-
-
 def _memorised(setting: Setting) -> Lines:
-    both = _on_train(setting)
-    if not both:
+    live, slowest = (series.on_train(setting, weights) for weights in (LIVE, setting.slowest))
+    if live is None or slowest is None:
         return {}
     runs = setting.variants["refit"]
-    lines: dict[str, list[Cell]] = {}
-    for level in LEVELS:
-        reached = [
-            [series.first_reached(*curves, level) for curves in zip(one.clean, one.memorised, strict=True)]
-            for one in both
-        ]
-        lines[f"{100 * level:g}%"] = _compared(reached, setting, level)
     chosen, last = [chosen_epoch(setting, run.seed) for run in runs], [run.epochs for run in runs]
-    lines["at the EMA (acc.) epoch"] = _compared([_at(one, chosen) for one in both], setting)
-    lines["at the end"] = _compared([_at(one, last) for one in both], setting)
-    return lines
+    return {
+        **{f"{100 * level:g}%": _compared(live.first_reached(level), slowest.first_reached(level), setting, level)
+           for level in LEVELS},
+        "at the EMA (acc.) epoch": _compared(live.at(chosen), slowest.at(chosen), setting),
+        "at the end": _compared(live.at(last), slowest.at(last), setting),
+    }  # fmt: skip
 
 
-def _at(curves: OnTrain, epochs: Sequence[int | None]) -> list[Reached | None]:
-    """What each seed has at an epoch of its own."""
-    return [
-        Reached(epoch, float(clean[epoch - 1]), float(memorised[epoch - 1]))
-        if epoch is not None and 1 <= epoch <= len(clean)
-        else None
-        for clean, memorised, epoch in zip(curves.clean, curves.memorised, epochs, strict=True)
-    ]
-
-
-def _compared(both: Sequence[Sequence[Reached | None]], setting: Setting, level: float = 0) -> list[Cell]:
+def _compared(
+    live: Sequence[Reached | None], slowest: Sequence[Reached | None], setting: Setting, level: float = 0
+) -> list[Cell]:
     """Epoch, accuracy on right labels and share memorised, of SGD and EMA; then the difference of the shares."""
 
     def printed(weights: str, metric: str) -> str:
@@ -407,13 +393,14 @@ def _compared(both: Sequence[Sequence[Reached | None]], setting: Setting, level:
         return paper.lookup("Appendix E.1", column=weights, metric=metric).rstrip("%") if ours else ""
 
     cells: list[Cell] = []
-    for seeds, weights in zip(both, ("SGD", "EMA"), strict=True):
+    for seeds, weights in ((live, "SGD"), (slowest, "EMA")):
         cells += [
             Cell.of([seed and seed.epoch for seed in seeds], digits=1, paper=printed(weights, "epoch")),
             Cell.of([seed and seed.clean for seed in seeds], scale=100),
             Cell.of([seed and seed.memorised for seed in seeds], scale=100, paper=printed(weights, "memorised")),
         ]
-    differences = [ema.memorised - sgd.memorised if ema and sgd else None for sgd, ema in zip(*both, strict=True)]
+    pairs = zip(live, slowest, strict=True)
+    differences = [ema.memorised - sgd.memorised if ema and sgd else None for sgd, ema in pairs]
     text = paper.difference(printed("EMA", "memorised"), printed("SGD", "memorised"))
     return [*cells, Cell.of(differences, scale=100, paper=text)]
 
@@ -447,28 +434,6 @@ _PEAKS_NOTES = (
 )
 
 
-def _value(curve: np.ndarray) -> float | None:
-    point = peak(curve)
-    return point and point.value
-
-
-def _epoch(curve: np.ndarray) -> float | None:
-    point = peak(curve)
-    return point and point.epoch
-
-
-def _end(curve: np.ndarray) -> float | None:
-    return series.at(curve, -1)
-
-
-def _sgd(split: str) -> MakeCurve:
-    return lambda run: series.live(run, split)
-
-
-def _best(setting: Setting, split: str) -> MakeCurve:
-    return lambda run: series.best(run, setting.averages, split)
-
-
 def _at_chosen(setting: Setting, variant: str, curve: MakeCurve) -> dict[int, float | None]:
     """The value of each seed at the epoch that it chose on validation."""
     stacked = series.stack(setting, variant, curve)
@@ -484,17 +449,20 @@ Curves = tuple[str, MakeCurve]
 
 def _peak_cells(setting: Setting, ours: Curves, theirs: Curves | None = None, *, paper: str = "") -> list[Cell]:
     """Peak, its epoch, the end, and the end minus the peak; of a curve, or of the difference of two."""
-    top, epoch, end = (by_seed(setting, *ours, point) for point in (_value, _epoch, _end))
-    if theirs is not None:
-        others = [by_seed(setting, *theirs, point) for point in (_value, _epoch, _end)]
-        top, epoch, end = (minus(one, other) for one, other in zip((top, epoch, end), others, strict=True))
-    return [percent_cell(top), epoch_cell(epoch), percent_cell(end, paper=paper), percent_cell(minus(end, top))]
+
+    def values(point: Callable[[np.ndarray], float | None]) -> BySeed:
+        own = by_seed(setting, *ours, point)
+        return own if theirs is None else minus(own, by_seed(setting, *theirs, point))
+
+    top, last = values(height), values(end)
+    cells = [percent_cell(top), epoch_cell(values(peak_epoch)), percent_cell(last, paper=paper)]
+    return [*cells, percent_cell(minus(last, top))]
 
 
 def _constant_lines(setting: Setting) -> Lines:
     if "constant" not in setting.variants:
         return {}
-    curves = {"SGD": _sgd("test"), "EMA": _best(setting, "test")}
+    curves = {"SGD": sgd("test"), "EMA": best_of(setting, "test")}
     lines = {f"{schedule}, {weights}": _peak_cells(setting, (variant, curve))
              for schedule, variant in (("cosine", "refit"), ("constant", "constant"))
              for weights, curve in curves.items()}  # fmt: skip
@@ -504,11 +472,11 @@ def _constant_lines(setting: Setting) -> Lines:
 
 
 def _step_lines(setting: Setting) -> Lines:
-    sgd, ema = ("step", _sgd("test")), ("step", _best(setting, "test"))
+    live, ema = ("step", sgd("test")), ("step", best_of(setting, "test"))
     return {
-        "SGD": _peak_cells(setting, sgd),
+        "SGD": _peak_cells(setting, live),
         "EMA": _peak_cells(setting, ema),
-        "EMA − SGD": _peak_cells(setting, ema, sgd),
+        "EMA − SGD": _peak_cells(setting, ema, live),
     }
 
 
@@ -516,7 +484,7 @@ def _bootstrap_lines(setting: Setting) -> Lines:
     copied = series.copied_back(setting)
     if copied is None:
         return {}
-    curves: dict[str, MakeCurve] = {"SGD": _sgd("val"), copied: lambda run: series.average(run, copied, "val")}
+    curves: dict[str, MakeCurve] = {"SGD": sgd("val"), copied: lambda run: series.average(run, copied, "val")}
     lines: dict[str, list[Cell]] = {}
     for weights, curve in curves.items():
         printed = [
@@ -553,19 +521,19 @@ def _sensitivity_lines(setting: Setting) -> Lines:
     decays = list(paper.rows_of("Table 24"))
     compares = setting.pair == MAIN and len(setting.averages) == len(decays)
     rows: list[list[Cell]] = []
-    for place, name in enumerate(setting.averages):
+    for index, name in enumerate(setting.averages):
         cells: list[Cell] = []
         for batchnorm in ("recomputed", "averaged"):
             curve: MakeCurve = lambda run, n=name, b=batchnorm: series.average(run, n, "test", batchnorm=b)  # noqa: E731
             # The paper's decays stand for ours by their order, from fast to slow.
             printed = [
-                paper.lookup("Table 24", row=decays[place], column=column)
+                paper.lookup("Table 24", row=decays[index], column=column)
                 if compares and batchnorm == "recomputed" else ""
                 for column in ("Best test accuracy", "Epoch")
             ]  # fmt: skip
             cells += [
-                percent_cell(by_seed(setting, "refit", curve, _value), paper=printed[0]),
-                epoch_cell(by_seed(setting, "refit", curve, _epoch), paper=printed[1]),
+                percent_cell(by_seed(setting, "refit", curve, height), paper=printed[0]),
+                epoch_cell(by_seed(setting, "refit", curve, peak_epoch), paper=printed[1]),
                 percent_cell(_at_chosen(setting, "refit", curve)),
             ]
         rows.append(cells)
@@ -602,15 +570,15 @@ def _rate_lines(setting: Setting) -> Lines:
 
 
 def _rate_cells(setting: Setting, rate: float, variant: str) -> list[Cell]:
-    sgd, ema = (by_seed(setting, variant, curve, _value) for curve in (_sgd("val"), _best(setting, "val")))
+    live, ema = (by_seed(setting, variant, curve, height) for curve in (sgd("val"), best_of(setting, "val")))
     row = next((row for row, values in paper.rows_of("Table 21").items()
                 if row.endswith(f", {rate:g}") and values[0].pair == setting.pair), "")  # fmt: skip
     printed = [paper.lookup("Table 21", row=row, pair=setting.pair, column=f"{weights} Acc.") if row else ""
                for weights in ("SGD", "EMA")]  # fmt: skip
     return [
-        percent_cell(sgd, paper=printed[0]),
+        percent_cell(live, paper=printed[0]),
         percent_cell(ema, paper=printed[1]),
-        percent_cell(minus(ema, sgd), paper=paper.difference(printed[1], printed[0])),
+        percent_cell(minus(ema, live), paper=paper.difference(printed[1], printed[0])),
     ]
 
 
@@ -647,12 +615,12 @@ def _period_lines(setting: Setting) -> Lines:
 
 
 def _period_cells(setting: Setting, variant: str, shortest: str) -> list[Cell]:
-    best = _best(setting, "test")
-    tops, ends = (by_seed(setting, variant, best, point) for point in (_value, _end))
+    best = best_of(setting, "test")
+    tops, ends = (by_seed(setting, variant, best, point) for point in (height, end))
     chosen = _at_chosen(setting, variant, best)
-    slowest = by_seed(setting, variant, lambda run: series.average(run, setting.slowest, "test"), _value)
+    slowest = by_seed(setting, variant, lambda run: series.average(run, setting.slowest, "test"), height)
     differences = [
-        percent_cell(minus(tops, by_seed(setting, shortest, best, _value))),
+        percent_cell(minus(tops, by_seed(setting, shortest, best, height))),
         percent_cell(minus(chosen, _at_chosen(setting, shortest, best))),
     ]
     cells = [percent_cell(values) for values in (tops, chosen, ends, slowest)]
@@ -721,16 +689,14 @@ def overhead(results: Results) -> list[Table]:
 
 
 def _costs(cost: Overhead) -> Row:
-    updates, steps = cost.update_seconds, cost.step_seconds
-    shares = series.combined(updates, steps, lambda update, step: update / (cost.every * step) if step else None)
     cells = [
         Cell(text=f"{cost.parameters:,}"),
         Cell(text=str(cost.averages)),
         Cell(text=str(cost.every)),
         Cell(text=f"{cost.bytes / cost.averages / 2**20:.2f}"),
-        Cell.of(updates, scale=1000, digits=3),
-        Cell.of(steps, scale=1000, digits=2),
-        Cell.of(shares or (), scale=100, digits=3),
+        Cell.of(cost.update_seconds, scale=1000, digits=3),
+        Cell.of(cost.step_seconds, scale=1000, digits=2),
+        Cell.of(cost.shares, scale=100, digits=3),
     ]
     return Row(cost.network, cells)
 
@@ -760,12 +726,6 @@ def _window_lines(setting: Setting) -> Lines:
         )
     names = [name.removeprefix("ema-") for name in accuracy]
     return dict(zip(names, with_best_by_column(rows, (1, 2)) if rows else rows, strict=True))
-
-
-def windows(results: Results, scale: Scale) -> list[Table]:
-    """Of any setting, the paper's pairs first."""
-    pairs = tuple(dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings))))
-    return replace(WINDOWS, pairs=pairs)(results, scale)
 
 
 WINDOWS = TableSpec(
@@ -813,7 +773,7 @@ _HYPERPARAMETERS = {
 
 def hyperparameters(results: Results, scale: Scale) -> list[Table]:
     """A column for each setting, and the paper's; rows that no configuration says anything about are skipped."""
-    settings = [setting for setting in settings_for(results, scale) if setting.config]
+    settings = settings_for(results, scale)
     rows: list[Row] = []
     for title, (path, item, metric) in _HYPERPARAMETERS.items():
         texts = [_text(_option(setting, path)) for setting in settings]
@@ -835,10 +795,7 @@ def hyperparameters(results: Results, scale: Scale) -> list[Table]:
 
 def _option(setting: Setting, path: str) -> Any:
     """The first that a configuration has of some options, such as "training.momentum", with "or" between them."""
-    options: list[Any] = []
-    for names in path.split(" or "):
-        part, _, name = names.rpartition(".")
-        options.append((setting.part(part) if part else setting.config).get(name))
+    options = [attrgetter(name)(setting.config) for name in path.split(" or ")]
     return next((option for option in options if option or len(options) == 1), None)
 
 
@@ -855,7 +812,7 @@ def _text(value: Any) -> str:
 
 _TABLES: Sequence[Callable[[Results, Scale], list[Table]]] = (
     HEADLINE, DIFFERENCES, SUMMARY, full, SENSITIVITY, leaderboard, MEMORISATION, CONSTANT_RATE, AGREEMENT,
-    AGREEMENT_DIFFERENCES, CALIBRATION, transfer, STEP_DECAY, BOOTSTRAP, lr_search, SAMPLING_PERIOD, windows,
+    AGREEMENT_DIFFERENCES, CALIBRATION, transfer, STEP_DECAY, BOOTSTRAP, lr_search, SAMPLING_PERIOD, WINDOWS,
     hyperparameters,
 )  # fmt: skip
 """What makes the tables of one scale."""

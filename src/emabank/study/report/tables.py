@@ -35,12 +35,7 @@ class Cell:
 
     @classmethod
     def of(cls, values: Iterable[float | None], *, scale: float = 1.0, digits: int = 2, paper: str = "") -> "Cell":
-        """The mean of some values and their standard deviation (of a sample); one that is missing makes it a dash.
-
-        >>> cell = Cell.of([0.5, 0.75], scale=100, digits=1)
-        >>> cell.mean, round(cell.std, 1), cell.n
-        (62.5, 17.7, 2)
-        """
+        """The mean of some values and their standard deviation (of a sample); one that is missing makes it a dash."""
         values = list(values)
         known = [scale * value for value in values if value is not None and math.isfinite(value)]
         if not known or len(known) < len(values):
@@ -93,6 +88,8 @@ class Table:
     scale: Literal["demo", "small", "paper", ""] = ""
     notes: Sequence[str] = ()
     """What a reader must know to compare it with the paper."""
+    folded: bool = False
+    """Whether the page shows it when it is asked for alone."""
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------
@@ -169,16 +166,12 @@ def has_values(cells: Iterable[Cell]) -> bool:
     return any(cell.mean is not None for cell in cells)
 
 
-def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool | None = False) -> list[Cell]:
+def with_best(cells: Sequence[Cell], indices: Iterable[int], *, lower: bool | None = False) -> list[Cell]:
     """The same cells, the best of these places marked; several, if they look the same; none, if there is only one.
 
     `lower` says whether the lowest is the best; None: none is.
-
-    >>> marked = with_best([Cell(mean=1.001), Cell(mean=1.002), Cell(mean=0.5), Cell(mean=7)], [0, 1, 2])
-    >>> [cell.best for cell in marked]
-    [True, True, False, False]
     """
-    means = {at: round(mean, cells[at].digits) for at in places if (mean := cells[at].mean) is not None}
+    means = {at: round(mean, cells[at].digits) for at in indices if (mean := cells[at].mean) is not None}
     if len(means) < 2 or lower is None:
         return list(cells)
     best = min(means.values()) if lower else max(means.values())
@@ -188,8 +181,8 @@ def with_best(cells: Sequence[Cell], places: Iterable[int], *, lower: bool | Non
 def with_best_by_column(rows: Sequence[Sequence[Cell]], columns: Iterable[int]) -> list[list[Cell]]:
     """The same rows, the best of each of these columns marked."""
     marked = [list(column) for column in zip(*rows, strict=True)]
-    for place in columns:
-        marked[place] = with_best(marked[place], range(len(rows)))
+    for index in columns:
+        marked[index] = with_best(marked[index], range(len(rows)))
     return [list(row) for row in zip(*marked, strict=True)]
 
 
@@ -198,8 +191,9 @@ def with_best_by_column(rows: Sequence[Sequence[Cell]], columns: Iterable[int]) 
 REFERENCE = "The paper's numbers come from a larger data set or network. They are for reference, not a target."
 
 
-def settings_for(results: Results, scale: str, pairs: Iterable[str] = tuple(PAIRS)) -> list[Setting]:
-    """The settings of a scale that stand for these pairs, in the order of the pairs; all, where several do for one."""
+def settings_for(results: Results, scale: str, pairs: Iterable[str] = ()) -> list[Setting]:
+    """The settings of a scale that stand for these pairs, in their order; without pairs all, the paper's first."""
+    pairs = pairs or dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings)))
     return [setting for pair in pairs for setting in results.of(pair, scale=scale)]
 
 
@@ -258,7 +252,8 @@ class TableSpec:
     title: str
     columns: Sequence[str]
     lines: Callable[[Setting], Lines]
-    pairs: Sequence[str] = tuple(PAIRS)
+    pairs: Sequence[str] = ()
+    """Empty: all."""
     groups: Sequence[tuple[str, int]] = ()
     item: str = ""
     caption: str = ""
@@ -333,8 +328,8 @@ def column_cells(
     cells = [make(spec) for spec in specs]
     names = [spec.metric or metric if spec.op == "value" else "" for spec in specs]
     for name in {*names} & {*METRICS}:
-        places = [place for place, own in enumerate(names) if own == name]
-        cells = with_best(cells, places, lower=METRICS[name].lower_is_better)
+        indices = [index for index, own in enumerate(names) if own == name]
+        cells = with_best(cells, indices, lower=METRICS[name].lower_is_better)
     return cells
 
 

@@ -17,7 +17,7 @@ from emabank.study.report.claims import Claim
 from emabank.study.report.draw import FORMATS, draw
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure
-from emabank.study.report.page import Provenance, page
+from emabank.study.report.page import page
 from emabank.study.report.render import latex, markdown, table_csv
 from emabank.study.report.render_claims import claims_csv, claims_json, claims_markdown
 from emabank.study.report.results import REPORT_FILES, Results
@@ -59,8 +59,8 @@ def build_report(
         for figure in figures
         for kind in FORMATS
     }
-    provenance = Provenance(facts={"made with": f"emabank {__version__}"})
-    files[PAGE] = _text(page(results, tables, figures, claims, provenance=provenance))
+    facts = {"made with": f"emabank {__version__}"}
+    files[PAGE] = _text(page(results, tables, figures, claims, facts=facts))
     write_files(out, files, progress=progress)
     return Report(out / PAGE, tables, figures, claims)
 
@@ -74,12 +74,12 @@ def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
     unfinished = [study.command for study in results.studies if study.state != "done"]
     if unfinished:
         return unfinished[0]
-    done = {scale: {study.name for study in results.studies if study.scale == scale} for scale in SCALES}
+    done = {scale: {study.study for study in results.studies if study.scale == scale} for scale in SCALES}
     begun = [scale for scale in SCALES if done[scale] and not done[scale] >= set(STUDIES)]
-    larger = SCALES[1 + max((place for place, scale in enumerate(SCALES) if done[scale]), default=-1) :]
+    larger = SCALES[1 + max((index for index, scale in enumerate(SCALES) if done[scale]), default=-1) :]
     scale = next(iter((*begun, *larger)), SCALES[0])
-    place = [] if runs == Path("runs") else ["--runs", str(runs)]
-    return shlex.join(["emabank", "run", "all", "--scale", scale, *place])
+    folder = [] if runs == Path("runs") else ["--runs", str(runs)]
+    return shlex.join(["emabank", "run", "all", "--scale", scale, *folder])
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

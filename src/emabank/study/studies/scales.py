@@ -13,6 +13,7 @@ from emabank.study.config import (
     HardwareConfig,
     MeasuringConfig,
     ProtocolConfig,
+    Recipe,
     TrainingConfig,
 )
 
@@ -82,8 +83,8 @@ def protocol_of(pair: str, scale: Scale) -> ProtocolConfig | None:
     return {"paper": _PAPER, "small": _SMALL, "demo": _DEMO}[scale].get(pair)
 
 
-def title_of(config: ProtocolConfig) -> str:
-    """What a protocol trains, for people.
+def title_of(config: Recipe) -> str:
+    """What a protocol or a run trains, for people.
 
     >>> title_of(protocol_of("cifar100n-resnet34", "demo"))
     'digits, 40% of 600 with wrong labels, ResNet-8'

@@ -1,26 +1,27 @@
 """The page in a file, and a browser that shows it."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from emabank.study.report.page import Provenance, page
-from emabank.study.report.results import Study
+from emabank.study.report.page import page
+from emabank.study.runs.manifest import Manifest
 from tests.study.report.made_results import made_results, made_setting
 from tests.study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, show, tables
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    study = Study(name="dynamics", scale="demo", command="emabank run dynamics --scale demo", state="done")
-    results = made_results(made_setting(), made_setting(scale="small"))
-    about = Provenance(facts={"emabank": "0.4.0"})
-    text = page(
-        type(results)(settings=results.settings, studies=[study]), tables(), figures(), claims(), provenance=about
-    )
+    studies = [
+        Manifest(study=name, scale="demo", command="emabank run all --scale demo", state="done")
+        for name in ("generalization", "dynamics", "batchnorm", "calibration")
+    ]
+    results = replace(made_results(made_setting(), made_setting(scale="small")), studies=studies)
+    text = page(results, tables(), figures(), claims(), facts={"emabank": "0.4.0"})
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(text, encoding="utf-8")
     return path

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -10,6 +11,7 @@ from selenium.webdriver.common.actions import interaction
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.study.report.page.browsing import FAST, LIVE, RATES, area, labels_of, lines, plot, point, readout, x_ticks
 
@@ -163,7 +165,7 @@ def test_dragging_zooms_into_a_range_and_the_button_shows_all_again(browser):
 def test_buttons_the_wheel_with_a_key_and_a_double_click_zoom_too(browser):
     found = plot(browser)
     before = x_ticks(found)
-    out, closer, _ = browser.find_elements(By.CSS_SELECTOR, "#figure-dynamics-a .panel:first-child .tools button")
+    _, out, closer, _ = browser.find_elements(By.CSS_SELECTOR, "#figure-dynamics-a .panel:first-child .tools button")
     closer.click()
     assert x_ticks(found) != before
     out.click()
@@ -190,10 +192,30 @@ def test_a_finger_reads_values_and_does_not_zoom(browser):
 
 def test_all_figures_are_drawn_before_they_are_printed(browser):
     undrawn = "return [...document.querySelectorAll('.plot > svg')].filter(each => !each.childElementCount).length"
+    folded = "return [...document.querySelectorAll('details')].filter(each => !each.open).length"
     browser.execute_script("scrollTo(0, 0)")
+    assert browser.execute_script(folded) > 0
     made = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert base64.b64decode(made["data"]).startswith(b"%PDF")
-    assert browser.execute_script(undrawn) == 0
+    assert browser.execute_script(undrawn) == browser.execute_script(folded) == 0
+
+
+def test_a_link_into_something_folded_opens_it(browser, path):
+    browser.get(f"{path.as_uri()}#claim-2-title")
+    opened = browser.find_elements(By.CSS_SELECTOR, "details.claim[open]")
+    assert [each.get_attribute("id") for each in opened] == ["claim-2"]
+
+
+def test_a_figure_is_downloaded_as_an_svg_file_that_needs_no_page(browser, tmp_path):
+    browser.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    plot(browser)
+    browser.find_element(By.CSS_SELECTOR, "#figure-dynamics-a .tools button[title='Download as SVG']").click()
+    WebDriverWait(browser, 10).until(lambda _: [*tmp_path.glob("*.svg")])
+    (file,) = tmp_path.glob("*.svg")
+    root = ElementTree.fromstring(file.read_text(encoding="utf-8"))
+    drawn = [each for each in root.iter("{http://www.w3.org/2000/svg}path") if each.get("data-label")]
+    assert {each.get("data-label") for each in drawn} == {"live weights", "fast"}
+    assert all(each.get("stroke", "").startswith("rgb") for each in drawn)
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------

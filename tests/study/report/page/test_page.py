@@ -13,9 +13,10 @@ import pytest
 
 from emabank.study.report.claims import Claim, Finding, above
 from emabank.study.report.figures import Figure, Line, Panel
-from emabank.study.report.page import Provenance, page
-from emabank.study.report.results import Results, Skipped, Study
+from emabank.study.report.page import page
+from emabank.study.report.results import Results, Skipped
 from emabank.study.report.tables import Cell, Row, Table
+from emabank.study.runs.manifest import Manifest
 from tests.study.report.made_results import made_results, made_setting
 from tests.study.report.page.documents import Element, parsed
 
@@ -60,7 +61,7 @@ def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
     return Figure(**{**given, **more})
 
 
-NOT_RUN = finding(None, verdict="not run")
+NOT_RUN = finding(None, verdict="not run", notes=("emabank run dynamics",))
 CLAIMS = [
     claim(1, finding(), finding(-1.0, role="secondary", verdict="not reproduced")),
     claim(2, finding(-1.0, by_seed={0: -1.0}, verdict="not reproduced")),
@@ -130,7 +131,7 @@ HOSTILE = "</script></style><script>alert(1)</script><b title='\"'>&amp;{{ 7 * 7
 def test_no_text_becomes_an_element():
     def with_text(text: str) -> Element:
         results = made_results(replace(made_setting(), title=text, averages=(text, *made_setting().averages[1:])))
-        study = Study(name=text, scale="demo", command=text, state="failed", reason=text)
+        study = Manifest(study=text, scale="demo", command=text, state="failed", reason=text)
         results = replace(results, skipped=[Skipped(text, text)], studies=[study])
         rows = [Row(text, [Cell(text=text, paper=text), Cell.of([1.0], paper=text)])]
         tables = [table(title=text, columns=[text] * 3, rows=rows, caption=text, item=text, notes=[text], study=text)]
@@ -140,8 +141,7 @@ def test_no_text_becomes_an_element():
         own = finding(statistic=text, setting=text, paper=text, notes=(text,))
         against = replace(own, role="secondary", verdict="not reproduced")
         claims = [replace(claim(1, own, against), title=text, note=text)]
-        about = Provenance(command=text, facts={text: text})
-        return document(results, tables, figures, claims, title=text, provenance=about)
+        return document(results, tables, figures, claims, title=text, command=text, facts={text: text})
 
     tame, hostile = with_text("tame"), with_text(HOSTILE)
     assert [each.tag for each in hostile.all()] == [each.tag for each in tame.all()]
@@ -153,24 +153,15 @@ def test_no_text_becomes_an_element():
     assert data["legend"][0]["label"] == data["panels"][0]["marks"][0][2] == HOSTILE
 
 
-def test_verdicts_are_counted_and_said_in_words():
+def test_claims_that_were_run_are_listed_with_their_findings_and_the_others_are_one_folded_line():
     root = document(claims=CLAIMS)
-    counts = {item.one("span", class_="verdict").text: item.one("strong").text
-              for item in root.one("ul", class_="counts").all("li")}  # fmt: skip
-    assert counts == {
-        "reproduced": "1",
-        "not reproduced": "1",
-        "inconclusive": "0",
-        "too few runs": "0",
-        "not run": "1",
-    }
-    listed = [item.text for item in root.one("ol", class_="claims").all("li")]
+    listed = [item.one("summary").text for item in root.one("ol", class_="claims").all("li")]
     assert listed == [
         "1 reproduced Claim number 1 holds 3 of 3 seeds, 1 exception",
         "2 not reproduced Claim number 2 holds 0 of 1 seeds",
-        "3 not run Claim number 3 holds",
     ]
-    assert len(root.all("article", class_="claim")) == 3
+    left = root.one("details", class_="not-run")
+    assert left.one("summary").text == "Claims not run: 3" and left.one("code").text == "emabank run dynamics"
     for each in root.all("span", class_="verdict"):
         symbol = each.one("use").attributes["href"]
         assert root.one("symbol", id=symbol.lstrip("#")) and symbol == "#icon-" + each.text.replace(" ", "-")
@@ -182,10 +173,10 @@ def test_an_interval_is_printed_and_drawn_to_one_scale():
         finding(-1.0, -2.0, 0.0, by_seed={0: -1.5, 1: -0.5}, verdict="not reproduced"),
         finding(None, None, None),
     ]
-    root = document(claims=[claim(1, *findings)]).one("article")
+    root = document(claims=[claim(1, *findings)]).one("details", class_="claim")
     drawn = root.all("svg", class_="whisker")
     assert len(drawn) == 2  # what was not run has no interval
-    assert [each.text for each in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.0 [−2.0, 0.0]"]
+    assert [each.text for each in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.00 [−2.00, 0.00]"]
 
     def places(found: Element) -> dict[float, float]:
         low, high = (float(found.all("line", class_="interval")[0].attributes[end].rstrip("%")) for end in ("x1", "x2"))
@@ -218,47 +209,65 @@ def test_the_headline_is_the_paired_gain_of_the_slowest_average_over_the_live_we
     assert not document(made_results(replace(setting, columns=columns))).all("table", class_="headline")
 
 
-def test_what_was_left_out_failed_or_still_runs_is_said():
-    results = Results(
-        skipped=[Skipped("runs/3f2a", "unfinished: 12 of 60 epochs")],
-        studies=[
-            Study(name="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged"),
-            Study(name="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running"),
-        ],
-    )
-    root = document(results)
-    assert root.one("dl", class_="skipped").text == "runs/3f2aunfinished: 12 of 60 epochs"
+FAILED = Manifest(study="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged")
+STOPPED = Manifest(study="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running")
+
+
+def test_what_was_skipped_failed_or_is_unfinished_is_said_with_commands_as_code():
+    skipped = [Skipped("runs/3f2a", "interrupted; `emabank run dynamics` resumes"), Skipped("a ` b", "one ` alone")]
+    root = document(Results(skipped=skipped, studies=[FAILED, STOPPED]))
+    first, second = root.one("dl", class_="skipped").all("dd")
+    assert first.one("code").text == "emabank run dynamics" and second.text == "one ` alone"
     assert "it diverged" in root.one("section", id="study-dynamics").text
-    assert "still running" in root.one("section", id="study-batchnorm").text
+    assert "interrupted" in root.one("section", id="study-batchnorm").text
     assert [each.text for each in root.one("select").all("option")] == ["all scales", "small", "demo"]
-    ran = root.one("section", id="overview").one("table")
-    assert [[each.text for each in row.all("td")] for row in ran.all("tr")[1:]] == [
-        ["", "failedit diverged"],
-        ["running", ""],
-    ]
     assert root.one("pre").text == "emabank run dynamics emabank run batchnorm --scale small"
 
 
-def test_studies_stand_in_the_reports_order_and_unknown_ones_at_the_end():
+def test_the_page_begins_with_what_was_run_and_its_answer():
+    done = Manifest(study="label-noise", scale="demo", command="emabank run label-noise", state="done")
+    settings = made_setting(), made_setting("cifar10-resnet18")
+    header = document(replace(made_results(*settings), studies=[done])).one("header", id="top")
+    assert header.one("h1").text == "Weight averages: Label noise, demo scale"
+    gains = [
+        100
+        * np.mean(
+            np.subtract(
+                *(
+                    next(
+                        column.values["accuracy"]
+                        for column in setting.columns
+                        if (column.title, column.trained_on) == (title, "100%")
+                    )
+                    for title in ("slowest (acc.)", "SGD (best)")
+                )
+            )
+        )
+        for setting in settings
+    ]
+    assert "in 2 of 2 settings" in header.one("p").text and f"+{gains[0]:.2f}" in header.one("p").text
+
+
+def test_studies_that_were_run_stand_in_the_reports_order_and_the_rest_is_folded_at_the_end():
     tables = [table(study="my own"), table(study="transfer", name="t"), table(study="generalization", name="g")]
-    root = document(tables=tables, figures=[figure(study="dynamics")])
-    wanted = ["study-generalization", "study-dynamics", "study-transfer", "study-my-own"]
-    assert [each.attributes["id"] for each in root.all("section", class_="study")] == wanted
+    root = document(Results(studies=[FAILED]), tables=tables, figures=[figure(study="dynamics")])
+    wanted = ["study-dynamics", "study-generalization", "study-transfer", "study-my-own"]
+    sections = root.all(class_="study")
+    assert [each.attributes["id"] for each in sections] == wanted
+    assert [each.tag for each in sections] == ["section", "details", "details", "details"]
     links = [each.attributes["href"] for each in root.one("ul", class_="links").all("a")]
-    assert links == ["#overview", *(f"#{name}" for name in wanted), "#obtained"]
+    assert links == [*(f"#{name}" for name in wanted), "#obtained"]
+    assert {each.tag for each in document(tables=tables).all(class_="study")} == {"section"}
+
+
+def test_neighbours_share_a_title_and_a_caption():
+    figures = [figure(name=name, caption=caption) for name, caption in (("a", "one"), ("b", "one"), ("c", "two"))]
+    drawn = document(figures=figures).all("figure")
+    assert [each.one("h3").attributes.get("class") for each in drawn] == [None, "spoken", "spoken"]
+    assert [[caption.text for caption in each.one("figcaption").all("p")] for each in drawn] == [[], ["one"], ["two"]]
 
 
 def test_an_empty_folder_makes_a_page_too():
     root = document()
     assert not root.all("table") and not root.all("figure")
     assert [each.attributes["id"] for each in root.all("section")] == ["overview", "obtained"]
-
-
-PRINT_A_DIGEST = """
-import hashlib
-from tests.study.report.page.test_page import a_full_page
-print(hashlib.sha256(a_full_page().encode()).hexdigest())
-"""
-
-
-# Weight ---------------------------------------------------------------------------------------------------------------

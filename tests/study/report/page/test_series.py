@@ -55,24 +55,6 @@ def test_points_may_lie_anywhere(x):
     assert x_of(found, found["panels"][0]["lines"][0]["x"]) == pytest.approx(x)
 
 
-def test_bars_heat_maps_marks_and_limits_arrive():
-    bars = Panel(title="a", bars=[(0.0, 0.5, 0.25), (0.5, 0.5, 0.8)], x_limits=(0, 1), y_limits=(0, 1))
-    grid = Panel(title="b", grid=np.array([[1.0, np.nan], [3.0, 4.0]]), x_ticks=["1", "2"], y_ticks=["fast", "slow"])
-    marked = Panel(title="c", lines=[line()], marks=[(12.5, 70.25, "chosen")])
-    first, second, third = read(bars, grid, marked)["panels"]
-    assert first["bars"] == [[0, 0.5, 0.25], [0.5, 0.5, 0.8]] and first["xLimits"] == first["yLimits"] == [0, 1]
-    assert second["grid"] == [[1, None], [3, 4]] and second["yTicks"] == ["fast", "slow"]
-    assert third["marks"] == [[12.5, 70.25, "chosen"]]
-    assert not {"bars", "grid", "rate", "xLimits"} & set(third)
-
-
-def test_one_label_is_one_entry_of_the_legend_in_all_panels():
-    panels = [Panel(title=title, lines=[line(kind="live"), line("best", kind="best")]) for title in "ab"]
-    found = read(*panels)
-    assert [entry["label"] for entry in found["legend"]] == ["live weights", "best"]
-    assert [[each["of"] for each in panel["lines"]] for panel in found["panels"]] == [[0, 1], [0, 1]]
-
-
 def test_the_longer_the_memory_the_longer_the_dash():
     lines = [line("live weights", kind="live")] + [line(f"ema {order}", order=order) for order in range(5)]
     entries = read(Panel(title="a", lines=lines))["legend"]

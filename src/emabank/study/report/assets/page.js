@@ -8,7 +8,7 @@
   function themes() {
     const button = document.getElementById("theme"), prefers = matchMedia("(prefers-color-scheme: dark)");
     const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : prefers.matches);
-    const show = () => button.setAttribute("aria-pressed", dark());
+    const show = () => { button.lastElementChild.textContent = dark() ? "Light" : "Dark"; }; // what a press gives
     button.addEventListener("click", () => {
       root.dataset.theme = dark() ? "light" : "dark";
       remember(root.dataset.theme);
@@ -24,10 +24,10 @@
     if (!select) return;
     const scaled = [...document.querySelectorAll("[data-scale]")];
     select.addEventListener("change", () => {
-      for (const each of scaled) each.hidden = select.value !== "" && each.dataset.scale !== select.value;
+      for (const item of scaled) item.hidden = select.value !== "" && item.dataset.scale !== select.value;
       for (const section of document.querySelectorAll(".study")) {
         const own = [...section.querySelectorAll("[data-scale]")];
-        section.hidden = own.length > 0 && own.every((each) => each.hidden);
+        section.hidden = own.length > 0 && own.every((item) => item.hidden);
         document.querySelector(`.links a[href="#${section.id}"]`).parentElement.hidden = section.hidden;
       }
     });
@@ -37,7 +37,7 @@
   function contents() {
     const bar = document.querySelector(".bar"), links = bar.querySelector(".links");
     const watch = new IntersectionObserver((entries) => {
-      for (const entry of entries.filter((each) => each.isIntersecting)) {
+      for (const entry of entries.filter((one) => one.isIntersecting)) {
         for (const old of bar.querySelectorAll("[aria-current]")) old.removeAttribute("aria-current");
         const link = bar.querySelector(`.links a[href="#${entry.target.id}"]`);
         link.setAttribute("aria-current", "true");
@@ -45,6 +45,28 @@
       }
     }, { rootMargin: "-15% 0px -80% 0px" });
     for (const part of document.querySelectorAll(".part")) watch.observe(part);
+  }
+
+  // What is folded ------------------------------------------------------------------------------------------------
+  function folds() {
+    const open = () => {
+      const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+      for (let around = target; around; around = around.parentElement) if (around.matches("details")) around.open = true;
+      if (target) target.scrollIntoView();
+    };
+    addEventListener("hashchange", open);
+    addEventListener("beforeprint", () => {
+      for (const details of document.querySelectorAll("details")) details.open = true;
+    });
+    open();
+  }
+
+  // Tables that are wider than their place say so -----------------------------------------------------------------
+  function scrollers() {
+    const watch = new ResizeObserver((entries) => {
+      for (const { target } of entries) target.classList.toggle("more", target.scrollWidth > target.clientWidth + 1);
+    });
+    document.querySelectorAll(".scroll").forEach((box) => watch.observe(box));
   }
 
   // Tables: by a column upwards, downwards, and back to how they were ---------------------------------------------
@@ -70,7 +92,7 @@
       head.setAttribute("aria-sort", "none");
       button.addEventListener("click", () => {
         const next = NEXT[head.getAttribute("aria-sort")], sign = next === "descending" ? -1 : 1;
-        for (const each of heads) each.setAttribute("aria-sort", each === head ? next : "none");
+        for (const other of heads) other.setAttribute("aria-sort", other === head ? next : "none");
         body.classList.toggle("sorted", next !== "none");
         const order = [...rows];
         if (next !== "none") order.sort((one, other) => compare(key(one, column), key(other, column), sign));
@@ -86,4 +108,6 @@
     drawings();
     scales();
     contents();
+    scrollers();
+    folds();
   });

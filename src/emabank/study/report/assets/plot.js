@@ -13,7 +13,7 @@
   const svg = (name, attributes = {}, ...children) => put(document.createElementNS(SVG, name), attributes, children);
   const number = (value, digits) => value.toFixed(digits).replace(/^-(0(?:\.0*)?)$/, "$1").replace("-", "−");
   const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
-  const there = (value) => value !== null && value !== undefined;
+  const isKnown = (value) => value !== null && value !== undefined;
   const least = (values) => values.reduce((one, other) => Math.min(one, other), Infinity); // Math.min(...) has a limit
   const most = (values) => values.reduce((one, other) => Math.max(one, other), -Infinity);
 
@@ -42,11 +42,13 @@
   const words = (x, y, text, attributes = {}) => svg("text", { x, y, ...attributes }, text);
   const END = { "text-anchor": "end" }, MIDDLE = { "text-anchor": "middle", class: "x-tick" };
   const within = (value, [low, high]) => value >= low && value <= high;
-  const spread = (std, digits) => (there(std) ? ` ± ${number(std, digits)}` : "");
+  const spread = (std, digits) => (isKnown(std) ? ` ± ${number(std, digits)}` : "");
   const note = (label) => ({ label: `◆ ${label}`, text: "" });
   const steps = (x) => (Array.isArray(x) ? x
     : Array.from({ length: x.count }, (_, place) => Number((x.from + place * x.step).toFixed(6))));
   const upwards = (one, other) => one - other;
+  const STYLED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "paint-order",
+    "font-family", "font-size", "font-weight", "text-anchor"];
   let plots = 0;
 
   class Axes {
@@ -71,7 +73,7 @@
       if (xLimits) return xLimits;
       const lines = this.rate ? [...this.lines, this.rate] : this.lines;
       const ends = [...lines.flatMap((line) => line.xs), ...bars.flatMap(([left, width]) => [left, left + width])];
-      const low = least(ends.filter(there)), high = most(ends.filter(there));
+      const low = least(ends.filter(isKnown)), high = most(ends.filter(isKnown));
       return !ends.length ? [0, 1] : high > low ? [low, high] : [low - 0.5, high + 0.5];
     }
 
@@ -86,6 +88,7 @@
       this.reset = tool("reset", () => this.zoom(...this.domain), "Show all");
       this.reset.disabled = true;
       const out = tool("−", () => this.scale(2), "Zoom out"), closer = tool("+", () => this.scale(0.5), "Zoom in");
+      const save = tool("SVG", () => this.save(), "Download as SVG");
       this.svg = svg("svg", { "aria-hidden": "true" });
       this.readout = html("div", { class: "readout", hidden: "" });
       this.spoken = html("p", { class: "spoken", "aria-live": "polite" });
@@ -96,7 +99,7 @@
       const count = (place) => (marks.length > 1 ? ` ${place + 1}` : "");
       const list = grid ? [] : marks.map(([, , label], place) => `◆${count(place)} ${label}`);
       this.element = html("div", { class: "panel" },
-        html("header", {}, html("h4", {}, title), html("div", { class: "tools" }, out, closer, this.reset)),
+        html("header", {}, html("h4", {}, title), html("div", { class: "tools" }, save, out, closer, this.reset)),
         this.host, this.spoken,
         html("ul", { class: "marks" }, ...list.map((label) => html("li", {}, label))));
     }
@@ -108,7 +111,7 @@
       const { grid, bars } = this.panel;
       if (grid) return grid[0].map((_, column) => column);
       if (bars) return bars.map(([left, width]) => left + width / 2);
-      const all = new Set(this.visible().flatMap((line) => line.xs.filter((_, place) => there(line.y[place]))));
+      const all = new Set(this.visible().flatMap((line) => line.xs.filter((_, place) => isKnown(line.y[place]))));
       return [...all].filter((x) => within(x, this.domain)).sort(upwards);
     }
 
@@ -144,7 +147,7 @@
       this.draw();
     }
 
-    room(labels) {
+    labelWidth(labels) {
       const ruler = document.createElement("canvas").getContext("2d");
       const { fontSize, fontFamily } = getComputedStyle(this.svg);
       ruler.font = `${fontSize} ${fontFamily}`;
@@ -155,17 +158,17 @@
       const { yLimits, bars = [], marks = [] } = this.panel;
       const untouched = this.reset.disabled && this.visible().length === this.lines.length;
       if (yLimits && untouched && yLimits[1] > yLimits[0]) return yLimits;
-      const found = bars.flatMap((bar) => [0, bar[2]]);
+      const values = bars.flatMap((bar) => [0, bar[2]]);
       for (const { xs, y, std, seeds } of this.visible()) {
         xs.forEach((x, place) => {
           const reach = std?.[place] ?? 0;
           const ends = seeds ? seeds.map((seed) => seed[place]) : [y[place] - reach, y[place] + reach];
-          if (within(x, this.view) && there(y[place])) found.push(...ends);
+          if (within(x, this.view) && isKnown(y[place])) values.push(...ends);
         });
       }
-      for (const [x, y] of marks) if (within(x, this.view) && there(y)) found.push(y);
-      if (!found.length) return [0, 1];
-      const low = least(found), high = most(found), margin = (high - low) * 0.04 || Math.abs(high) * 0.05 || 0.5;
+      for (const [x, y] of marks) if (within(x, this.view) && isKnown(y)) values.push(y);
+      if (!values.length) return [0, 1];
+      const low = least(values), high = most(values), margin = (high - low) * 0.04 || Math.abs(high) * 0.05 || 0.5;
       return [bars.length ? low : low - margin, high + margin];
     }
   }
@@ -190,7 +193,7 @@
 
     curves() {
       const [low, high] = this.range(), step = ticks(low, high, clamp((this.bottom - this.top) / 48, 3, 7));
-      this.left = this.room([...step.values.map((value) => number(value, step.digits)), this.rate ? "0.00" : ""]);
+      this.left = this.labelWidth([...step.values.map((value) => number(value, step.digits)), this.rate ? "0.00" : ""]);
       this.y = (value) => this.bottom - (value - low) / (high - low) * (this.bottom - this.top);
       const grid = step.values.flatMap((value) => [this.across(this.y(value), "gridline"),
         words(this.left - 6, this.y(value) + 4, number(value, step.digits), END)]);
@@ -202,7 +205,7 @@
 
     pieces(y) {
       const pieces = [[]]; // what is missing is a gap
-      y.forEach((value, place) => (there(value) ? pieces.at(-1).push(place) : pieces.push([])));
+      y.forEach((value, place) => (isKnown(value) ? pieces.at(-1).push(place) : pieces.push([])));
       return pieces;
     }
 
@@ -217,7 +220,7 @@
       const pieces = this.pieces(y);
       const band = (piece) => [...piece.map((place) => at(place, std[place])),
         ...[...piece].reverse().map((place) => at(place, -std[place]))];
-      const bands = std && !seeds ? pieces.map((piece) => piece.filter((place) => there(std[place]))) : [];
+      const bands = std && !seeds ? pieces.map((piece) => piece.filter((place) => isKnown(std[place]))) : [];
       const area = bands.filter((piece) => piece.length > 1).map((piece) => `M${band(piece).join("L")}Z`).join("");
       const path = (piece) => `M${piece.map((place) => at(place)).join("L")}`;
       const line = pieces.filter((piece) => piece.length > 1).map(path);
@@ -251,9 +254,9 @@
 
     strip() {
       const top = this.bottom + 34, bottom = top + 36, { xs, y, label } = this.rate;
-      const peak = Math.max(0, most(y.filter(there))) || 1;
+      const peak = Math.max(0, most(y.filter(isKnown))) || 1;
       this.up = (value) => bottom - value / peak * (bottom - top);
-      const places = xs.map((_, place) => place).filter((place) => there(y[place]));
+      const places = xs.map((_, place) => place).filter((place) => isKnown(y[place]));
       if (!places.length) return [];
       const line = places.map((place) => `${this.x(xs[place]).toFixed(1)} ${this.up(y[place]).toFixed(1)}`).join("L");
       const area = `M${this.x(xs[places[0]])} ${bottom}L${line}L${this.x(xs[places.at(-1)])} ${bottom}Z`;
@@ -273,7 +276,7 @@
 
     heat() {
       const { grid, xTicks, yTicks, xLabel, yLabel, marks = [] } = this.panel;
-      this.left = this.room(["", ...yTicks]);
+      this.left = this.labelWidth(["", ...yTicks]);
       this.y = (row) => this.top + row / grid.length * (this.bottom - this.top);
       const wide = this.x(1) - this.x(0), seen = [this.view[0] - 0.5, this.view[1] + 0.5];
       const columns = grid[0].map((_, column) => column).filter((column) => within(column, seen));
@@ -283,7 +286,7 @@
         x: (this.x(column) - wide / 2).toFixed(2), width: (wide + 0.3).toFixed(2), y: this.y(row).toFixed(2),
         height: (this.y(1) - this.y(0)).toFixed(2), fill: shade(share(value)),
       });
-      const cells = grid.flatMap((values, row) => columns.filter((column) => there(values[column]))
+      const cells = grid.flatMap((values, row) => columns.filter((column) => isKnown(values[column]))
         .map((column) => cell(values[column], row, column)));
       const every = [1, 2, 5, 10, 20, 25, 50, 100].find((step) => step * wide > 44) ?? 200;
       const named = columns.filter((column) => (every === 1 ? true : (Number(xTicks[column]) || column) % every === 0));
@@ -298,7 +301,7 @@
       // All panels of a figure share their colours, until one is zoomed.
       const own = () => this.panel.grid.flatMap((row) => columns.map((column) => row[column]));
       const all = () => this.figure.data.panels.flatMap((panel) => (panel.grid || []).flat());
-      const values = (this.reset.disabled ? all() : own()).filter(there).sort(upwards);
+      const values = (this.reset.disabled ? all() : own()).filter(isKnown).sort(upwards);
       if (!values.length) return [0, 1, []];
       // The first steep rise would take most colours: the lowest tenth has one, and the key says so.
       const low = values[Math.floor(values.length / 10)], high = values.at(-1), { digits } = this.panel;
@@ -321,6 +324,21 @@
 
   // A panel of a figure under the hands of a reader, and the figures of the page.
   class Plot extends Drawn {
+    // A file of its own: what the page's style gives is written into every element -----------------------------------
+    save() {
+      this.leave();
+      const copy = this.svg.cloneNode(true), copies = [...copy.querySelectorAll("*")];
+      [...this.svg.querySelectorAll("*")].forEach((element, place) => {
+        const style = getComputedStyle(element);
+        for (const name of STYLED) copies[place].setAttribute(name, style.getPropertyValue(name));
+      });
+      put(copy, { xmlns: SVG, width: this.width }, []);
+      const file = new Blob([new XMLSerializer().serializeToString(copy)], { type: "image/svg+xml" });
+      const link = html("a", { href: URL.createObjectURL(file), download: `${this.figure.name}-${this.id}.svg` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    }
+
     // Hands ---------------------------------------------------------------------------------------------------------
     listen() {
       const on = (name, act, options) => this.host.addEventListener(name, act, options);
@@ -334,7 +352,7 @@
       on("pointerup", (event) => {
         const from = this.drag, to = this.place(event);
         this.drag = undefined;
-        if (there(from) && Math.abs(this.x(from) - this.x(to)) > 6) this.zoom(...[from, to].sort(upwards));
+        if (isKnown(from) && Math.abs(this.x(from) - this.x(to)) > 6) this.zoom(...[from, to].sort(upwards));
         this.point(event);
       });
       on("pointercancel", () => { this.drag = undefined; this.leave(); });
@@ -357,7 +375,7 @@
       if (event.key in moves && stops.length) this.walk(stops, moves[event.key] * (event.shiftKey ? far : 1));
       else if (event.key in rows) {
         this.row = clamp(this.row + rows[event.key], 0, this.panel.grid.length - 1);
-        if (!there(this.stop)) this.walk(stops, 0);
+        if (!isKnown(this.stop)) this.walk(stops, 0);
       } else if (["+", "="].includes(event.key)) this.scale(0.5);
       else if (["-", "_"].includes(event.key)) this.scale(2);
       else if (["Escape", "0"].includes(event.key)) {
@@ -366,7 +384,7 @@
       } else return;
       event.preventDefault();
       this.cursor();
-      this.spoken.textContent = there(this.stop) ? this.said() : "All is shown.";
+      this.spoken.textContent = isKnown(this.stop) ? this.said() : "All is shown.";
     }
 
     walk(stops, steps) {
@@ -380,7 +398,7 @@
 
     point(event) {
       const at = this.place(event), { grid } = this.panel;
-      if (there(this.drag)) { this.select(at); return; }
+      if (isKnown(this.drag)) { this.select(at); return; }
       const nearer = (best, stop) => (best === null || Math.abs(stop - at) < Math.abs(best - at) ? stop : best);
       this.stop = this.stops().filter((stop) => within(stop, this.view)).reduce(nearer, null);
       if (grid) {
@@ -403,7 +421,7 @@
     cellValues() {
       const { grid, digits, marks = [], xTicks, yTicks, xLabel } = this.panel, value = grid[this.row][this.stop];
       const here = marks.filter(([x, y]) => x === this.stop && y === this.row).map(([, , label]) => note(label));
-      const row = { label: yTicks[this.row], text: there(value) ? number(value, digits) : "–" };
+      const row = { label: yTicks[this.row], text: isKnown(value) ? number(value, digits) : "–" };
       return { head: `${xLabel} ${xTicks[this.stop]}`, rows: [row, ...here] };
     }
 
@@ -413,7 +431,7 @@
       const rows = [{ label: `bar: ${yLabel}`, text: number(height, digits) }];
       for (const { xs, y, std, n, entry } of this.visible().filter((line) => line.entry.colour !== "ideal")) {
         xs.forEach((x, place) => {
-          if (x < left || x >= left + width || !there(y[place])) return;
+          if (x < left || x >= left + width || !isKnown(y[place])) return;
           const text = `${number(y[place], digits)}${spread(std?.[place], digits)}, n = ${n}`;
           rows.push({ entry, x, y: y[place], label: `${entry.label} at ${this.finely(x)}`, text });
         });
@@ -423,17 +441,17 @@
 
     lineValues() {
       const { digits, marks = [], xLabel, rate } = this.panel, stop = this.stop;
-      const found = this.visible().map((line) => ({ ...line, place: line.at.get(stop) }))
-        .filter(({ y, place }) => there(y[place]));
-      const counts = [...new Set(found.filter(({ entry }) => entry.colour !== "ideal").map(({ n }) => n))];
-      const rows = found.map(({ y, std, n, place, entry }) => {
+      const measured = this.visible().map((line) => ({ ...line, place: line.at.get(stop) }))
+        .filter(({ y, place }) => isKnown(y[place]));
+      const counts = [...new Set(measured.filter(({ entry }) => entry.colour !== "ideal").map(({ n }) => n))];
+      const rows = measured.map(({ y, std, n, place, entry }) => {
         const own = counts.length > 1 && entry.colour !== "ideal" ? `, n = ${n}` : "";
         const text = number(y[place], digits) + spread(std?.[place], digits) + own;
         return { entry, label: entry.label, y: y[place], text };
       });
       const now = rate?.y[this.rate.at.get(stop)], apart = rate?.std?.[this.rate.at.get(stop)] || null;
-      const text = there(now) && number(now, rate.digits) + spread(apart, rate.digits);
-      if (there(now)) rows.push({ label: rate.label, rate: now, text });
+      const text = isKnown(now) && number(now, rate.digits) + spread(apart, rate.digits);
+      if (isKnown(now)) rows.push({ label: rate.label, rate: now, text });
       const reach = (this.view[1] - this.view[0]) / 80;
       rows.push(...marks.filter(([x]) => Math.abs(x - stop) <= reach).map(([, , label]) => note(label)));
       return { head: `${xLabel} ${this.finely(stop)}${counts.length === 1 ? `, n = ${counts[0]}` : ""}`, rows };
@@ -446,7 +464,7 @@
 
     cursor() {
       if (!this.over) return;
-      this.readout.hidden = !there(this.stop) || !within(this.stop, this.view);
+      this.readout.hidden = !isKnown(this.stop) || !within(this.stop, this.view);
       const { head, rows } = this.readout.hidden ? { rows: [] } : this.values();
       this.over.replaceChildren(...(this.readout.hidden ? [] : this.pointers(rows)));
       this.svg.querySelectorAll(".bars rect").forEach((bar, place) => {
@@ -455,7 +473,7 @@
       });
       if (this.readout.hidden) return;
       const cells = ({ entry, label, text }) => [entry ? swatch(entry) : "", label, text];
-      const line = (row) => html("tr", {}, ...cells(row).map((each) => html("td", {}, each)));
+      const line = (row) => html("tr", {}, ...cells(row).map((cell) => html("td", {}, cell)));
       const lines = html("tbody", {}, ...rows.map(line));
       this.readout.replaceChildren(html("b", {}, head), html("table", { role: "presentation" }, lines));
       this.set(this.x(this.stop));
@@ -469,8 +487,8 @@
       }
       const dot = (colour, at, y) => svg("circle", { class: `dot c-${colour}`, cx: at, cy: y, r: 4.5 });
       const dots = rows.filter((row) => row.entry && within(this.y(row.y), tall))
-        .map((row) => dot(row.entry.colour, there(row.x) ? this.x(row.x) : x, this.y(row.y)));
-      const rates = rows.filter((row) => there(row.rate)).map((row) => dot("rate", x, this.up(row.rate)));
+        .map((row) => dot(row.entry.colour, isKnown(row.x) ? this.x(row.x) : x, this.y(row.y)));
+      const rates = rows.filter((row) => isKnown(row.rate)).map((row) => dot("rate", x, this.up(row.rate)));
       const line = svg("line", { class: "cursor", x1: x, x2: x, y1: this.top, y2: this.foot });
       return [...(this.panel.bars ? [] : [line]), ...dots, ...rates];
     }
@@ -485,7 +503,7 @@
 
   function drawing(element) {
     const data = JSON.parse(element.querySelector("script").textContent);
-    const figure = { data, hidden: new Set() };
+    const figure = { data, name: element.id, hidden: new Set() };
     const all = data.panels.map((panel) => new Plot(panel, figure));
     const legend = data.legend.map((entry, place) => {
       const name = html("span", {}, entry.label);
