@@ -4,6 +4,7 @@ Each command is a class: its fields are the arguments, `run` calls the stage. A 
 called, so that what needs no torch (`--help`, `list`, `decay`) starts at once.
 """
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,15 +12,17 @@ from typing import Any
 
 from emabank import __version__
 
-_DESCRIPTION = (
-    f"emabank {__version__}: keep a bank of weight averages while you train; know which one to ship. "
-    "`emabank COMMAND --help` explains a command, `emabank --version` prints the version."
-)
+_DESCRIPTION = f"""\
+emabank {__version__}: keep a bank of weight averages while you train; know which one to ship.
+`emabank COMMAND --help` explains a command, `emabank --version` prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or 1 failed, 2 cannot be run like this, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an ASCII terminal has no "±" or "–"
     if words == ["--version"]:
         print(f"emabank {__version__}")
         return 0

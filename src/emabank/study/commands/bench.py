@@ -11,10 +11,10 @@ BenchModel = Literal["resnet20", "resnet18", "wrn-28-10", "transformer"]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArguments:
-    """Time one update of all averages on this machine, compared with the memory limit and torch's AveragedModel.
+    """Time an update of averages here: memory limit, emabank, torch.
 
-    The memory limit is the time of the memory traffic that no update avoids. Takes half a minute; leave the machine
-    idle meanwhile.
+    One update of all averages, compared with the memory limit, which is the time of the memory traffic that no update
+    avoids, and with torch's AveragedModel. Takes half a minute; leave the machine idle meanwhile.
     """
 
     model: BenchModel = "resnet18"

@@ -355,7 +355,8 @@ class _Reader:
         ids = _protocol_runs(summary, config)
         for variant, runs in ((variant, runs) for ran in rans for variant, runs in ran.arms.items()):
             if re.fullmatch(
-                r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?", variant
+                r"step|constant|bootstrap|posthoc|(bootstrap )?every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?",
+                variant,
             ):
                 ids[variant] = runs
             else:
