@@ -38,7 +38,7 @@ def test_the_command_times_a_tiny_model_and_gives_no_ratio_on_a_disturbed_machin
     path = tmp_path / "bench.json"
     words = ["bench", "--model", "resnet20", "--averages", "1", "2", "--seconds", "0.01", "--device", "cpu"]
     assert main([*words, "--json", str(path)]) == 0
-    printed = capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
     assert "torch AveragedModel" in printed
     assert ("× limit" in printed) is (share != 0.2) and ("idle machine" in printed) is (share == 0.2)
     result = json.loads(path.read_text())

@@ -62,7 +62,7 @@ def test_bootstrapping_puts_the_average_into_the_live_weights_once_an_epoch_and_
 
 def test_bootstrapping_every_few_steps_copies_an_average_that_has_just_taken_the_live_weights_in():
     """Steps between two updates of the average would otherwise be lost."""
-    given = config(training={"bootstrap": "ema-20%", "bootstrap_every": 3}, averages={"every": 2})
+    given = config(training={"bootstrap": "ema-60%", "bootstrap_every": 3}, averages={"every": 2})
     banks: list[EMABank] = []
 
     def after_step(model: nn.Module) -> None:
@@ -73,7 +73,7 @@ def test_bootstrapping_every_few_steps_copies_an_average_that_has_just_taken_the
 
     oracle = plain_training(
         given,
-        at_start=lambda model: banks.append(EMABank(model, {"average": EMA(half_life=4, warmup=None)}, every=2)),
+        at_start=lambda model: banks.append(EMABank(model, {"average": EMA(half_life=12, warmup=None)}, every=2)),
         after_step=after_step,
     )
     training = trained(given)

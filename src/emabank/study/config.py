@@ -92,7 +92,7 @@ class DataConfig:
     """Whether images are mirrored at random. By default all but digits are."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self, noise_seed=0, split_seed=0, crop=0, subset=10, test_subset=10, size=2)
         allowed = _HUMAN_LABELS.get(self.dataset, ())
         if self.labels is not None and self.labels not in allowed:
             raise ValueError(
@@ -100,12 +100,6 @@ class DataConfig:
                 + (", ".join(allowed) if allowed else "its own labels only: leave labels out")
             )
         check_share("noise", self.noise)
-        check_at_least("noise_seed", self.noise_seed, 0)
-        check_at_least("split_seed", self.split_seed, 0)
-        check_at_least("crop", self.crop, 0)
-        check_at_least("subset", self.subset, 10)
-        check_at_least("test_subset", self.test_subset, 10)
-        check_at_least("size", self.size, 2)
         if self.noise and allowed:
             raise ValueError(f"noise is {self.noise}; {self.dataset} has wrong labels of its own: use noise 0")
 
@@ -150,15 +144,9 @@ class TrainingConfig:
     """Steps from one such copy to the next; the average takes the live weights in just before. By default an epoch."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self, epochs=1, batch=2, width=1, weight_decay=0, warmup_epochs=0, bootstrap_every=1)
         if self.network != "own":
             network_info(self.network).check_width(self.width)
-        check_at_least("epochs", self.epochs, 1)
-        check_at_least("batch", self.batch, 2)
-        check_at_least("width", self.width, 1)
-        check_at_least("weight_decay", self.weight_decay, 0)
-        check_at_least("warmup_epochs", self.warmup_epochs, 0)
-        check_at_least("bootstrap_every", self.bootstrap_every, 1)
         if self.bootstrap_every is not None and self.bootstrap is None:
             raise ValueError(f"bootstrap_every is {self.bootstrap_every} and bootstrap is None; name an average there")
         if not 0 <= self.momentum < 1:
@@ -201,7 +189,7 @@ class AveragesConfig:
     """Whether the decay is held down at first, as in the paper; a run of a few hundred steps never leaves that."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self, every=1)
         for decay in self.decays:
             if not 0 <= decay <= 1:
                 raise ValueError(f"decays has {decay}; give the weight of the past, from 0 to 1, such as 0.998")
@@ -213,7 +201,6 @@ class AveragesConfig:
         for name, values in (("decays", self.decays), ("half_lives", self.half_lives)):
             if len({f"{value:g}" for value in values}) < len(values):  # as `names` has them
                 raise ValueError(f"{name} are {listed(values)}; give each once, different in their first six digits")
-        check_at_least("every", self.every, 1)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -244,9 +231,7 @@ class MeasuringConfig:
     training images. By default all."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_at_least("curve_images", self.curve_images, 10)
-        check_at_least("train_every", self.train_every, 1)
+        check(self, curve_images=10, train_every=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,8 +252,7 @@ class HardwareConfig:
     """Whether torch.compile is used for the training steps; on a CPU it takes a minute and a C++ compiler first."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_at_least("threads", self.threads, 1)
+        check(self, threads=1)
         if self.fused and self.precision == "fp16":
             # torch's fused SGD leaves its momentum unset where the loss scaler has it skip its very first step.
             raise ValueError("fused is True and precision is fp16, which go wrong together in torch; leave fused out")
@@ -342,7 +326,7 @@ class Keep:
     selected_by: SelectedBy
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self)
 
     @property
     def name(self) -> str:
@@ -382,11 +366,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recipe", self.recipe.completed())  # a frozen instance may, while it is being built
-        check_choices(self)
+        check(self, seed=0, posthoc=0)
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate is {self.rate}; give a learning rate above 0, such as 0.8")
-        check_at_least("seed", self.seed, 0)
-        check_at_least("posthoc", self.posthoc, 0)
         if self.posthoc and self.trained_on != "80%":
             raise ValueError(f"posthoc is {self.posthoc} and trained_on is {self.trained_on}; choosing needs the 80%")
         _check_targets(self.transfer)
@@ -442,7 +424,7 @@ class ProtocolConfig(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self)
+        check(self)
         fit = all(0 < rate < math.inf for rate in self.rates) and len(set(self.rates)) == len(self.rates)
         if not (self.rates and fit):
             raise ValueError(f"rates are {listed(self.rates)}; give one or more learning rates above 0, each once")
@@ -552,10 +534,7 @@ class Place:
     """The Weights & Biases project that runs are logged to as well. By default none."""
 
     def __post_init__(self) -> None:
-        check_at_least("jobs", self.jobs, 1)
-        check_at_least("checkpoint_seconds", self.checkpoint_seconds, 0)
-        check_at_least("retries", self.retries, 0)
-        check_choices(self)
+        check(self, jobs=1, checkpoint_seconds=0, retries=0)
         self.slurm_settings()
         for name, value in (("address", self.address), ("slurm", self.slurm)):
             wanted = "ray" if name == "address" else "slurm"
@@ -595,8 +574,12 @@ class Place:
 # Checks --------------------------------------------------------------------------------------------------------------
 
 
-def check_choices(config: object) -> None:
-    """Refuse a text that is not among those allowed: annotations alone keep no one from giving another."""
+def check(config: object, **least: float) -> None:
+    """Refuse a text that is not among those allowed, since annotations alone keep no one from giving another, and
+    numbers below the least that makes sense.
+    """
+    for name, number in least.items():
+        check_at_least(name, getattr(config, name), number)
     for name, kind in _hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(kind)
         # What a tuple may hold, its class says itself.

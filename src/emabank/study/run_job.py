@@ -308,9 +308,14 @@ def main(arguments: list[str]) -> int:
     """Run the job that the one argument describes, as `encode_job` gave it."""
     stop_with_executor()
     keep_freed_memory()
+    job, place = decode_job(arguments[0])
     try:
-        with join_group(decode_job(arguments[0])[0].config.recipe.hardware.device) as group:
-            work_together(arguments, group, lambda progress: None)
+        with (
+            StopRequest() as request,
+            join_group(job.config.recipe.hardware.device) as group,
+            peer_loss_as_error(group),
+        ):
+            run_job(job, place, should_stop=lambda: request.received, group=group)
     except Interrupted as error:
         print(error)
         return 130

@@ -257,7 +257,8 @@ def test_a_run_that_fails_sets_its_pair_aside_and_the_others_finish(tmp_path: Pa
     }
     [config] = filter(is_wide, counting.rounds[0])
     log = folder_of(config, place).path / "log.txt"
-    sentence = f"{WIDE}: 1 of 1 runs failed, the first with exit code 3: tune, rate 0.1, seed 0; see {log}"
+    title = f"{config.recipe.title}: tune, rate 0.1, seed 0"
+    sentence = f"{WIDE}: 1 of 1 runs failed, the first with exit code 3: {title}; see {log}"
     assert written["lr-search"].reason == written["consistency"].reason == f"{sentence}, then start it again"
     assert not any(map(is_wide, counting.rounds[1])), "nothing more of it is tried"
     assert counting.noted[1]["lr-search"].state == "failed" and counting.noted[1]["batchnorm"].state == "running"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from emabank.study.config import Place, ProtocolConfig, Seeds, check_at_least, check_share
+from emabank.study.config import Place, ProtocolConfig, Seeds, check, check_share
 from emabank.study.serialize import apply_overrides, read_toml
 from emabank.study.studies.catalogue import studies_named
 from emabank.study.studies.scales import Scale, protocol_of
@@ -34,10 +34,8 @@ class DemoArguments:
     """CPU threads. So small a network gains little from more, and one gives the same numbers whatever else runs."""
 
     def __post_init__(self) -> None:
-        check_at_least("epochs", self.epochs, 1)
+        check(self, epochs=1, seed=0, threads=1)
         check_share("noise", self.noise)
-        check_at_least("seed", self.seed, 0)
-        check_at_least("threads", self.threads, 1)
 
     def run(self, words: list[str]) -> None:
         from emabank.study.demo import run_demo
