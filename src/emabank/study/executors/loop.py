@@ -135,12 +135,13 @@ def run_tasks(
         finally:
             stop(running, interrupts)
         if interrupts:
-            shown.say(f"interrupted: {len(outcomes)} of {len(tasks)} runs ended, the same command resumes the rest")
+            ended = f"{before + len(outcomes)} of {total or len(tasks)}"
+            shown.say(f"interrupted: {ended} runs ended, the same command resumes the rest")
             raise KeyboardInterrupt
-    ended = [outcomes[task.id] for task in tasks]
-    for line in failures(ended):
+    in_their_order = [outcomes[task.id] for task in tasks]
+    for line in failures(in_their_order):
         shown.say(line)
-    return ended
+    return in_their_order
 
 
 def reason_of(code: int) -> str:
