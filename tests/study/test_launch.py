@@ -155,7 +155,7 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
     with Command(protocol, runs) as third:
         assert third.end() == 0
     said = "\n".join(third.printed)
-    assert said.count("started: ") == said.count(": refit, rate 0.1, seed ") // 2 == 2
+    assert said.count("started: ") == said.count(f"started: {SETTING}: refit, rate 0.1, seed ") == 2
     assert third.printed[-1].endswith("[4 of 4]"), "one total for all rounds"
     said = third.result.read_text()
     assert re.search(r"trained on 100%, measured on\s+test", said) and "learning rate" in said
