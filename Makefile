@@ -11,7 +11,7 @@ SAY_SO = @echo "installing into $(VENV) what this needs, torch first of all: min
 INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster test-commands test-lowest torture docs lint format bench gate experiments clean
+.PHONY: help demo test test-cluster test-commands test-lowest test-paper torture docs lint format bench gate experiments clean
 
 help: ## say what each target does
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 19
@@ -31,8 +31,11 @@ test-commands: $(VENV)/dev.stamp ## the commands of README and docs, carried out
 
 test-lowest: $(LOWEST)/lowest.stamp ## the library and the study with the lowest versions they support (own environment)
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n 2 $(addprefix --ignore=,$(NOT_LOWEST)) \
-		-m "not slow and not cluster and not commands and not torture" \
+		-m "not slow and not cluster and not commands and not paper and not torture" \
 		-W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning # of old packages under a newer Python
+
+test-paper: $(VENV)/dev.stamp ## the paper's networks on the real data in EMABANK_DATA, few images (a quarter of an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m paper tests/study/test_paper_scale.py
 
 torture: $(VENV)/dev.stamp ## faults by the hundred, hostile files, fuzzing and long runs (an hour or more; figures in torture/)
 	OMP_NUM_THREADS=1 TORTURE_RESULTS=torture $(BIN)/python -m pytest -m torture tests/torture

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
+from emabank import EMA, EMABank, PowerEMA, Uniform
 from emabank.posthoc import Snapshots, synthesize_many
 from emabank.study.bench import conditions
 from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
@@ -119,9 +119,7 @@ def _accuracy_of(
     labels = by_split(parts)["test"].labels.numpy()
 
     def accuracy(weights: dict[str, Tensor]) -> float:
-        model = training.to_device(make())
-        model.load_state_dict(weights)
-        recalibrate_batchnorm(model.eval(), training.plain_batches("train"))
+        model = training.module(make, weights, recompute=True)
         logits = training.logits(model, {"it": None}, "test")["it"]
         return float((logits.argmax(1) == labels).mean())
 

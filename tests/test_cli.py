@@ -14,6 +14,7 @@ import pytest
 
 import emabank
 from emabank.study.commands import main
+from emabank.study.commands.parsing import COMMANDS
 from emabank.study.studies.catalogue import STUDIES
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
@@ -84,10 +85,12 @@ def test_version(capsys: Capture):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("demmo", "demmo"),
+        ("demmo", "emabank: there is no command 'demmo' (did you mean demo?); `emabank --help` lists the commands"),
         ("--version demo", "--version"),
         ("demo --epoch 3", "--epochs"),
-        ("demo --epochs three", "three"),
+        ("demo --epochs three", "--epochs: give a whole number, such as 3; got 'three'"),
+        ("run all --jobs two", "--jobs: give a whole number, such as 3; got 'two'"),
+        ("run all --seeds abc", "--seeds: seeds is 'abc'; give a count, such as 3, or seeds, such as 10-19"),
         ("demo --epochs 0", "epochs is 0; give 1 or more"),
         ("demo --noise 40", "noise is 40.0; give a share from 0 to 1"),
         ("protocol --dataset cifar11", "cifar11"),
@@ -107,6 +110,25 @@ def test_words_that_make_no_sense_are_named_with_code_2(words: str, says: str, l
     assert stopped.value.code == 2 and not launch.calls
     printed = capsys.readouterr()
     assert printed.out == "" and says in " ".join(printed.err.replace("│", " ").split())
+
+
+def test_help_has_one_line_per_command(capsys: Capture):
+    for words in ([], ["--help"], ["-h"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 0
+        printed = capsys.readouterr().out
+        lines = [line for line in printed.splitlines() if line.startswith("  ")]
+        assert [line.split()[0] for line in lines] == list(COMMANDS)
+        assert all(len(line) <= 100 for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("words", [["list"], ["decay", "0.999"], ["demo", "--epochs", "1"], ["run", "--help"]])
+def test_an_ascii_terminal_is_no_trouble(words: list[str], tmp_path: Path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = subprocess.run([*COMMAND, *words], cwd=tmp_path, env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode("ascii")
 
 
 def test_a_file_that_does_not_fit_is_one_sentence(tmp_path: Path, capsys: Capture):
@@ -225,8 +247,9 @@ def test_a_missing_folder_of_runs_is_one_sentence(
 def test_a_full_disk_is_one_sentence_and_leaves_no_part_of_a_file(tmp_path: Path):
     done = limited(1000, ["demo", "--epochs", "1", "--out", str(tmp_path)], "emabank.study.demo")
     assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith(f"emabank: {tmp_path}/rows.json: Could not be written (File too large)")
-    assert len(done.stderr.splitlines()) == 1
+    progress, error = done.stderr.splitlines()
+    assert progress.startswith("epoch 1/1")
+    assert error.startswith(f"emabank: {tmp_path}/rows.json: Could not be written (File too large)")
     assert everything_in(tmp_path) == []
 
 
@@ -247,10 +270,11 @@ def test_a_full_disk_in_a_report_is_one_sentence_and_leaves_no_part_of_a_file(li
 def test_a_full_disk_in_a_run_of_a_protocol_is_one_sentence_and_leaves_nothing_in_the_way(tmp_path: Path):
     words = ["protocol", "--epochs", "1", "--no-swa", "--seeds", "1", "--rates", "0.4", "--subset", "100", "--runs"]
     done = limited(10_000, [*words, str(tmp_path)], "emabank.study.launch")
-    assert done.returncode == 1 and "File too large" in done.stdout
+    assert done.returncode == 1 and "File too large" in done.stderr and done.stdout == ""
     (folder,) = tmp_path.iterdir()
-    assert done.stderr.startswith("emabank: 1 of 1 runs failed, the first with ")
-    assert done.stderr.endswith(f": tune, rate 0.4, seed 0; see {folder}/log.txt, then start it again\n")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("emabank: 1 of 1 runs failed, the first with ")
+    assert last.endswith(f": tune, rate 0.4, seed 0; see {folder}/log.txt, then start it again")
     complete = {"config.json", "environment.json", "failed.json", "lock", "log.txt", "progress.json"}
     assert set(everything_in(folder)) <= complete
 
@@ -258,14 +282,14 @@ def test_a_full_disk_in_a_run_of_a_protocol_is_one_sentence_and_leaves_nothing_i
 def test_ctrl_c_is_one_line(tmp_path: Path):
     command = (*COMMAND, "demo", "--out", str(tmp_path))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+        assert process.stderr is not None
+        for line in process.stderr:
             if line.startswith("epoch 1/"):
                 break
         process.send_signal(signal.SIGINT)
         _, says = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert says == "emabank: interrupted\n"
+    assert says.splitlines()[-1] == "emabank: interrupted" and "Traceback" not in says
 
 
 def test_a_reader_that_has_had_enough_is_no_failure_to_talk_about():
@@ -293,8 +317,9 @@ def test_missing_data_is_named_with_how_to_get_it(dry: bool, tmp_path: Path, cap
 def test_missing_data_fails_a_study_with_how_to_get_it(tmp_path: Path, capsys: Capture):
     place = ["--data", str(tmp_path / "data"), "--runs", str(tmp_path / "runs")]
     assert main(["run", "label-noise", "--scale", "small", *place]) == 1
-    says = " ".join(capsys.readouterr().out.split())
-    assert says.startswith("label-noise could not be finished: cifar100n-resnet34: ")
+    printed = capsys.readouterr()
+    says = " ".join(printed.err.split())
+    assert printed.out == "" and says.startswith("label-noise could not be finished: cifar100n-resnet34: ")
     assert "run `emabank data fetch cifar10 " in says and "next:" not in says
     (manifest,) = (tmp_path / "runs").glob("*.json")
     assert json.loads(manifest.read_text())["state"] == "failed"
@@ -327,21 +352,21 @@ def test_a_study_is_interrupted_resumes_is_reported_and_costs_nothing_again(
     monkeypatch.chdir(tmp_path)
     words = [*COMMAND, "run", "bootstrap", *SMALL, "--set", "epochs=60", "--jobs", "1"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+        assert process.stderr is not None
+        for line in process.stderr:
             if ": epoch " in line:
                 break
         process.send_signal(signal.SIGINT)
         _, says = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert says == "emabank: interrupted; the same command resumes\n"
+    assert says.splitlines()[-1] == "emabank: interrupted; the same command resumes"
     (interrupted,) = (path.parent for path in (tmp_path / "runs").glob("*/config.json"))
 
     def command(*words: str) -> str:
         assert main(words) == 0
         printed = capsys.readouterr()
-        assert printed.err == ""
-        return printed.out
+        assert "emabank: " not in printed.err
+        return printed.out + printed.err
 
     assert "1 runs: 0 done, 0 running, 1 waiting, 0 failed" in command("status")
     printed = command("report")
@@ -352,7 +377,7 @@ def test_a_study_is_interrupted_resumes_is_reported_and_costs_nothing_again(
     printed = command(*words[len(COMMAND) :])
     assert "done: bootstrap" in printed and "Next: `emabank report` for tables, figures and an HTML page" in printed
     assert len(json.loads((interrupted / "environment.json").read_text())["sessions"]) == 2, "it resumed"
-    assert "2 runs: 2 done, 0 running, 0 waiting, 0 failed" in command("status")
+    assert "3 runs: 3 done, 0 running, 0 interrupted, 0 failed" in command("status")
     assert "Skipped:" not in command("report") and (tmp_path / "runs/report/index.html").exists()
     assert "started" not in command(*words[len(COMMAND) :]), "all of it is done already"
 
@@ -361,8 +386,8 @@ def test_a_study_is_interrupted_resumes_is_reported_and_costs_nothing_again(
 def test_a_study_whose_runs_all_diverge_is_code_1(tmp_path: Path):
     words = [*COMMAND, "run", "bootstrap", *SMALL, "--set", "rates=[1e9]"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1 and done.stderr == ""
+    assert done.returncode == 1 and done.stdout == ""
     why = "cifar100-resnet18: with seed 0 the training diverged at every learning rate"
-    assert f"bootstrap could not be finished: {why}" in done.stdout
+    assert f"bootstrap could not be finished: {why}" in done.stderr
     done = subprocess.run([*COMMAND, "report"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and f"study bootstrap, demo: failed: {why}" in done.stdout

@@ -12,12 +12,12 @@ import pytest
 from emabank.study.config import AveragesConfig, Place, ProtocolConfig
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
+from emabank.study.protocol import resolve
 from emabank.study.run_job import Job, run_job, task_of
 from emabank.study.runs.manifest import Manifest
-from emabank.study.studies.catalogue import STUDIES, Study
+from emabank.study.studies.catalogue import STUDIES, Study, settings_of
 from emabank.study.studies.scales import MAIN
 from emabank.study.studies.scheduler import run_studies as run_all
-from emabank.study.studies.scheduler import settings_of
 
 Change = Callable[[ProtocolConfig], ProtocolConfig]
 
@@ -44,12 +44,12 @@ def run_studies(runs: Path, studies: Sequence[Study], change: Change = small) ->
     """Carry out studies in this process."""
     place, dataset = Place(runs=runs), digits_dataset()
 
-    def here(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+    def here(jobs: Sequence[Job], **counted: int) -> Mapping[str, Outcome]:
         for job in jobs:
             run_job(job, place, dataset)
         return {task.id: Outcome(task=task, state="done") for task in (task_of(job, place) for job in jobs)}
 
-    settings = settings_of(studies, "demo", change)
+    settings = settings_of(studies, "demo", lambda config: resolve(change(config)))
     return run_all(studies, "demo", settings, place, command=COMMAND, load=lambda config: dataset, run_jobs=here)
 
 

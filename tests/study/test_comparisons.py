@@ -10,7 +10,8 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.special import logsumexp
 
-from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
+from emabank.study.averages import TableStage
+from emabank.study.comparisons import pairs, with_tuned_temperatures
 from emabank.study.config import Keep
 from emabank.study.report.results import Column as ResultColumn
 from emabank.study.report.results import make_column, rows_by_name
@@ -96,13 +97,17 @@ def ece_by_a_loop(logits: np.ndarray, temperature: float, bins: int = 5) -> floa
     return total / len(logits)
 
 
-def columns_of(stage: Stage, rows: list[Row]) -> list[ResultColumn]:
+def stage(trained_on: str, split: str, **columns: tuple[str, ...]) -> TableStage:
+    return TableStage("tune", trained_on, split, columns)
+
+
+def columns_of(stage: TableStage, runs: list[RunFolder], rows: list[Row]) -> list[ResultColumn]:
     """The columns that the report makes of the rows of a stage."""
-    by_name = rows_by_name([*(row for run in stage.runs for row in run.rows()), *rows])
-    ids = [run.id for run in stage.runs]
+    by_name = rows_by_name([*(row for run in runs for row in run.rows()), *rows])
+    ids = [run.id for run in runs]
     made = [
-        make_column(column.title, stage.trained_on, stage.split, [*zip(ids, column.kept, strict=True)], by_name)
-        for column in stage.columns
+        make_column(title, stage.trained_on, stage.split, [*zip(ids, kept, strict=True)], by_name)
+        for title, kept in stage.columns.items()
     ]
     return [column for column in made if column is not None]
 
@@ -118,14 +123,11 @@ def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_p
     slowest = average("ema-2%", batchnorm="recomputed")
     keeps = [(BEST, one, other, slowest) for one, other in zip(chosen, lowest, strict=True)]
     runs = [made(tmp_path, seed, *kept) for seed, kept in enumerate(keeps)]
-    columns = [
-        Column(title, tuple(kept[place].name for kept in keeps)) for place, title in enumerate(["SGD", "A", "L", "S"])
-    ]
-    stage = Stage("80%", split, runs, columns)
-    rows = pairs(stage)
+    columns = {title: tuple(kept[place].name for kept in keeps) for place, title in enumerate(["SGD", "A", "L", "S"])}
+    rows = pairs(stage("80%", split, **columns), runs)
     assert len(rows) == len(set(rows)) == 4 * 3 * 2
-    made_columns = {column.title: column for column in columns_of(stage, rows)}
-    for place, column in enumerate(columns):
+    made_columns = {column.title: column for column in columns_of(stage("80%", split, **columns), runs, rows)}
+    for place, title in enumerate(columns):
         expected: dict[str, list[float]] = {"churn": [], "js": []}
         for i, j in ((0, 1), (0, 2), (1, 2)):
             one, other = (logits_of(seed, keeps[seed][place], split) for seed in (i, j))
@@ -137,7 +139,7 @@ def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_p
                 assert (row.split, row.epoch, row.seed, row.trained_on) == (split, keep.epoch, i, "80%")
                 expected[metric].append(value)
         for metric, values in expected.items():
-            assert made_columns[column.title].values[metric] == pytest.approx(values, abs=1e-6)
+            assert made_columns[title].values[metric] == pytest.approx(values, abs=1e-6)
 
 
 @pytest.mark.parametrize("chose_slowest", [(True, False, True), (False, True, False), (True, True, False), (True,) * 3])
@@ -146,13 +148,11 @@ def test_two_columns_with_the_same_weights_in_some_seeds_do_not_mix(tmp_path: Pa
     slow, fast = average("ema-9%"), average("ema-1%")
     chosen = [slow if is_slowest else fast for is_slowest in chose_slowest]
     runs = [made(tmp_path, seed, *{keep.name: keep for keep in (chosen[seed], slow)}.values()) for seed in range(3)]
-    columns = [Column("EMA", tuple(keep.name for keep in chosen)), Column("slowest", (slow.name,) * 3)]
-    stage = Stage("80%", "test", runs, columns)
-    rows = pairs(stage)
+    both = stage("80%", "test", EMA=tuple(keep.name for keep in chosen), slowest=(slow.name,) * 3)
+    rows = pairs(both, runs)
     keys = {(row.run, row.weights, row.batchnorm, row.selected_by, row.metric, row.other) for row in rows}
     assert len(keys) == len(rows), "a key says which number it is"
-    found = columns_of(stage, rows)
-    for column, kept in zip(found, (chosen, [slow] * 3), strict=True):
+    for column, kept in zip(columns_of(both, runs, rows), (chosen, [slow] * 3), strict=True):
         logits = [logits_of(seed, kept[seed], "test") for seed in range(3)]
         churns = [churn_by_a_loop(logits[i], logits[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
         assert column.values["churn"] == pytest.approx(churns)
@@ -163,17 +163,17 @@ def test_two_columns_with_the_same_weights_in_some_seeds_do_not_mix(tmp_path: Pa
 def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_path: Path):
     bad = np.full((SAMPLES, CLASSES), np.nan, dtype=np.float32)
     runs = [made(tmp_path, seed, BEST, replaced={(BEST.name, "test"): bad} if seed == 1 else {}) for seed in range(3)]
-    stage = Stage("80%", "test", runs, [Column("SGD", (BEST.name,) * 3)])
-    rows = pairs(stage)
+    only = stage("80%", "test", SGD=(BEST.name,) * 3)
+    rows = pairs(only, runs)
     assert [row.value is None for row in rows if row.metric == "churn"] == [True, False, True]
-    [column] = columns_of(stage, rows)
+    [column] = columns_of(only, runs, rows)
     assert [value is None for value in column.values["js"]] == [True, False, True]
 
 
 def test_one_seed_has_no_pairs(tmp_path: Path):
-    stage = Stage("80%", "val", [made(tmp_path, 0, BEST)], [Column("SGD", (BEST.name,))])
-    assert pairs(stage) == []
-    [column] = columns_of(stage, [])
+    runs, only = [made(tmp_path, 0, BEST)], stage("80%", "val", SGD=(BEST.name,))
+    assert pairs(only, runs) == []
+    [column] = columns_of(only, runs, [])
     assert set(column.values) == {"accuracy", "loss", "ece"}
 
 
@@ -205,7 +205,7 @@ def test_a_refit_is_scaled_by_the_temperature_of_its_likes_in_tuning(tmp_path: P
             assert {(row.split, row.epoch, row.seed, row.trained_on, row.other) for row in mine.values()} == {
                 ("test", keep.epoch, seed, "100%", None)
             }
-    [column] = columns_of(Stage("100%", "test", refitted, [Column("SGD", (LAST.name,) * 2)]), rows)
+    [column] = columns_of(stage("100%", "test", SGD=(LAST.name,) * 2), refitted, rows)
     assert column.values["ece_ts"] == pytest.approx(
         [ece_by_a_loop(logits_of(seed, LAST, "test"), temperatures[LAST.name, "temperature"] + 10 * seed)
          for seed in range(2)]
@@ -220,53 +220,7 @@ def test_without_a_temperature_or_finite_logits_there_is_nothing_to_scale(tmp_pa
     assert with_tuned_temperatures([tuned], [refit]) == []
 
 
-# Columns -------------------------------------------------------------------------------------------------------------
-
-
-def test_the_numbers_of_a_column_are_those_of_its_runs_split_and_column_in_the_order_of_the_seeds(tmp_path: Path):
-    kept = (
-        BEST,
-        LAST,
-        average("ema-1%"),
-        average("ema-1%", "loss", epoch=7),
-        average("ema-1%", batchnorm="recomputed"),
-    )
-    metrics = {
-        "accuracy": ("train", "val", "test"),
-        "ece_if_calibrated": ("train", "val", "test"),
-        "memorised": ("train",),
-        "transfer:cifar100": ("test",),
-        "loss_ts": ("test",),
-    }
-    runs = [made(tmp_path, seed, *kept, metrics=metrics) for seed in range(4)]
-    columns = [Column(keep.name, (keep.name,) * 4) for keep in kept]
-    stages = [Stage("80%", split, runs, columns) for split in ("val", "test")]
-    found = [column for stage in stages for column in columns_of(stage, [])]
-    assert [(column.split, column.title) for column in found] == [
-        (split, keep.name) for split in ("val", "test") for keep in kept
-    ]
-    for column, keep in zip(found, kept * 2, strict=True):
-        split = column.split
-        places = {"accuracy": split, "ece_if_calibrated": split, "memorised": "train"}
-        places |= {"transfer:cifar100": "test"} if split == "test" else {}
-        assert set(column.values) == set(places), "what the method has no line for is in the rows alone"
-        for metric, measured_on in places.items():
-            values = [number_of(seed, keep, measured_on, metric) for seed in range(4)]
-            assert column.values[metric] == values
-        assert column.epochs == [keep.epoch] * 4
-        assert column.weights == [keep.weights] * 4
-        assert column.trained_on == "80%"
-
-
-def test_a_number_that_is_not_defined_keeps_its_place(tmp_path: Path):
-    runs = [made(tmp_path, seed, BEST, numbers={(BEST.name, "loss"): None} if seed == 1 else {}) for seed in range(3)]
-    [column] = columns_of(Stage("80%", "val", runs, [Column("SGD", (BEST.name,) * 3)]), [])
-    first, second, third = column.values["loss"]
-    assert second is None
-    assert (first, third) == tuple(number_of(seed, BEST, "val", "loss") for seed in (0, 2))
-
-
 def test_weights_without_rows_make_no_column_and_pairs_of_them_say_what_to_do(tmp_path: Path):
     runs = [made(tmp_path, seed, BEST) for seed in range(2)]
-    stage = Stage("80%", "val", runs, [Column("SGD", (LAST.name,) * 2)])
-    assert columns_of(stage, []) == []
+    missing = stage("80%", "val", SGD=(LAST.name,) * 2)
+    assert columns_of(missing, runs, []) == []

@@ -1,21 +1,19 @@
 """A configuration is right or refused, and says why; complete, it is the identity of a run."""
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from emabank.study.config import (
     AveragesConfig,
     DataConfig,
-    DatasetName,
-    DemoConfig,
     HardwareConfig,
     Keep,
     MeasuringConfig,
-    Network,
     Place,
     ProtocolConfig,
     Recipe,
@@ -33,80 +31,58 @@ nan, inf = math.nan, math.inf
 @pytest.mark.parametrize(
     ("kind", "wrong", "said"),
     [
-        (DemoConfig, {"epochs": 0}, "epochs is 0; give 1 or more"),
-        (DemoConfig, {"noise": -0.1}, "noise is -0.1; give a share from 0 to 1"),
-        (DemoConfig, {"noise": nan}, "noise is nan"),
-        (DemoConfig, {"seed": -1}, "seed is -1; give 0 or more"),
-        (DemoConfig, {"threads": 0}, "threads is 0; give 1 or more"),
         (DataConfig, {"dataset": "cifar11"}, "dataset is 'cifar11'; give one of digits, cifar10, .*, own"),
         (DataConfig, {"dataset": None}, "dataset is None; give one of digits"),
         (DataConfig, {"labels": "worse"}, "labels is worse; digits has its own labels only: leave labels out"),
         (DataConfig, {"dataset": "cifar100n", "labels": "worse"}, "labels is worse; cifar100n has noisy"),
         (DataConfig, {"dataset": "cifar10n", "noise": 0.4}, "noise is 0.4; cifar10n has wrong labels of its own"),
         (DataConfig, {"validation_labels": "wrong"}, "validation_labels is 'wrong'; give one of clean, noisy"),
-        (DataConfig, {"noise": 1.1}, "noise is 1.1"),
-        (DataConfig, {"noise_seed": -1}, "noise_seed is -1"),
-        (DataConfig, {"split_seed": -1}, "split_seed is -1"),
         (DataConfig, {"crop": -1}, "crop is -1"),
         (DataConfig, {"subset": 9}, "subset is 9; give 10 or more"),
-        (DataConfig, {"test_subset": 9}, "test_subset is 9; give 10 or more"),
         (TrainingConfig, {"network": "resnet9"}, "network is 'resnet9'; give one of resnet8, .*, own"),
         (TrainingConfig, {"network": "resnet18", "width": 8}, "width is 8, and resnet18 has one size"),
         (TrainingConfig, {"width": 0}, "width is 0; give 1 or more"),
         (TrainingConfig, {"epochs": 0}, "epochs is 0"),
         (TrainingConfig, {"batch": 1}, "batch is 1; give 2 or more"),
         (TrainingConfig, {"momentum": 1.0}, "momentum is 1.0; give a number from 0 to below 1"),
-        (TrainingConfig, {"momentum": nan}, "momentum is nan"),
         (TrainingConfig, {"weight_decay": -1e-4}, "weight_decay is -0.0001; give 0 or more"),
         (TrainingConfig, {"weight_decay": inf}, "weight_decay is inf; give a finite number"),
         (TrainingConfig, {"schedule": "linear"}, "schedule is 'linear'; give one of cosine, step"),
         (TrainingConfig, {"warmup_epochs": 60.0}, "warmup_epochs is 60.0; give less than the 60 epochs"),
         (TrainingConfig, {"warmup_epochs": nan}, "warmup_epochs is nan"),
         (TrainingConfig, {"milestones": (0.6, 0.3)}, "milestones are 0.6 0.3; give rising shares of the run"),
-        (TrainingConfig, {"milestones": (0.3, 0.3)}, "milestones are 0.3 0.3"),
         (TrainingConfig, {"milestones": (0.3, 1.0)}, "milestones are 0.3 1.0"),
-        (TrainingConfig, {"milestones": (0.0,)}, "milestones are 0.0"),
-        (TrainingConfig, {"milestones": (nan,)}, "milestones are nan"),
         (TrainingConfig, {"schedule": "step", "warmup_epochs": 18.0}, "milestones are 0.3 0.6 0.8; .* after the warm"),
         (TrainingConfig, {"factor": 1.0}, "factor is 1.0; the rate is divided by it"),
-        (TrainingConfig, {"factor": nan}, "factor is nan"),
-        (TrainingConfig, {"factor": inf}, "factor is inf"),
         (AveragesConfig, {"decays": (1.5,)}, "decays has 1.5; give the weight of the past, from 0 to 1"),
-        (AveragesConfig, {"decays": (nan,)}, "decays has nan"),
         (AveragesConfig, {"decays": (0.9, 0.9)}, "decays are 0.9 0.9; give each once"),
         (AveragesConfig, {"decays": (0.9999991, 0.9999992)}, ".* different in their first six digits"),
         (AveragesConfig, {"half_lives": (0.0,)}, "half_lives has 0.0; give percentages of the run"),
-        (AveragesConfig, {"half_lives": (101.0,)}, "half_lives has 101.0"),
         (AveragesConfig, {"half_lives": (1.0, 1.0)}, "half_lives are 1.0 1.0; give each once"),
         (AveragesConfig, {"half_lives": ()}, "decays and half_lives are both empty; give at least one average"),
         (AveragesConfig, {"every": 0}, "every is 0"),
         (AveragesConfig, {"decay_warmup": True}, "decay_warmup is True; give one of steps, updates, none"),
         (MeasuringConfig, {"recompute": "always"}, "recompute is 'always'; give one of chosen, each-epoch"),
         (HardwareConfig, {"device": "tpu"}, "device is 'tpu'; give one of auto, cpu, cuda, mps"),
-        (HardwareConfig, {"precision": "fp8"}, "precision is 'fp8'"),
-        (HardwareConfig, {"threads": 0}, "threads is 0"),
         (HardwareConfig, {"fused": True, "precision": "fp16"}, "fused is True and precision is fp16"),
+        (TrainingConfig, {"bootstrap_every": 5}, "bootstrap_every is 5 and bootstrap is None; name an average"),
         (Recipe, {"training": TrainingConfig(bootstrap="ema-9%")}, "bootstrap is 'ema-9%'; the averages are ema-0.44%"),
         (Keep, {**vars(KEPT), "batchnorm": "none"}, "batchnorm is 'none'; give one of averaged, recomputed, own"),
         (RunConfig, {**RUN, "trained_on": "90%"}, "trained_on is '90%'; give one of 80%, 100%"),
         (RunConfig, {**RUN, "rate": 0.0}, "rate is 0.0; give a learning rate above 0"),
-        (RunConfig, {**RUN, "rate": inf}, "rate is inf"),
-        (RunConfig, {**RUN, "seed": -1}, "seed is -1"),
         (RunConfig, {**RUN, "constant_from": 60}, "constant_from is 60; give an epoch from 2 to 59"),
+        (RunConfig, {**RUN, "posthoc": 9, "trained_on": "100%"}, "posthoc is 9 and trained_on is 100%; choosing needs"),
         (RunConfig, {**RUN, "swa": True}, "swa needs constant_from"),
         (RunConfig, {**RUN, "keep": (dataclasses.replace(KEPT, epoch=61),)}, "keep has epoch 61; .* 1 to 60"),
         (RunConfig, {**RUN, "transfer": ("own",)}, "transfer is 'own'; give a tuple, each once, of digits, cifar10"),
         (ProtocolConfig, {"rates": ()}, "rates are empty; give one or more learning rates above 0, each once"),
         (ProtocolConfig, {"rates": (0.1, 0.1)}, "rates are 0.1 0.1"),
-        (ProtocolConfig, {"rates": (0.1, inf)}, "rates are 0.1 inf"),
         (ProtocolConfig, {"rates": (nan,)}, "rates are nan"),
-        (ProtocolConfig, {"seeds": 0}, "seeds is 0"),
         (ProtocolConfig, {"seeds": ()}, "seeds are empty; give one or more, 0 or above, each once"),
         (ProtocolConfig, {"seeds": (4, 4)}, "seeds are 4 4"),
         (ProtocolConfig, {"seeds": (-1, 4)}, "seeds are -1 4"),
         (MeasuringConfig, {"train_every": 0}, "train_every is 0"),
         (DataConfig, {"size": 1}, "size is 1; give 2 or more"),
-        (ProtocolConfig, {"transfer": ("own",)}, "transfer is 'own'"),
         (ProtocolConfig, {"transfer": "digits"}, "transfer is 'digits'; give a tuple"),
         (ProtocolConfig, {"transfer": ("digits", "digits")}, "transfer is digits, digits; give a tuple, each once"),
         (ProtocolConfig, {"training": TrainingConfig(bootstrap="ema-7.1%")}, "bootstrap is ema-7.1% .* give --no-swa"),
@@ -146,12 +122,7 @@ def test_swa_cannot_begin_in_the_warm_up():
 
 def test_it_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        DemoConfig().epochs = 3  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_an_unknown_key_is_an_error():
-    with pytest.raises(TypeError, match="epoch"):
-        DemoConfig(epoch=3)  # pyright: ignore[reportCallIssue]
+        Recipe().data = DataConfig()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_names_of_averages_come_in_the_order_of_their_memory():
@@ -161,57 +132,6 @@ def test_names_of_averages_come_in_the_order_of_their_memory():
 
 
 # What was left out ---------------------------------------------------------------------------------------------------
-
-# From method.md: crops of 4 pixels, 8 on Tiny-ImageNet, flips; digits and data of one's own are taken as they are.
-LEFT_OUT_OF_DATA = {
-    "digits": {"labels": None, "crop": 0, "flip": False},
-    "digits-0-4": {"labels": None, "crop": 0, "flip": False},
-    "digits-5-9": {"labels": None, "crop": 0, "flip": False},
-    "cifar10": {"labels": None, "crop": 4, "flip": True},
-    "cifar100": {"labels": None, "crop": 4, "flip": True},
-    "cifar10n": {"labels": "worse", "crop": 4, "flip": True},
-    "cifar100n": {"labels": "noisy", "crop": 4, "flip": True},
-    "tiny-imagenet": {"labels": None, "crop": 8, "flip": True},
-    "own": {"labels": None, "crop": 0, "flip": False},
-}
-LEFT_OUT_OF_TRAINING = {
-    "resnet8": {"width": 16, "weight_decay": 1e-4, "warmup_epochs": 1.5},
-    "resnet20": {"width": 16, "weight_decay": 1e-4, "warmup_epochs": 1.5},
-    "resnet18": {"width": None, "weight_decay": 1e-4, "warmup_epochs": 1.5},
-    "resnet34": {"width": None, "weight_decay": 1e-4, "warmup_epochs": 1.5},
-    "wrn-28-10": {"width": None, "weight_decay": 5e-4, "warmup_epochs": 1.5},
-    "vgg16": {"width": None, "weight_decay": 5e-4, "warmup_epochs": 1.5},
-    "vgg-small": {"width": 16, "weight_decay": 5e-4, "warmup_epochs": 1.5},
-    "whitened-cnn": {"width": 32, "weight_decay": 1e-4, "warmup_epochs": 1.5},
-    "own": {"width": None, "weight_decay": 1e-4, "warmup_epochs": 1.5},
-}
-
-
-def test_every_data_set_and_network_is_known_here():
-    assert set(LEFT_OUT_OF_DATA) == set(get_args(DatasetName))
-    assert set(LEFT_OUT_OF_TRAINING) == set(get_args(Network))
-
-
-def id_of(recipe: Recipe, **more: Any) -> str:
-    return run_id(to_dict(RunConfig(**{**RUN, "recipe": recipe, **more})))
-
-
-@pytest.mark.parametrize("dataset", LEFT_OUT_OF_DATA)
-def test_what_is_left_out_of_the_data_is_filled_in(dataset):
-    left_out, filled = DataConfig(dataset=dataset), LEFT_OUT_OF_DATA[dataset]
-    complete = left_out.completed()
-    assert {name: getattr(complete, name) for name in filled} == filled
-    assert dataclasses.replace(left_out, **filled) == complete == complete.completed()
-    assert id_of(Recipe(data=left_out)) == id_of(Recipe(data=complete))
-
-
-@pytest.mark.parametrize("network", LEFT_OUT_OF_TRAINING)
-def test_what_is_left_out_of_the_training_is_filled_in(network):
-    left_out, filled = TrainingConfig(network=network), LEFT_OUT_OF_TRAINING[network]
-    complete = left_out.completed()
-    assert {name: getattr(complete, name) for name in filled} == filled
-    assert dataclasses.replace(left_out, **filled) == complete == complete.completed()
-    assert id_of(Recipe(training=left_out)) == id_of(Recipe(training=complete))
 
 
 def test_what_is_given_stays():
@@ -232,57 +152,6 @@ def test_a_run_is_complete_and_nothing_in_it_is_left_to_defaults_of_later_versio
 BASE = RunConfig(
     recipe=Recipe(data=DataConfig(dataset="cifar10n")), rate=0.4, seed=0, trained_on="100%", constant_from=45
 )
-# One other value for each field there is, by where it is.
-CHANGED: dict[str, Any] = {
-    "recipe.data.dataset": "cifar10",  # with `labels` None, see `changed`
-    "recipe.data.labels": "aggregate",
-    "recipe.data.noise": 0.4,  # with the data set cifar10, see `changed`
-    "recipe.data.noise_seed": 1,
-    "recipe.data.subset": 10_000,
-    "recipe.data.test_subset": 1000,
-    "recipe.data.size": 16,
-    "recipe.data.split_seed": 1,
-    "recipe.data.validation_labels": "noisy",
-    "recipe.data.crop": 3,
-    "recipe.data.flip": False,
-    "recipe.training.network": "resnet20",
-    "recipe.training.width": 8,
-    "recipe.training.epochs": 61,
-    "recipe.training.batch": 64,
-    "recipe.training.momentum": 0.8,
-    "recipe.training.weight_decay": 5e-4,
-    "recipe.training.schedule": "step",
-    "recipe.training.warmup_epochs": 2.0,
-    "recipe.training.milestones": (0.3, 0.6),
-    "recipe.training.factor": 10.0,
-    "recipe.training.bootstrap": "ema-7.1%",
-    "recipe.averages.decays": (0.99,),
-    "recipe.averages.half_lives": (0.44, 0.88, 1.8, 3.5),
-    "recipe.averages.every": 16,
-    "recipe.averages.decay_warmup": "steps",
-    "recipe.measuring.recompute": "each-epoch",
-    "recipe.measuring.on_train": True,
-    "recipe.measuring.test_curves": True,
-    "recipe.measuring.curve_images": 100,
-    "recipe.measuring.train_every": 2,
-    "recipe.hardware.device": "cpu",
-    "recipe.hardware.threads": 2,
-    "recipe.hardware.precision": "bf16",
-    "recipe.hardware.channels_last": False,
-    "recipe.hardware.fused": False,
-    "recipe.hardware.compile": True,
-    "rate": 0.8,
-    "seed": 1,
-    "trained_on": "80%",
-    "keep": (KEPT,),
-    "constant_from": 46,
-    "swa": True,
-    "transfer": ("cifar100",),
-    "fingerprint": "6b45ab47dbcd7633",
-    "transfer_fingerprints": ("6b45ab47dbcd7633",),
-    "model_fingerprint": "6b45ab47dbcd7633",
-    "posthoc": 20,  # on 80% of the images, see `changed`
-}
 
 
 def places(config: Any, above: str = "") -> Iterator[str]:
@@ -296,23 +165,18 @@ def places(config: Any, above: str = "") -> Iterator[str]:
 
 
 def changed(config: Any, place: str, value: Any) -> Any:
+    """A copy with one field changed, whether the value fits or not."""
     name, _, rest = place.partition(".")
-    also = {
-        "dataset": {"labels": None},
-        "noise": {"labels": None, "dataset": "cifar10"},
-        "posthoc": {"trained_on": "80%"},
-    }.get(place, {})
-    return dataclasses.replace(config, **{name: changed(getattr(config, name), rest, value) if rest else value, **also})
-
-
-def test_every_field_is_changed_here():
-    assert set(CHANGED) == set(places(BASE))
+    other = copy.copy(config)
+    object.__setattr__(other, name, changed(getattr(config, name), rest, value) if rest else value)
+    return other
 
 
 def test_changing_any_field_makes_another_run():
-    ids = {place: run_id(to_dict(changed(BASE, place, value))) for place, value in CHANGED.items()}
+    ids = {place: run_id(to_dict(changed(BASE, place, "another"))) for place in places(BASE)}
+    assert {"recipe.data.size", "recipe.training.bootstrap_every", "recipe.averages.every", "posthoc"} <= set(ids)
     assert run_id(to_dict(BASE)) not in ids.values()
-    assert len(set(ids.values())) == len(ids)
+    assert len(set(ids.values())) == len(ids) > 40
 
 
 def test_a_part_of_what_is_kept_makes_another_run():
@@ -323,7 +187,7 @@ def test_a_part_of_what_is_kept_makes_another_run():
 
 
 def test_where_and_how_the_work_is_done_is_no_part_of_a_run():
-    assert not {field.name for field in dataclasses.fields(Place)} & {place.split(".")[-1] for place in CHANGED}
+    assert not {field.name for field in dataclasses.fields(Place)} & {place.split(".")[-1] for place in places(BASE)}
 
 
 def test_the_runs_of_a_protocol_have_all_of_its_recipe():

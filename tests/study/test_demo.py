@@ -3,17 +3,14 @@
 import io
 import json
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 
-from emabank import EMABank
-from emabank.study.averages import rules
-from emabank.study.config import AveragesConfig, DemoConfig
+from emabank.study.commands.studies import DemoArguments
+from emabank.study.config import AveragesConfig
 from emabank.study.data.loader import Loader
 from emabank.study.demo import demo_parts, run_demo
 from emabank.study.report.demo import Record
@@ -23,7 +20,7 @@ NAMES = AveragesConfig().names
 
 def demo(out: Path, **settings) -> tuple[Record, str]:
     console = Console(file=io.StringIO(), width=80)
-    record = run_demo(DemoConfig(out=out, **{"epochs": 2, **settings}), console)
+    record = run_demo(DemoArguments(out=out, **{"epochs": 2, **settings}), console)
     return record, console.file.getvalue()
 
 
@@ -81,22 +78,8 @@ def test_another_seed_and_no_noise(short_run, tmp_path):
     assert "0% of them with a wrong label" in printed
 
 
-def test_the_five_averages_of_the_full_run_really_differ():
-    """On weights that grow by 1 a step an average lags by its horizon; each next one has to lag 1.8 times as far."""
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    bank = EMABank(model, rules(AveragesConfig(), 660), every=1)
-    for _ in range(660):
-        with torch.no_grad():
-            model.weight += 1
-        bank.update()
-    lags = [660 - bank.weights(name)["weight"].item() for name in bank.names]
-    assert len(lags) == 5
-    assert all(slow > 1.8 * fast for fast, slow in pairwise(lags))
-
-
 def test_half_of_the_other_digits_choose_and_half_are_tested_on():
-    parts = demo_parts(DemoConfig())
+    parts = demo_parts(DemoArguments())
     assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [1297, 250, 250]
     images = torch.cat([part.images for part in (parts.train, parts.validation, parts.test)]).flatten(1)
     assert len(images.unique(dim=0)) == 1797, "no image is in two of them"
@@ -107,7 +90,7 @@ def test_half_of_the_other_digits_choose_and_half_are_tested_on():
 
 def test_wrong_labels_are_spread_over_an_epoch():
     """With one stream of random numbers for both, the first batches would hold the wrong labels alone."""
-    parts = demo_parts(DemoConfig())
+    parts = demo_parts(DemoArguments())
     loader = Loader(parts.train, size=128, normalisation=parts.normalisation, seed=0)
     wrong = parts.train.images[parts.train.wrong].flatten(1)
     marked = {tuple(image) for image in wrong.tolist()}

@@ -235,8 +235,8 @@ def test_the_row_of_transfer_is_the_accuracy_of_a_linear_head_on_the_frozen_feat
     assert (row.split, row.metric, row.weights) == ("test", "transfer:more-digits", "ema-60%")
     with torch.no_grad():
         features = [each.model.features(inputs_of(part, parts)) for part in (target.train, target.test)]
-    want = linear_evaluation(features[0], target.train.labels, features[1], target.test.labels, classes=10, seed=0)
-    assert row.value == pytest.approx(want.accuracy, abs=0.02)
+    logits = linear_evaluation(features[0], target.train.labels, features[1], classes=10, seed=0)
+    assert row.value == pytest.approx((logits.argmax(1) == target.test.labels.numpy()).mean(), abs=0.02)
     assert row.value > 0.15  # by chance 0.1
 
 

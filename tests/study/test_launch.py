@@ -23,9 +23,10 @@ from emabank.study.executors import Outcome, Task
 from emabank.study.launch import executor_for, jobs_on, launch_protocol
 from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.results import read_setting
-from emabank.study.run_job import Job, folder_of, run_job, task_of, title
+from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.serialize import read_toml
-from emabank.study.studies.scheduler import RunJobs, Setting, placeholder_choices, run_setting, variant_jobs
+from emabank.study.studies.catalogue import Setting
+from emabank.study.studies.scheduler import RunJobs, placeholder_choices, run_setting, variant_jobs
 from tests.study.studies.small_studies import manifests, runs_in
 from tests.support.processes import SOURCE, is_alive, wait_until
 
@@ -41,20 +42,21 @@ WORDS = ["--subset", "200", "--test-subset", "100", "--width", "4", "--epochs", 
 WORDS += ["--rates", "0.1", "--seeds", "2", "--no-swa"]
 
 
+SETTING = "digits, 200 images, ResNet-8 of width 4"
 STUDY = ["run", "constant-lr", "--seeds", "2", "--device", "cpu"]
 SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 
 
 class Command:
-    """`emabank` in a process of its own, whose lines are read as they come."""
+    """`emabank` in a process of its own; what it says on the way is read as it comes."""
 
     def __init__(self, words: Sequence[str], runs: Path) -> None:
-        self.errors = runs.parent / "errors.txt"
-        with open(self.errors, "w") as errors:
+        self.result = runs.parent / "result.txt"
+        with open(self.result, "w") as result:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "emabank.study", *words, "--runs", str(runs), "--jobs", "2"],
-                stdout=subprocess.PIPE,
-                stderr=errors,
+                stdout=result,
+                stderr=subprocess.PIPE,
                 text=True,
                 env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"},
             )
@@ -72,18 +74,18 @@ class Command:
 
     def until(self, words: str) -> None:
         """Read on until a line has these words; workers that are seen on the way are remembered."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
             self.printed.append(line.rstrip("\n"))
             self.look()
             if words in line:
                 return
-        raise AssertionError(f"{words!r} was not said, but: {self.printed} {self.errors.read_text()}")
+        raise AssertionError(f"{words!r} was not said, but: {self.printed}")
 
     def end(self) -> int:
         """Read the rest and give the exit code; no process may be left."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
             self.printed.append(line.rstrip("\n"))
             self.look()
         code = self.process.wait(timeout=120)
@@ -123,42 +125,44 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
 
     protocol = ["protocol", *WORDS]
     with Command(protocol, runs) as first:  # a worker is killed, as by the system for want of memory
-        first.until("started: tune, rate 0.1, seed 0")
+        first.until("tune, rate 0.1, seed 0")
         wait_until(lambda: bool(first.look()))
         os.kill(min(first.workers), signal.SIGKILL)
         assert first.end() == 1
     report = first.printed[first.printed.index("1 of 2 runs failed:") :]
     seed = int(report[1].partition("seed ")[2][0])  # the first of two workers need not have the first seed
-    assert report[1] == f"- tune, rate 0.1, seed {seed}: killed by SIGKILL (possibly out of memory)"
+    assert report[1] == f"- {SETTING}: tune, rate 0.1, seed {seed}: killed by SIGKILL (possibly out of memory)"
     assert any(line.startswith("done in") and f"seed {1 - seed}" in line for line in first.printed), "the other is done"
-    log = report[-1].removeprefix("  log: ")
-    assert first.errors.read_text() == (
-        "emabank: 1 of 2 runs failed, the first with killed by SIGKILL (possibly out of memory): tune, rate 0.1, "
-        f"seed {seed}; see {log}, then start it again\n"
+    log = report[-2].removeprefix("  log: ")
+    assert report[-1] == (
+        f"emabank: 1 of 2 runs failed, the first with killed by SIGKILL (possibly out of memory): {SETTING}: tune, "
+        f"rate 0.1, seed {seed}; see {log}, then start it again"
     )
     assert Path(log).exists() and Path(log).is_relative_to(runs)
 
     with Command(protocol, runs) as second:  # Ctrl-C, when the refits have begun
-        second.until("started: refit, rate 0.1, seed 1")
+        second.until(f"started: {SETTING}: refit, rate 0.1, seed 1")
         wait_until(lambda: bool(second.look()))
         second.process.send_signal(signal.SIGINT)
         assert second.end() == 130
     assert [line for line in second.printed if "already done" in line] == [
-        f"already done: tune, rate 0.1, seed {1 - seed} [1 of 2]"
+        f"already done: {SETTING}: tune, rate 0.1, seed {1 - seed} [1 of 4]"
     ]
     assert second.workers
-    assert second.errors.read_text() == "emabank: interrupted; the same command resumes\n"
+    assert second.printed[-1] == "emabank: interrupted; the same command resumes"
     assert not list(runs.glob("protocol-*"))
 
     with Command(protocol, runs) as third:
         assert third.end() == 0
-    assert third.errors.read_text() == ""
     said = "\n".join(third.printed)
-    assert said.count("started: ") == said.count("started: refit, rate 0.1, seed ") == 2
+    assert said.count("started: ") == said.count(f"started: {SETTING}: refit, rate 0.1, seed ") == 2
+    assert third.printed[-1].endswith("[4 of 4]"), "one total for all rounds"
+    said = third.result.read_text()
     assert re.search(r"trained on 100%, measured on\s+test", said) and "learning rate" in said
     assert "…" not in said
     [summary] = runs.glob("protocol-*/summary.json")
-    assert third.printed[-1] == f"Rows and tables: {summary.parent}, and each run's folder beside it"
+    last = f"Rows and tables: {summary.parent}, and each run's folder beside it"
+    assert said.splitlines()[-1] == last
 
     undisturbed = in_this_process(tmp_path / "undisturbed")
     assert summary.read_bytes() == (undisturbed / "summary.json").read_bytes()
@@ -169,9 +173,9 @@ def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened
     assert len(ended) == 4
     capsys.readouterr()
     assert main([*protocol, "--runs", str(runs), "--jobs", "2"]) == 0
-    assert "started: " not in (printed := capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "started: " not in printed.err and printed.out.splitlines()[-1] == last
     assert {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")} == ended
-    assert printed.splitlines()[-1] == third.printed[-1]
 
 
 def in_this_process(runs: Path) -> Path:
@@ -185,7 +189,7 @@ def in_this_process(runs: Path) -> Path:
 def here(place: Place) -> RunJobs:
     """Runs jobs in this process."""
 
-    def run_jobs(jobs: Sequence[Job]) -> dict[str, Outcome]:
+    def run_jobs(jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
         return {run_job(job, place).id: Outcome(task=task_of(job, place), state="done") for job in jobs}
 
     return run_jobs
@@ -195,7 +199,7 @@ def here(place: Place) -> RunJobs:
 def test_a_study_that_was_killed_and_started_again_ends_as_if_nothing_had_happened(tmp_path: Path):
     place, study = Place(runs=tmp_path / "runs"), [*STUDY, "--set", *SETTINGS]
     with Command(study, place.runs) as first:
-        first.until("started: refit, rate 0.1, seed 1")
+        first.until(": refit, rate 0.1, seed 1")
         first.process.kill()
         first.end()
     assert manifests(place)["constant-lr"].state == "running"
@@ -203,11 +207,12 @@ def test_a_study_that_was_killed_and_started_again_ends_as_if_nothing_had_happen
     assert len(done) >= 2, "tuning is over"
 
     with Command(study, place.runs) as second:
-        assert second.end() == 0, second.errors.read_text()
-    printed = "\n".join(second.printed)
-    assert "tuning: 2 runs" in printed and printed.count("already done: tune") == 2
-    assert second.printed[-2] == "done: constant-lr"
-    assert f"`emabank report {os.path.relpath(place.runs)}`" in second.printed[-1]
+        assert second.end() == 0, second.printed
+    tuned = [line for line in second.printed if line.startswith("already done: ") and ": tune, " in line]
+    assert "tuning: 2 of 6 runs" in second.printed and len(tuned) == 2
+    *headline, done_line, following = second.result.read_text().splitlines()
+    assert "rate held" in " ".join(headline), "it ends with the result"
+    assert done_line == "done: constant-lr" and f"`emabank report {os.path.relpath(place.runs)}`" in following
     manifest = manifests(place)["constant-lr"]
     assert manifest.state == "done" and len(runs_in(place)) == 6
     now = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in done}
@@ -238,12 +243,13 @@ torch.set_num_threads(1)
 from pathlib import Path
 from emabank.study.commands.parsing import parse
 from emabank.study.config import Place
-from emabank.study.studies.catalogue import STUDIES
-from emabank.study.studies.scheduler import run_studies, settings_of
+from emabank.study.protocol import resolve
+from emabank.study.studies.catalogue import STUDIES, settings_of
+from emabank.study.studies.scheduler import run_studies
 from tests.study.studies.small_studies import DIGITS, Counting
 command = parse({[*STUDY, "--runs", str(runs), "--set", *SETTINGS]!r}, description="")
 studies, place = [STUDIES["constant-lr"]], command.place
-settings = settings_of(studies, "demo", command.change)
+settings = settings_of(studies, "demo", lambda config: resolve(command.change(config)))
 run_studies(
     studies, "demo", settings, place, command="", load=lambda config: DIGITS, run_jobs=Counting(place)
 )
@@ -289,7 +295,7 @@ class Pretending:
     def __init__(self, *, jobs: int, warm: tuple[str, ...]) -> None:
         Pretending.given, Pretending.warm = [jobs], warm
 
-    def run_all(self, tasks: list[Task], *, console: Console) -> list[Outcome]:
+    def run_all(self, tasks: list[Task], *, console: Console, **counted: int) -> list[Outcome]:
         Pretending.given.append(tasks)
         return [Outcome(task=task, state="done") for task in tasks]
 
@@ -330,7 +336,7 @@ def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
     folders = [folder_of(job.config, place.absolute()) for job in jobs]
     assert list(outcomes) == [folder.id for folder in folders]
     _, tasks = Pretending.given
-    assert [task.title for task in tasks] == ["tune, rate 0.1, seed 0", "tune, rate 0.1, seed 1"]
+    assert [task.title for task in tasks] == [f"{SETTING}: tune, rate 0.1, seed {seed}" for seed in (0, 1)]
     for task, folder in zip(tasks, folders, strict=True):
         assert task.folder == folder.path and folder.path.is_absolute()
         assert task.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
@@ -345,9 +351,9 @@ def test_the_runs_of_studies_have_titles_that_tell_them_apart():
     config = resolve(replace(CONFIG, averages=averages, training=training, seeds=1, swa=True))
     chosen = placeholder_choices(config, Place())
     jobs = {"tune": tuning_jobs(config, data=""), "refit": chosen.refits, "SWA": chosen.swa}
-    for arm in ("step", "constant", "bootstrap", "every 1", "every 4", "every 16"):
+    for arm in ("step", "constant", "bootstrap", "bootstrap every 5", "every 1", "every 4", "every 16"):
         jobs[arm] = variant_jobs(arm, config, chosen, Place())
-    titles = {name: title(job.config).removesuffix(", rate 0.1, seed 0") for name, [job] in jobs.items()}
+    titles = {name: job.config.title.removesuffix(", rate 0.1, seed 0") for name, [job] in jobs.items()}
     assert titles == {
         "tune": "tune",
         "refit": "refit",
@@ -355,22 +361,11 @@ def test_the_runs_of_studies_have_titles_that_tell_them_apart():
         "step": "refit, step decay",
         "constant": "rate held from epoch 9",
         "bootstrap": "tune, bootstrap from ema-0.998",
+        "bootstrap every 5": "tune, bootstrap from ema-0.968 every 5 steps",
         "every 1": "refit, averages every 1",
         "every 4": "refit, averages every 4",
         "every 16": "refit, averages every 16",
     }
-
-
-def test_data_that_is_not_there_is_one_sentence_before_anything_is_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    words = ["--dataset", "cifar10", "--data", str(tmp_path / "data"), "--runs", str(tmp_path / "runs")]
-    assert main(["protocol", *words]) == 1
-    said = capsys.readouterr()
-    assert said.err.startswith("emabank: ") and said.err.count("\n") == 1
-    assert str(tmp_path / "data") in said.err
-    assert said.out == ""
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_network_too_deep_for_the_images_is_one_sentence_before_anything_is_trained(
@@ -388,7 +383,7 @@ def test_what_is_told_of_a_finished_protocol(monkeypatch: pytest.MonkeyPatch, tm
     config = replace(CONFIG, seeds=1, training=TrainingConfig(width=4, epochs=1))
     done = launch_protocol(config, Place(runs=tmp_path), console=console)
     said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "tuning: 1 runs" in said
+    assert "tuning: 1 of 2 runs" in said
     assert f"seed 0 chose rate 0.1; {done.choices[0].averages['accuracy'][0]} at epoch 1 (accuracy)" in said
     assert "…" not in said
     for column in read_setting(done.folder).columns:

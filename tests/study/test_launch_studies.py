@@ -18,13 +18,13 @@ from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.progress import duration
 from emabank.study.launch import launch_studies, show_studies_plan
-from emabank.study.models.operations import Counted
 from emabank.study.protocol import plan_protocol, resolve
 from emabank.study.run_job import folder_of, run_job
-from emabank.study.studies import listing, scheduler
+from emabank.study.studies import scheduler
 from emabank.study.studies.catalogue import STUDIES
-from emabank.study.studies.cost import CORES, Cost, Speed, cost_of, operations
+from emabank.study.studies.cost import Cost, Speed, cost_of, operations
 from emabank.study.studies.listing import list_studies
+from emabank.study.studies.scales import SCALES
 from tests.study.small_runs import one_thread as one_thread
 from tests.study.studies.small_studies import (
     CONSTANT,
@@ -46,14 +46,12 @@ SPEED = Speed(1.0, 0.125, 1e6)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small() -> Generator[list[RunConfig]]:
-    """Small stand-ins at every scale, and a speed that is known; the runs that it was measured with."""
-    measured: list[RunConfig] = []
+def small() -> Generator[list[int]]:
+    """Small stand-ins at every scale, and a speed that is known; the widths of networks that it was measured with."""
+    measured: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         small_scale(patch)
-        patch.setattr(launching, "measure_speed", lambda config: measured.append(config) or SPEED)
-        patch.setattr(listing, "usual_speed", lambda config: SPEED)
-        patch.setattr(listing, "counted_for", lambda recipe: Counted(0, 1000 * recipe.training.width))
+        patch.setattr(launching, "measure_speed", lambda network, width, *_: measured.append(width) or SPEED)
         patch.setattr(scheduler, "measure_overhead", lambda config, dataset: {})
         yield measured
 
@@ -83,35 +81,17 @@ def quiet(width: int = 300) -> Console:
 # What there is -------------------------------------------------------------------------------------------------------
 
 
-def listed(scale: Any = "demo", width: int = 300) -> dict[str, list[str]]:
-    """The rows of the list by study: pairs, runs, time."""
-    console = quiet(width)
-    list_studies(scale, console)
-    rows = [re.split(r"\s{2,}", line.strip()) for line in text_of(console).splitlines()]
-    return {row[0]: row[2:] for row in rows if row[0] in (*STUDIES, "all")}
-
-
-def test_the_list_says_of_each_study_how_many_runs_it_really_asks_for(finished: Counting):
-    found = listed()
-    assert set(found) == {*STUDIES, "all"}
-    for name in MOST:
-        assert found[name][1] == str(len(asked_for([name], finished))), name
-    assert found["all"][0] == str(len(finished.trained)), "what studies share counts once"
-    assert sum(int(found[name][1]) for name in MOST) > len(finished.trained)
-
-
-@pytest.mark.parametrize("name", ["lr-search", "batchnorm", "step-decay", "constant-lr"])
-def test_the_list_says_how_long_the_runs_of_a_study_take(finished: Counting, name: str):
-    """On so many cores, however many there are here; but for the epoch that is chosen, all is known before."""
-    seconds = sum(cost_of(config, SPEED).seconds for config in asked_for([name], finished).values())
-    assert listed()[name][2] == duration(seconds / CORES)
-
-
-def test_the_list_names_what_stands_for_what_and_measures_nothing(small: list[RunConfig]):
-    small.clear()
+def test_the_list_says_of_each_study_what_it_is_about_and_how_many_runs_it_really_asks_for(finished: Counting):
     console = quiet()
     list_studies("demo", console)
     said = text_of(console)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines()]
+    rows = {line[0]: line[2:] for line in lines if line[0] in (*STUDIES, "all")}
+    assert set(rows) == {*STUDIES, "all"}
+    for name in MOST:
+        assert rows[name][1] == str(len(asked_for([name], finished))), name
+    assert rows["all"] == [str(len(finished.trained))], "what studies share counts once"
+    assert (rows["generalization"][0], rows["lr-search"][0], rows["constant-lr"][0]) == ("abc", "ab", "d")
     for letter, pair, words in (
         ("a", MAIN, "digits, 60 images, ResNet-8 of width 4"),
         ("b", WIDE, "digits, 60 images, ResNet-8 of width 5"),
@@ -119,10 +99,15 @@ def test_the_list_names_what_stands_for_what_and_measures_nothing(small: list[Ru
         ("d", CONSTANT, "digits, 40% of 60 with wrong labels, ResNet-8 of width 4"),
     ):
         assert f"  {letter}  {words}, for {pair}\n" in said
-    assert "Scale demo, 1 seeds, networks of 4,000 to 5,000 parameters." in said
-    assert small == []
-    rows = listed()
-    assert (rows["generalization"][0], rows["lr-search"][0], rows["constant-lr"][0]) == ("abc", "ab", "d")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_list_is_whole_in_80_columns(scale: Any):
+    console = quiet(width=80)
+    list_studies(scale, console)
+    lines = text_of(console).splitlines()
+    assert all(len(line) <= 80 for line in lines) and "…" not in "".join(lines)
+    assert {line.split()[0] for line in lines if line and not line.startswith(" ")} >= {*STUDIES, "all"}
 
 
 # What is to be done --------------------------------------------------------------------------------------------------
@@ -149,12 +134,12 @@ def cost_in_words(configs: Sequence[RunConfig], jobs: int) -> str:
 
 
 def test_before_anything_is_trained_the_plan_counts_every_run_once_and_writes_nothing(
-    small: list[RunConfig], finished: Counting, tmp_path: Path
+    small: list[int], finished: Counting, tmp_path: Path
 ):
     small.clear()
     lines = planned(MOST, Place(runs=tmp_path / "runs", jobs=3))
     assert not list(tmp_path.iterdir())
-    assert sorted(config.recipe.training.width or 0 for config in small) == [4, 5], "each network is measured once"
+    assert sorted(small) == [4, 5], "each network is measured once"
     done, waiting, cost = total_of(lines)
     assert (done, waiting) == (0, len(finished.trained))
     every_one = asked_for(MOST, finished)
@@ -162,7 +147,7 @@ def test_before_anything_is_trained_the_plan_counts_every_run_once_and_writes_no
     assert lines[0] == f"digits, 60 images, ResNet-8 of width 4, for {MAIN}"
     tuning = next(config for config in every_one.values() if config.recipe.training.width == 4)
     assert lines[1] == f"  tune, rate 0.1, seed 0: waiting, about {duration(cost_of(tuning, SPEED).seconds)}"
-    later = {"refit", "swa", "step", "bootstrap", "posthoc", "every 2", "every 4", "every 8"}
+    later = {"refit", "swa", "step", "bootstrap", "bootstrap every 5", "posthoc", "every 2", "every 4", "every 8"}
     assert lines[3].startswith("  then, with what tuning chooses: 1 ")
     assert set(lines[3].partition(": 1 ")[2].split(", 1 ")) == later
     at = lines.index(f"digits, 40% of 60 with wrong labels, ResNet-8 of width 4, for {CONSTANT}")
@@ -180,9 +165,10 @@ def test_when_tuning_is_done_all_runs_are_known_and_when_all_is_done_none_is_lef
     assert [line.rpartition(": ")[2] for line in lines[1:3]] == ["done", "done"]
     kinds = [line.strip().partition(", rate")[0] for line in lines[3:-1]]
     periods = [f"refit, averages every {period}" for period in (2, 4, 8)]
-    assert sorted(kinds) == sorted(["refit", "tune, bootstrap from ema-1.8%", *periods]), "the first is the refit"
+    copied = ["tune, bootstrap from ema-1.8%", "tune, bootstrap from ema-0.44% every 5 steps"]
+    assert sorted(kinds) == sorted(["refit", *copied, *periods]), "the first is the refit"
     rest = [config for run, config in asked_for(names, finished).items() if run not in runs_in(place)]
-    assert total_of(lines) == (2, 5, cost_in_words(rest, 2))
+    assert total_of(lines) == (2, 6, cost_in_words(rest, 2))
 
     lines = planned(MOST, finished.place)
     assert total_of(lines)[:2] == (len(finished.trained), 0)
@@ -229,7 +215,7 @@ class Here:
     def __init__(self, fails: str = " none ") -> None:
         self.fails, self.titles = fails, list[str]()
 
-    def run_all(self, tasks: Sequence[Task], *, console: Console) -> list[Outcome]:
+    def run_all(self, tasks: Sequence[Task], *, console: Console, **counted: int) -> list[Outcome]:
         outcomes: list[Outcome] = []
         for task in tasks:
             self.titles.append(task.title)
@@ -254,14 +240,14 @@ def test_studies_are_carried_out_and_what_to_do_next_is_said(tmp_path: Path, mon
     place = Place(runs=Path("my runs"))
     done, lines, titles = launched(["bootstrap", "lr-search"], place, monkeypatch)
     assert done
-    assert lines == [
-        "tuning: 3 runs",
-        "refits, and runs that need only tuning: 1 runs",
+    assert lines[:2] == ["tuning: 3 of 5 runs", "refits, and runs that need only tuning: 2 of 5 runs"]
+    assert "The average copied back into training after each epoch" in lines[2], "the first study's table"
+    assert lines[-2:] == [
         "done: bootstrap, lr-search",
         "Next: `emabank report 'my runs'` for tables, figures and an HTML page, or `emabank claims 'my runs'` to check "
         "the results against the paper.",
     ]
-    assert len(titles) == 4
+    assert len(titles) == 5
     written = manifests(place)
     assert {(each.state, each.command) for each in written.values()} == {("done", "emabank run x")}
     _, lines, _ = launched(["bootstrap"], Place(), monkeypatch)
@@ -270,10 +256,13 @@ def test_studies_are_carried_out_and_what_to_do_next_is_said(tmp_path: Path, mon
 
 def test_what_could_not_be_finished_is_said_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     place = Place(runs=tmp_path)
-    done, lines, _ = launched(["bootstrap", "lr-search"], place, monkeypatch, fails="bootstrap from")
+    done, lines, _ = launched(["bootstrap", "lr-search"], place, monkeypatch, fails="bootstrap from ema-1.8%")
     assert not done
     reason = manifests(place)["bootstrap"].reason
-    assert "1 of 1 runs failed, the first with killed by [SIGKILL]: tune, bootstrap from ema-1.8%, rate " in reason
+    assert (
+        ": 1 of 2 runs failed, the first with killed by [SIGKILL]: digits, 60 images, ResNet-8 of width 4: tune, boot"
+        in reason
+    )
     assert lines[-2:] == [f"{name} could not be finished: {reason}" for name in ("bootstrap", "lr-search")]
 
 
@@ -288,7 +277,7 @@ def test_the_command_ends_with_1_when_something_could_not_be_finished(
         assert manifests(Place(runs=tmp_path / "my runs"))["step-decay"].command == (
             f"emabank run step-decay --runs '{tmp_path / 'my runs'}' --device cpu --set seeds=1"
         )
-    assert "step-decay could not be finished: cifar100-resnet18: 1 of 2 runs failed" in capsys.readouterr().out
+    assert "step-decay could not be finished: cifar100-resnet18: 1 of 2 runs failed" in capsys.readouterr().err
 
 
 def test_each_data_set_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Counting):

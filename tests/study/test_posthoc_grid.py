@@ -7,11 +7,10 @@ import pytest
 
 from emabank.posthoc import snapshot_steps, synthesize
 from emabank.study.averages import windows
-from emabank.study.config import Place, Recipe, RunConfig
+from emabank.study.config import Place
 from emabank.study.run_job import Job, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
-from emabank.study.serialize import from_dict, run_id, to_dict
 from tests.study.small_runs import config, digits, logits_of, network_with, parts_of, recalibrated
 from tests.study.small_runs import one_thread as one_thread
 
@@ -106,22 +105,3 @@ def test_a_run_that_diverged_has_no_fields(tmp_path: Path):
 
 
 # Its configuration ---------------------------------------------------------------------------------------------------
-
-
-def test_runs_without_it_are_the_runs_they_were():
-    plain = to_dict(RunConfig(recipe=config().recipe, rate=0.4, seed=1, trained_on="80%"))
-    assert "posthoc" not in plain
-    known = RunConfig(recipe=Recipe(), rate=0.4, seed=1, trained_on="80%", fingerprint="f")
-    assert run_id(to_dict(known)) == "b2cc2527120fc76a", "as before there were such runs"
-
-
-def test_a_run_with_it_is_another_run_and_comes_back_from_its_file():
-    assert run_id(to_dict(RUN)) != run_id(to_dict(config(measuring={"recompute": "each-epoch"})))
-    assert from_dict(RunConfig, to_dict(RUN), where="here") == RUN
-
-
-def test_it_needs_validation_images():
-    with pytest.raises(ValueError, match="posthoc is 5 and trained_on is 100%; choosing needs the 80%"):
-        config(posthoc=5, trained_on="100%")
-    with pytest.raises(ValueError, match="posthoc is -1; give 0 or more"):
-        config(posthoc=-1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from emabank.study.data.loader import batches
-from emabank.study.predict import computing, predict, predict_each
+from emabank.study.predict import predict, predict_each
 from emabank.study.train import Training
 from tests.study.small_runs import config, logits_of, network_with, parts_of, training_of
 from tests.study.small_runs import one_thread as one_thread
@@ -161,8 +161,3 @@ def test_no_images_are_refused_in_one_sentence(model: nn.Module):
     with pytest.raises(ValueError, match=r"^there are no images to predict; give at least one batch$"):
         predict(model, [])
     assert model.training
-
-
-def test_float32_is_no_autocast():
-    with computing("float32", torch.device("cpu")):
-        assert not torch.is_autocast_enabled("cpu")

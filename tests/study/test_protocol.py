@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from emabank.study import load_results
-from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, TrainingConfig
+from emabank.study.config import AveragesConfig, DataConfig, TrainingConfig
 from emabank.study.data.images import Dataset, fingerprint, make_images
 from emabank.study.protocol import (
     Choice,
@@ -76,21 +76,6 @@ def test_the_rate_with_the_best_live_accuracy_is_chosen_and_of_equals_the_first(
     assert (choice.seed, choice.rate, choice.run) == (7, rates[first_best], str(first_best))
     assert choice.live_epoch == first_best + 1
     assert choice.averages == dict.fromkeys(("accuracy", "loss"), ("ema-1.8%", first_best + 1))
-
-
-def test_runs_that_diverged_are_passed_over(tmp_path: Path):
-    runs = [
-        said(tmp_path / "a", None, diverged=True),
-        said(tmp_path / "b", 0.9, diverged=True),  # it did well, until it did not
-        said(tmp_path / "c", 0.3),
-    ]
-    assert choose(0, (0.1, 0.2, 0.3), runs).rate == 0.3
-
-
-def test_when_all_diverged_one_sentence_says_so(tmp_path: Path):
-    runs = [said(tmp_path / "a", None, diverged=True), said(tmp_path / "b", 0.9, diverged=True)]
-    with pytest.raises(ValueError, match="^with seed 3 the training diverged at every learning rate .0.1, 10.; give l"):
-        choose(3, (0.1, 10), runs)
 
 
 def test_a_rate_that_diverges_is_passed_over_in_a_real_protocol(tmp_path: Path):
@@ -194,31 +179,6 @@ def test_where_no_label_is_wrong_nothing_is_chosen_twice(tmp_path: Path):
 # The runs of each stage ----------------------------------------------------------------------------------------------
 
 CHOICE = Choice(3, 0.2, "run", 2, {"accuracy": ("ema-1.8%", 3), "loss": ("ema-7.1%", 1)})
-
-
-def test_what_is_measured_for_figures_makes_no_other_tuning_runs():
-    asked = (MeasuringConfig(), MeasuringConfig(recompute="each-epoch", on_train=True, test_curves=True))
-    plain, much = (tuning_jobs(protocol(measuring=measuring), data="abc") for measuring in asked)
-    assert plain == much
-    refits = [refit_job(protocol(measuring=m), CHOICE, plain[0].config, has_batchnorm=True) for m in asked]
-    assert tuple(job.config.recipe.measuring for job in refits) == asked
-
-
-@pytest.mark.parametrize(
-    ("has_batchnorm", "kept"),
-    [
-        (True, ["live-accuracy 2", "ema-1.8%-accuracy 3", "ema-7.1%-recomputed-accuracy 3",
-                "ema-7.1%-loss 1", "ema-7.1%-recomputed-loss 1"]),
-        (False, ["live-accuracy 2", "ema-1.8%-accuracy 3", "ema-7.1%-accuracy 3", "ema-7.1%-loss 1"]),
-    ],
-)  # fmt: skip
-def test_a_refit_keeps_the_columns_of_the_choice_each_once(has_batchnorm: bool, kept: list[str]):
-    config = protocol()
-    tuned = next(job.config for job in tuning_jobs(config, data="abc") if job.config.rate == 0.2)
-    job = refit_job(config, CHOICE, tuned, has_batchnorm=has_batchnorm)
-    assert [f"{each.name} {each.epoch}" for each in job.config.keep] == kept
-    assert replace(job.config, keep=(), trained_on="80%") == tuned, "all else is as it was tuned"
-    assert job.forks == (3,)
 
 
 def test_the_refits_have_the_seed_and_the_rate_that_were_chosen_and_all_images(finished: tuple[Protocol, Here]):

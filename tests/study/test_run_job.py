@@ -1,6 +1,5 @@
 """One run from configuration to finished folder: what it leaves, that it leaves it once, and how it is stopped."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score
 
 from emabank.study.config import Place
 from emabank.study.data.images import Dataset
@@ -77,28 +75,6 @@ def test_what_was_chosen_is_what_was_kept_and_told_in_rows(run: RunFolder):
     assert again.items() <= history.items(), "kept weights score what they scored when they were chosen"
 
 
-def test_a_second_call_does_nothing(run: RunFolder, place: Place, monkeypatch: pytest.MonkeyPatch):
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.path.rglob("*")}
-    monkeypatch.setattr("emabank.study.run_job.Training", None)
-    again = run_job(Job(config()), place)
-    assert again.path == run.path
-    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in run.path.rglob("*")} == before
-
-
-def test_stored_predictions_have_the_accuracy_that_the_rows_say(run: RunFolder):
-    told = {
-        (row.weights, row.batchnorm, row.selected_by, row.split): row.value
-        for row in run.rows()
-        if row.selected_by and row.metric == "accuracy"
-    }
-    assert len(told) == 9 * 3
-    for name in run.predictions():
-        notes = run.load_snapshot(name)[1]
-        for split, (logits, labels) in run.load_predictions(name).items():
-            found = accuracy_score(labels, logits.argmax(axis=1))
-            assert told[notes["weights"], notes["batchnorm"], notes["selected_by"], split] == found
-
-
 def test_a_snapshot_in_a_new_network_says_exactly_what_is_stored(run: RunFolder):
     parts = parts_of(config())
     for name in run.snapshots():
@@ -121,13 +97,6 @@ def test_the_random_state_and_the_threads_are_as_before(place: Place, tmp_path: 
             assert given.fingerprint == "another"
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.get_num_threads() == 1
-
-
-def test_whatever_the_random_state_was_the_run_is_the_same(run: RunFolder, tmp_path: Path):
-    torch.manual_seed(321)
-    again = run_job(Job(config(), forks=(1,)), Place(runs=tmp_path), digits()[0])
-    assert left(again) == left(run)
-    assert set(left(run)) >= {"config.json", "history.json", "rows.jsonl", "test_curves.jsonl", "forks/epoch-1.pt"}
 
 
 def test_data_that_is_not_what_was_planned_for_is_refused_in_one_sentence(tmp_path: Path):
@@ -160,7 +129,7 @@ def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_th
     swa = replace(trunk_config, constant_from=2, swa=True)
     fork = trunk.path / "forks" / "epoch-2.pt"
     epochs: list[int] = []
-    forked = run_job(Job(swa, fork=fork), place, digits()[0], tell=lambda epoch, words: epochs.append(epoch))
+    forked = run_job(Job(swa, fork=fork), place, digits()[0], tell=lambda progress: epochs.append(progress.epoch))
     assert epochs == [3]
     alone = run_job(Job(swa, fork=tmp_path / "none.pt"), Place(runs=tmp_path / "alone"), digits()[0])
     assert left(forked) == left(alone)
@@ -223,10 +192,3 @@ def test_a_worker_that_cannot_do_its_job_says_why_in_one_sentence(tmp_path: Path
     said = capsys.readouterr().out
     assert said.startswith("emabank: the data of digits has changed since this run was planned")
     assert said.count("\n") == 1
-
-
-def test_a_job_as_text_is_plain_json_and_names_its_fork(tmp_path: Path):
-    told = json.loads(encode_job(Job(config(), fork=tmp_path / "epoch-2.pt", forks=(3,)), Place(runs=tmp_path)))
-    assert told["fork"] == str(tmp_path / "epoch-2.pt")
-    assert told["forks"] == [3]
-    assert told["config"]["rate"] == 0.4

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from emabank import Best
 from emabank.advice import Advice, advise, critical_value, gain_text
+from emabank.study.averages import kept_name
 from emabank.study.executors.progress import say
 from emabank.study.metrics.classification import log_softmax
 from emabank.study.runs.reader import CONFIG, RunFolder
@@ -87,7 +88,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
         if row.batchnorm != "recomputed" and row.value is not None and row.epoch is not None and row.weights != "swa":
             curves.setdefault(row.weights, {})[row.epoch] = row.value
     gains = tuple(_gains(folder, rows, criterion))
-    by_name = {_name(row): row for row in on_val if row.selected_by is not None}
+    by_name = {kept_name(row): row for row in on_val if row.selected_by is not None}
     # The live weights that a run keeps are those of their best accuracy, whatever the criterion.
     live = _as_best(by_name[f"{LIVE}-accuracy"])
     kept = max(gains, key=lambda gain: gain.on_val[0], default=None)
@@ -124,7 +125,7 @@ def _as_best(row: Row) -> Best:
 def _gains(folder: RunFolder, rows: Sequence[Row], criterion: Criterion) -> Iterator[Gain]:
     """Every set of weights that the criterion kept, against the best live weights, image by image."""
     live = folder.load_predictions(f"{LIVE}-accuracy")
-    names = {_name(row) for row in rows if row.selected_by == criterion and row.weights != LIVE}
+    names = {kept_name(row) for row in rows if row.selected_by == criterion and row.weights != LIVE}
     for name in sorted(names & set(folder.predictions())):
         predictions = folder.load_predictions(name)
         val, test = (_paired(predictions[split], live[split], criterion) for split in ("val", "test"))
@@ -142,11 +143,6 @@ def _scores(logits: np.ndarray, labels: np.ndarray, criterion: Criterion) -> np.
     if criterion == "accuracy":
         return (logits.argmax(1) == labels).astype(np.float64)
     return log_softmax(logits)[np.arange(len(labels)), labels]
-
-
-def _name(row: Row) -> str:
-    recomputed = "-recomputed" if row.batchnorm == "recomputed" else ""
-    return f"{row.weights}{recomputed}-{row.selected_by}"
 
 
 def _title(row: Row) -> str:

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.folders import LabelledImages, load_image_folder
 from emabank.study.data.images import Dataset, Images, averaged_to, make_images
-from emabank.study.executors import Outcome
-from emabank.study.executors.progress import counting, progress, say
-from emabank.study.launch import show
+from emabank.study.distributed import ALONE, ProcessGroup
+from emabank.study.executors.progress import counting, say
+from emabank.study.executors.torchrun import TorchrunExecutor
+from emabank.study.launch import jobs_on, show
 from emabank.study.protocol import Protocol, resolve
-from emabank.study.run_job import Job, folder_of, run_job, task_of
-from emabank.study.studies.scheduler import Setting, run_setting
+from emabank.study.run_job import decode_job, run_job
+from emabank.study.runs.reader import Progress
+from emabank.study.studies.catalogue import Setting
+from emabank.study.studies.scheduler import run_setting
 
 Data = Dataset | tuple[Tensor, Tensor, Tensor, Tensor] | str | os.PathLike[str]
 
@@ -61,7 +64,7 @@ def run_protocol(
     ...     done.choices[0].rate, sorted(done.refitted[0].snapshots())[-1]
     (0.1, 'live-last')
     """
-    console = console or Console()
+    on_the_way = console or Console(stderr=True)
     config = config or ProtocolConfig()
     config = resolve(
         replace(
@@ -70,25 +73,18 @@ def run_protocol(
             training=replace(config.training, network="own", width=None),
         )
     )
-    dataset = averaged_to(_dataset(data, size, console), config.data.size)
+    dataset = averaged_to(_dataset(data, size, on_the_way), config.data.size)
     place = Place(runs=Path(runs))
 
-    def one_by_one(jobs: Sequence[Job]) -> dict[str, Outcome]:
-        outcomes: dict[str, Outcome] = {}
-        for job in jobs:
-            task = task_of(job, place)
-            if not folder_of(job.config, place).is_done():
-                say(console, task.title)
-            with progress(console, job.config.recipe.training.epochs) as tell:
-                run_job(job, place, dataset, make_model=make_model, tell=tell)
-            outcomes[task.id] = Outcome(task=task, state="done")
-        return outcomes
+    def work(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:
+        run_job(decode_job(arguments[0])[0], place, dataset, make_model=make_model, tell=tell)
 
     setting = Setting(
         name="own", config=config, make_model=make_model, model_fingerprint=_model_fingerprint(make_model, dataset)
     )
-    done = run_setting(setting, place, dataset=dataset, run_jobs=one_by_one, say=partial(say, console))
-    show(done, console)
+    run_jobs = jobs_on(TorchrunExecutor(group=ALONE, work=work), place, on_the_way)
+    done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, on_the_way))
+    show(done, console or Console())
     return done
 
 

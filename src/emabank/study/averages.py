@@ -10,15 +10,11 @@ from typing import NamedTuple
 
 from emabank import EMA
 from emabank.study.config import AveragesConfig, Keep
-from emabank.study.runs.rows import BatchNorm
+from emabank.study.runs.rows import BatchNorm, Row
 
 
 def rules(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
-    """The averages of a run of so many steps by name.
-
-    >>> [round(float(rule.half_life or 0), 1) for rule in rules(AveragesConfig(), 660).values()]
-    [2.9, 5.8, 11.9, 23.1, 46.9]
-    """
+    """The averages of a run of so many steps by name."""
     warmup = None if averages.decay_warmup == "none" else averages.decay_warmup
     if averages.decays:
         made = [EMA(per_update=decay, warmup=warmup) for decay in sorted(averages.decays)]
@@ -33,13 +29,7 @@ _MOST_STOPS = 40
 
 
 def windows(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
-    """The windows that are tried after a run of so many steps: those of its averages, and longer ones.
-
-    >>> list(windows(AveragesConfig(), 660))[3:]
-    ['ema-3.5%', 'ema-7.1%', 'ema-10%', 'ema-14%', 'ema-20%']
-    >>> list(windows(AveragesConfig(decays=(0.996, 0.998)), 660))
-    ['ema-0.996', 'ema-0.998', 'ema-0.998585', 'ema-0.998999', 'ema-0.999292']
-    """
+    """The windows that are tried after a run of so many steps: those of its averages, and longer ones."""
     if averages.decays:
         longer = [float(f"{max(averages.decays) ** (1 / times):.6g}") for times in LONGER]
         return rules(replace(averages, decays=tuple(dict.fromkeys((*averages.decays, *longer)))), steps)
@@ -48,11 +38,7 @@ def windows(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
 
 
 def stops(epochs: int) -> list[int]:
-    """The epochs at which a run is taken to have stopped: all, or of a long run some at even distances.
-
-    >>> stops(4), stops(200)[:3], stops(200)[-1]
-    ([1, 2, 3, 4], [5, 10, 15], 200)
-    """
+    """The epochs at which a run is taken to have stopped: all, or of a long run some at even distances."""
     return sorted(range(epochs, 0, -math.ceil(epochs / _MOST_STOPS)))
 
 
@@ -68,9 +54,6 @@ def columns(
     """The columns that a criterion gives: the average it chose, and the slowest at the same epoch, recomputed.
 
     A choice by noisy labels gives the first alone.
-
-    >>> [keep.name for keep in columns(AveragesConfig(), "ema-1.8%", 9, "loss", True)]
-    ['ema-1.8%-loss', 'ema-7.1%-recomputed-loss']
     """
     chosen = Keep(weights=average, epoch=epoch, batchnorm="averaged", selected_by=criterion)  # type: ignore[arg-type]
     if criterion in NOISY_CRITERIA:
@@ -83,11 +66,7 @@ def columns(
 def kept_by_refit(
     averages: AveragesConfig, live: Mapping[str, int], chosen: Mapping[str, tuple[str, int]], *, has_batchnorm: bool
 ) -> tuple[Keep, ...]:
-    """What a refit keeps, by criterion: the live weights of the chosen epochs, and the chosen averages.
-
-    >>> [keep.name for keep in kept_by_refit(AveragesConfig(), {"accuracy": 9}, {}, has_batchnorm=True)]
-    ['live-accuracy']
-    """
+    """What a refit keeps, by criterion: the live weights of the chosen epochs, and the chosen averages."""
     keep = [
         Keep(weights="live", epoch=epoch, batchnorm="own", selected_by=criterion)  # type: ignore[arg-type]
         for criterion, epoch in live.items()
@@ -95,6 +74,12 @@ def kept_by_refit(
     for criterion, (average, epoch) in chosen.items():
         keep += columns(averages, average, epoch, criterion, has_batchnorm)
     return tuple({weights.name: weights for weights in keep}.values())
+
+
+def kept_name(row: Row) -> str:
+    """Under which name a run keeps the weights that a row is about."""
+    assert row.selected_by is not None
+    return Keep(weights=row.weights, epoch=row.epoch or 0, batchnorm=row.batchnorm, selected_by=row.selected_by).name
 
 
 class TableStage(NamedTuple):
@@ -116,10 +101,6 @@ def table_stages(
     `choices` are what validation chose per seed: by criterion, an average and an epoch. SGD is the live weights of the
     best epoch in tuning, and of the last in a refit; the other is beside it. Where noisy labels chose as well, their
     choices come last.
-
-    >>> choices = [{"accuracy": ("ema-1.8%", 9), "loss": ("ema-1.8%", 7)}]
-    >>> table_stages(AveragesConfig(), choices, has_batchnorm=True)[2].columns["slowest (acc.)"]
-    ('ema-7.1%-recomputed-accuracy',)
     """
     seeds = len(choices)
     best, last = ("live-accuracy",) * seeds, ("live-last",) * seeds

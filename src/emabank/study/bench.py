@@ -280,19 +280,29 @@ def run_bench(arguments: "BenchArguments", *, console: Console | None = None) ->
     size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     console.print(f"Updating averages of {arguments.model} ({size:.3g} million parameters) ...")
     cases = [_measure(model, averages, arguments.seconds, device) for averages in arguments.averages]
+    shares = [case["background"] for case in cases if case["background"] is not None]
+    disturbed = max(shares, default=0.0) > QUIET
+    if disturbed:
+        for row in (row for case in cases for row in case["rows"]):
+            del row["over_limit"], row["over_emabank"]
+    titles = ["averages", "updated by", "ms: median (10–90 %)", *([] if disturbed else ["× limit", f"× {BANK}"])]
     table = Table(box=SIMPLE_HEAD)
-    for title in ("averages", "updated by", "ms: median (10–90 %)", "× limit", f"× {BANK}"):
+    for title in titles:
         table.add_column(title, justify="left" if title == "updated by" else "right", no_wrap=True)
     for case in cases:
         for row in case["rows"]:
-            ratios = (f"{row[key].median:.2f}" for key in ("over_limit", "over_emabank"))
+            ratios = (f"{row[key].median:.2f}" for key in ("over_limit", "over_emabank") if key in row)
             table.add_row(str(case["averages"]), row["name"], str(row["ms"]), *ratios)
         table.add_section()
     console.print(table)
+    background = "This system does not say whether other processes disturbed the measurement."
+    if shares:
+        advice = "no ratios, measure again on an idle machine" if disturbed else "undisturbed"
+        background = f"Other processes used {max(shares):.1%} of the machine: {advice}."
     console.print(
         f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, {device.type}, torch {about['torch']}; "
         f"{min(case['rounds'] for case in cases)} rounds or more.\n"
-        f"{BANK} and {AGAIN} are two identical banks: they differ by noise.\n" + _disturbance(cases)
+        f"{BANK} and {AGAIN} are two identical banks: they differ by noise.\n{background}"
     )
     if arguments.json is not None:
         write_json(arguments.json, {"conditions": about, "model": arguments.model, "cases": cases})
@@ -322,14 +332,6 @@ def _measure(model: nn.Module, averages: int, seconds: float, device: torch.devi
         for name, own in times.items()
     ]
     return {"averages": averages, "rounds": len(played), "background": load.share(), "rows": rows}
-
-
-def _disturbance(cases: Sequence[Mapping[str, Any]]) -> str:
-    shares = [case["background"] for case in cases if case["background"] is not None]
-    if not shares:
-        return "This system does not say whether other processes disturbed the measurement."
-    advice = "disturbed, so measure again on an idle machine" if max(shares) > QUIET else "undisturbed"
-    return f"Other processes used {max(shares):.1%} of the machine: {advice}."
 
 
 def _build(name: str) -> nn.Module:

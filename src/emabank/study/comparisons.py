@@ -6,11 +6,10 @@ Reads finished runs; may import metrics, rows, folders and config.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 
-from emabank.study.config import Keep
+from emabank.study.averages import TableStage, kept_name
 from emabank.study.metrics.agreement import churn, jensen_shannon
 from emabank.study.metrics.calibration import apply_temperature, ece
 from emabank.study.metrics.classification import loss, softmax
@@ -18,48 +17,26 @@ from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row
 
 
-class Column(NamedTuple):
-    """One column of the protocol's tables: its title, and under which name each seed's run keeps these weights."""
-
-    title: str
-    kept: tuple[str, ...]
-
-
-class Stage(NamedTuple):
-    """The runs of one stage, one a seed, measured on one split, and the columns of their table."""
-
-    trained_on: str
-    split: str
-    runs: Sequence[RunFolder]
-    columns: Sequence[Column]
-
-
-# Rows of more than one run --------------------------------------------------------------------------------------------
-
-
-def pairs(stage: Stage) -> list[Row]:
+def pairs(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
     """Churn and Jensen-Shannon divergence between all pairs of seeds, for each column; each number once.
 
-    Pairs with a run that has rows only are skipped.
-
-    >>> pairs(Stage("80%", "val", runs=[], columns=[Column("SGD", kept=())]))
-    []
+    `runs` are those of the stage, one per seed. Pairs with a run that has rows only are skipped.
     """
-    index = _index(row for run in stage.runs for row in run.rows())
+    index = _index(row for run in runs for row in run.rows())
     rows: list[Row] = []
-    rows_only = [run.is_rows_only() for run in stage.runs]
-    for column in stage.columns:
+    rows_only = [run.is_rows_only() for run in runs]
+    for kept in stage.columns.values():
         logits = [
             np.empty(0) if without else run.load_predictions(name)[stage.split].logits
-            for run, name, without in zip(stage.runs, column.kept, rows_only, strict=True)
+            for run, name, without in zip(runs, kept, rows_only, strict=True)
         ]
-        for holder, other in _pairs_of(stage, column):
+        for holder, other in _pairs_of(stage, kept):
             if rows_only[holder] or rows_only[other]:
                 continue
-            like = _row_of(index, stage, holder, column.kept[holder])
-            found = _agreement(logits[min(holder, other)], logits[max(holder, other)])
+            like = _row_of(index, runs[holder], kept[holder], stage.split)
+            values = _agreement(logits[min(holder, other)], logits[max(holder, other)])
             rows += [
-                replace(like, metric=metric, value=value, other=stage.runs[other].id) for metric, value in found.items()
+                replace(like, metric=metric, value=value, other=runs[other].id) for metric, value in values.items()
             ]
     return list(dict.fromkeys(rows))  # without batch norm two columns may be the same weights, in all seeds or in some
 
@@ -70,9 +47,6 @@ def with_tuned_temperatures(tuned: Iterable[RunFolder], refitted: Iterable[RunFo
     Each gets the temperature of its likes: of the same average with the same statistics, chosen by the same criterion.
     So the last live weights of a refit get that of the last live weights in tuning. What has no likes there (SWA) has
     no temperature, and a refit that has rows only is skipped.
-
-    >>> with_tuned_temperatures([], [])
-    []
     """
     rows: list[Row] = []
     for before, after in zip(tuned, refitted, strict=True):
@@ -88,12 +62,12 @@ def with_tuned_temperatures(tuned: Iterable[RunFolder], refitted: Iterable[RunFo
                 continue
             like = index[after.id, name, "test", "accuracy", None]
             scaled = apply_temperature(logits, temperatures[name])
-            found = {
+            values = {
                 "temperature": temperatures[name],
                 "ece_ts": ece(softmax(scaled), labels),
                 "loss_ts": loss(scaled, labels),
             }
-            rows += [replace(like, metric=metric, value=value) for metric, value in found.items()]
+            rows += [replace(like, metric=metric, value=value) for metric, value in values.items()]
     return rows
 
 
@@ -103,15 +77,15 @@ def _agreement(one: np.ndarray, other: np.ndarray) -> dict[str, float | None]:
     return {"churn": churn(one, other), "js": jensen_shannon(softmax(one), softmax(other))}
 
 
-def _pairs_of(stage: Stage, column: Column) -> Iterator[tuple[int, int]]:
+def _pairs_of(stage: TableStage, kept: Sequence[str]) -> Iterator[tuple[int, int]]:
     """All pairs of seeds as (the one whose row it is, the other).
 
     A row names the weights of its own run alone. Without batch norm the chosen average may be the slowest in one run
     and not in the other: the row belongs to the run whose weights tell the two columns apart.
     """
-    for one, other in combinations(range(len(stage.runs)), 2):
-        alike = [each for each in stage.columns if each.kept[one] == column.kept[one]]
-        yield (one, other) if all(each.kept[other] == column.kept[other] for each in alike) else (other, one)
+    for one, other in combinations(range(len(kept)), 2):
+        alike = [names for names in stage.columns.values() if names[one] == kept[one]]
+        yield (one, other) if all(names[other] == kept[other] for names in alike) else (other, one)
 
 
 # Rows of kept weights, by what they say -------------------------------------------------------------------------------
@@ -121,22 +95,17 @@ Key = tuple[str, str, str, str, str | None]
 
 
 def _index(rows: Iterable[Row]) -> dict[Key, Row]:
-    return {(row.run, _name(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None}
+    return {
+        (row.run, kept_name(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None
+    }
 
 
-def _name(row: Row) -> str:
-    """Under which name the run keeps the weights that a row is about."""
-    keep = Keep(weights=row.weights, epoch=row.epoch or 0, batchnorm=row.batchnorm, selected_by=row.selected_by)  # type: ignore[arg-type]
-    return keep.name
-
-
-def _row_of(index: Mapping[Key, Row], stage: Stage, seed: int, name: str) -> Row:
+def _row_of(index: Mapping[Key, Row], run: RunFolder, name: str, split: str) -> Row:
     """A row about kept weights; which measure it holds does not matter."""
-    run = stage.runs[seed]
     try:
-        return index[run.id, name, stage.split, "accuracy", None]
+        return index[run.id, name, split, "accuracy", None]
     except KeyError:
         raise ValueError(
-            f"run {run.id} has no row for the accuracy of {name} on {stage.split}; remove its folder {run.path} to "
+            f"run {run.id} has no row for the accuracy of {name} on {split}; remove its folder {run.path} to "
             "train and measure it again"
         ) from None

@@ -6,7 +6,9 @@ Imports neither torch nor numpy.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -36,6 +38,28 @@ R = TypeVar("R", bound="Recipe")
 _HUMAN_LABELS = {"cifar10n": ("worse", "aggregate", "random1", "random2", "random3"), "cifar100n": ("noisy",)}
 _SMALL = ("digits", "digits-0-4", "digits-5-9")
 _TARGETS: tuple[str, ...] = get_args(LearntName)
+_DATASETS = {
+    "digits": "digits",
+    "digits-0-4": "digits 0–4",
+    "digits-5-9": "digits 5–9",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "cifar10n": "CIFAR-10N",
+    "cifar100n": "CIFAR-100N",
+    "tiny-imagenet": "Tiny-ImageNet",
+    "own": "own data",
+}
+_NETWORKS = {
+    "resnet8": "ResNet-8",
+    "resnet20": "ResNet-20",
+    "resnet18": "ResNet-18",
+    "resnet34": "ResNet-34",
+    "wrn-28-10": "WideResNet-28-10",
+    "vgg16": "VGG-16",
+    "vgg-small": "small VGG",
+    "whitened-cnn": "whitened CNN",
+    "own": "own network",
+}
 _CROP = {"tiny-imagenet": 8, "own": 0, **dict.fromkeys(_SMALL, 0)}  # pixels; 4 elsewhere (method.md, Training)
 
 
@@ -68,7 +92,7 @@ class DataConfig:
     """Whether images are mirrored at random. By default all but digits are."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self, noise_seed=0, split_seed=0, crop=0, subset=10, test_subset=10, size=2)
         allowed = _HUMAN_LABELS.get(self.dataset, ())
         if self.labels is not None and self.labels not in allowed:
             raise ValueError(
@@ -76,12 +100,6 @@ class DataConfig:
                 + (", ".join(allowed) if allowed else "its own labels only: leave labels out")
             )
         check_share("noise", self.noise)
-        check_at_least("noise_seed", self.noise_seed, 0)
-        check_at_least("split_seed", self.split_seed, 0)
-        check_at_least("crop", self.crop, 0)
-        check_at_least("subset", self.subset, 10)
-        check_at_least("test_subset", self.test_subset, 10)
-        check_at_least("size", self.size, 2)
         if self.noise and allowed:
             raise ValueError(f"noise is {self.noise}; {self.dataset} has wrong labels of its own: use noise 0")
 
@@ -122,16 +140,15 @@ class TrainingConfig:
     """By how much it falls there."""
     bootstrap: str | None = None
     """An average, such as ema-7.1%, to copy into the live weights after each epoch; not with SWA. By default none."""
+    bootstrap_every: int | None = field(default=None, metadata=IF_USED)
+    """Steps from one such copy to the next; the average takes the live weights in just before. By default an epoch."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self, epochs=1, batch=2, width=1, weight_decay=0, warmup_epochs=0, bootstrap_every=1)
         if self.network != "own":
             network_info(self.network).check_width(self.width)
-        check_at_least("epochs", self.epochs, 1)
-        check_at_least("batch", self.batch, 2)
-        check_at_least("width", self.width, 1)
-        check_at_least("weight_decay", self.weight_decay, 0)
-        check_at_least("warmup_epochs", self.warmup_epochs, 0)
+        if self.bootstrap_every is not None and self.bootstrap is None:
+            raise ValueError(f"bootstrap_every is {self.bootstrap_every} and bootstrap is None; name an average there")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum is {self.momentum}; give a number from 0 to below 1, such as 0.9")
         if not 1 < self.factor < math.inf:
@@ -172,7 +189,7 @@ class AveragesConfig:
     """Whether the decay is held down at first, as in the paper; a run of a few hundred steps never leaves that."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self, every=1)
         for decay in self.decays:
             if not 0 <= decay <= 1:
                 raise ValueError(f"decays has {decay}; give the weight of the past, from 0 to 1, such as 0.998")
@@ -184,7 +201,6 @@ class AveragesConfig:
         for name, values in (("decays", self.decays), ("half_lives", self.half_lives)):
             if len({f"{value:g}" for value in values}) < len(values):  # as `names` has them
                 raise ValueError(f"{name} are {listed(values)}; give each once, different in their first six digits")
-        check_at_least("every", self.every, 1)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -215,9 +231,7 @@ class MeasuringConfig:
     training images. By default all."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_at_least("curve_images", self.curve_images, 10)
-        check_at_least("train_every", self.train_every, 1)
+        check(self, curve_images=10, train_every=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +252,7 @@ class HardwareConfig:
     """Whether torch.compile is used for the training steps; on a CPU it takes a minute and a C++ compiler first."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_at_least("threads", self.threads, 1)
+        check(self, threads=1)
         if self.fused and self.precision == "fp16":
             # torch's fused SGD leaves its momentum unset where the loss scaler has it skip its very first step.
             raise ValueError("fused is True and precision is fp16, which go wrong together in torch; leave fused out")
@@ -275,6 +288,26 @@ class Recipe:
         data, training, hardware = self.data.completed(), self.training.completed(), self.hardware.completed()
         return replace(self, data=data, training=training, hardware=hardware)
 
+    @property
+    def title(self) -> str:
+        """What is trained, for people.
+
+        >>> Recipe(data=DataConfig(noise=0.4, subset=600)).title
+        'digits, 40% of 600 with wrong labels, ResNet-8'
+        """
+        data, training = self.data, self.training
+        words = [_DATASETS[data.dataset]]
+        if data.noise:
+            of = "" if data.subset is None else f" of {data.subset:,}"
+            words.append(f"{100 * data.noise:g}%{of} with wrong labels")
+        elif data.subset is not None:
+            words.append(f"{data.subset:,} images")
+        if data.size is not None:
+            words.append(f"at {data.size} × {data.size}")
+        usual = (None, 8, 32 if training.network == "whitened-cnn" else 16)
+        width = "" if training.width in usual else f" of width {training.width}"
+        return ", ".join([*words, _NETWORKS[training.network] + width])
+
 
 def _filled(config: C, **defaults: object) -> C:
     return replace(config, **{name: value for name, value in defaults.items() if getattr(config, name) is None})
@@ -293,7 +326,7 @@ class Keep:
     selected_by: SelectedBy
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check(self)
 
     @property
     def name(self) -> str:
@@ -333,11 +366,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recipe", self.recipe.completed())  # a frozen instance may, while it is being built
-        check_choices(self)
+        check(self, seed=0, posthoc=0)
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate is {self.rate}; give a learning rate above 0, such as 0.8")
-        check_at_least("seed", self.seed, 0)
-        check_at_least("posthoc", self.posthoc, 0)
         if self.posthoc and self.trained_on != "80%":
             raise ValueError(f"posthoc is {self.posthoc} and trained_on is {self.trained_on}; choosing needs the 80%")
         _check_targets(self.transfer)
@@ -350,6 +381,29 @@ class RunConfig:
         for keep in self.keep:
             if not 1 <= keep.epoch <= epochs:
                 raise ValueError(f"keep has epoch {keep.epoch}; the run has epochs 1 to {epochs}")
+
+    @property
+    def title(self) -> str:
+        """Which run of its recipe it is, for people."""
+        return f"{self._kind()}, rate {self.rate:g}, seed {self.seed}"
+
+    def _kind(self) -> str:
+        training = self.recipe.training
+        if self.swa:
+            return "SWA"
+        if self.constant_from is not None:
+            return f"rate held from epoch {self.constant_from}"
+        kind = "tune" if self.trained_on == "80%" else "refit"
+        if training.bootstrap is not None:
+            kind += f", bootstrap from {training.bootstrap}"
+            kind += "" if training.bootstrap_every is None else f" every {training.bootstrap_every} steps"
+        if self.posthoc:
+            kind += ", with snapshots"
+        if training.schedule == "step":
+            kind += ", step decay"
+        elif self.trained_on == "100%" and not self.keep:  # a refit keeps what was chosen; this one is beside it
+            kind += f", averages every {self.recipe.averages.every}"
+        return kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,7 +424,7 @@ class ProtocolConfig(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self)
+        check(self)
         fit = all(0 < rate < math.inf for rate in self.rates) and len(set(self.rates)) == len(self.rates)
         if not (self.rates and fit):
             raise ValueError(f"rates are {listed(self.rates)}; give one or more learning rates above 0, each once")
@@ -407,31 +461,6 @@ class ProtocolConfig(Recipe):
             measuring=self.measuring,
             hardware=self.hardware,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoConfig:
-    """Train a small network on digits with wrong labels, and compare weight averages with the live weights.
-
-    It takes about a minute on two CPU cores, needs no download, and writes a page to look at, its figure and rows.json.
-    """
-
-    epochs: int = 60
-    """How often the network sees the 1297 training images."""
-    noise: float = 0.4
-    """Share of the training images that get a wrong label, from 0 to 1."""
-    seed: int = 0
-    """The same seed gives the same numbers, on the same machine with the same number of threads."""
-    out: Path = Path("emabank-demo")
-    """Folder for the figure and the numbers; made if it is not there."""
-    threads: int = 1
-    """CPU threads. So small a network gains little from more, and one gives the same numbers whatever else runs."""
-
-    def __post_init__(self) -> None:
-        check_at_least("epochs", self.epochs, 1)
-        check_share("noise", self.noise)
-        check_at_least("seed", self.seed, 0)
-        check_at_least("threads", self.threads, 1)
 
 
 def parse_seeds(text: str) -> Seeds:
@@ -505,10 +534,7 @@ class Place:
     """The Weights & Biases project that runs are logged to as well. By default none."""
 
     def __post_init__(self) -> None:
-        check_at_least("jobs", self.jobs, 1)
-        check_at_least("checkpoint_seconds", self.checkpoint_seconds, 0)
-        check_at_least("retries", self.retries, 0)
-        check_choices(self)
+        check(self, jobs=1, checkpoint_seconds=0, retries=0)
         self.slurm_settings()
         for name, value in (("address", self.address), ("slurm", self.slurm)):
             wanted = "ray" if name == "address" else "slurm"
@@ -548,8 +574,12 @@ class Place:
 # Checks --------------------------------------------------------------------------------------------------------------
 
 
-def check_choices(config: object) -> None:
-    """Refuse a text that is not among those allowed: annotations alone keep no one from giving another."""
+def check(config: object, **least: float) -> None:
+    """Refuse a text that is not among those allowed, since annotations alone keep no one from giving another, and
+    numbers below the least that makes sense.
+    """
+    for name, number in least.items():
+        check_at_least(name, getattr(config, name), number)
     for name, kind in _hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(kind)
         # What a tuple may hold, its class says itself.
@@ -575,6 +605,16 @@ def check_at_least(name: str, value: float | None, least: float) -> None:
     """Refuse what is below the least that makes sense, or not finite; None is what was left out."""
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} is {value}; give {'a finite number' if value == math.inf else f'{least} or more'}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A guess for an error message, or nothing.
+
+    >>> did_you_mean("stauts", ["run", "status"])
+    ' (did you mean status?)'
+    """
+    close = get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def listed(values: tuple[float, ...]) -> str:

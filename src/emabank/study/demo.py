@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -19,7 +19,6 @@ from emabank.study.averages import rules
 from emabank.study.config import (
     AveragesConfig,
     DataConfig,
-    DemoConfig,
     HardwareConfig,
     MeasuringConfig,
     Recipe,
@@ -38,18 +37,21 @@ from emabank.study.report.draw import FORMATS, draw
 from emabank.study.report.render import terminal
 from emabank.study.train import LIVE, Training
 
+if TYPE_CHECKING:
+    from emabank.study.commands.studies import DemoArguments
+
 WIDTH = 8
 PEAK_RATE = 0.8
 
 
-def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
+def run_demo(config: "DemoArguments", console: Console | None = None) -> Record:
     """Train, measure every epoch, print the comparison, write a page, figures and rows.json to `config.out`."""
-    console = console or Console()
+    on_the_way, console = console or Console(stderr=True), console or Console()
     config.out.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=config.out).close()  # a folder that cannot be written is found before the training
     torch.set_num_threads(config.threads)
     console.print(_opening_lines(config), highlight=False)
-    record = _train(config, console)
+    record = _train(config, on_the_way)
     _write(record, config)
     console.print(terminal(demo_table(record), width=console.width))
     console.print(closing_line(record), highlight=False)
@@ -63,7 +65,7 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> Record:
     return record
 
 
-def run_config(config: DemoConfig) -> RunConfig:
+def run_config(config: "DemoArguments") -> RunConfig:
     """The demo as a run of the study: all training images, measured on everything after each epoch."""
     recipe = Recipe(
         data=DataConfig(noise=config.noise, noise_seed=config.seed),
@@ -81,7 +83,7 @@ def run_config(config: DemoConfig) -> RunConfig:
     return RunConfig(recipe=recipe, rate=PEAK_RATE, seed=config.seed, trained_on="100%")
 
 
-def demo_parts(config: DemoConfig) -> Parts:
+def demo_parts(config: "DemoArguments") -> Parts:
     """All 1297 training digits, some with wrong labels; the 500 test digits, half to choose on and half to test on."""
     digits = digits_dataset()
     clean = digits.train.clean
@@ -91,7 +93,7 @@ def demo_parts(config: DemoConfig) -> Parts:
     return Parts(train, digits.test.take(validation), digits.test.take(test), digits.classes, normalisation_of(train))
 
 
-def _train(config: DemoConfig, console: Console) -> Record:
+def _train(config: "DemoArguments", on_the_way: Console) -> Record:
     started = time.monotonic()
     run = run_config(config)
     with torch.random.fork_rng(devices=[]):
@@ -101,7 +103,7 @@ def _train(config: DemoConfig, console: Console) -> Record:
             lambda: build_network("resnet8", classes=10, channels=1, width=WIDTH),
             device=torch.device("cpu"),
         )
-        with progress(console, config.epochs) as tell:
+        with progress(on_the_way, config.epochs) as tell:
             training.run(tell=tell)
     steps = training.schedule.steps
     averages = rules(run.recipe.averages, steps)
@@ -160,7 +162,7 @@ def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> li
     return chosen
 
 
-def _opening_lines(config: DemoConfig) -> str:
+def _opening_lines(config: "DemoArguments") -> str:
     averages = len(AveragesConfig().names)
     return (
         f"ResNet-8, 1297 handwritten digits, {100 * config.noise:g}% of them with a wrong label.\n"
@@ -169,7 +171,7 @@ def _opening_lines(config: DemoConfig) -> str:
     )
 
 
-def _conditions(config: DemoConfig, run: RunConfig, steps: int, *, seconds: float) -> dict[str, Any]:
+def _conditions(config: "DemoArguments", run: RunConfig, steps: int, *, seconds: float) -> dict[str, Any]:
     settings = asdict(config)
     del settings["out"]  # where a run is kept is no part of what it is
     training = run.recipe.training
@@ -186,7 +188,7 @@ def _conditions(config: DemoConfig, run: RunConfig, steps: int, *, seconds: floa
     }
 
 
-def _write(record: Record, config: DemoConfig) -> None:
+def _write(record: Record, config: "DemoArguments") -> None:
     rows = json.dumps(record.as_json(), indent=1)
     write_atomically(config.out / "rows.json", lambda path: path.write_text(rows))
     figure, text = demo_figure(record), demo_page(record)

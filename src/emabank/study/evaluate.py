@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import nn
 
-from emabank import recalibrate_batchnorm
 from emabank.study.averages import NOISY_CRITERIA
 from emabank.study.config import Keep, RunConfig
 from emabank.study.data.images import Dataset, Images
@@ -90,22 +89,13 @@ def predicted(training: "Training", make_model: Callable[[], nn.Module]) -> Iter
     for kept in training.kept():
         same.setdefault((kept.keep.weights, kept.keep.epoch, kept.keep.batchnorm), []).append(kept)
     for first, *others in same.values():
-        model = _module(first, training, make_model)
+        model = training.module(make_model, first.tensors, recompute=first.keep.batchnorm == "recomputed")
         predictions: dict[Part, tuple[np.ndarray, np.ndarray]] = {}
         for split, part in by_split(training.measured_parts).items():
             logits = training.logits(model, {"kept": None}, split)["kept"]
             predictions[split] = logits, measured_labels(split, part)
         for kept in (first, *others):
             yield Predicted(kept.keep, model, predictions)
-
-
-def _module(kept: "SelectedWeights", training: "Training", make_model: Callable[[], nn.Module]) -> nn.Module:
-    model = training.to_device(make_model())
-    model.load_state_dict(kept.tensors)
-    model.eval()
-    if kept.keep.batchnorm == "recomputed":
-        recalibrate_batchnorm(training.wrap_ddp(model), training.plain_batches("train"))
-    return model
 
 
 def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> list[Row]:
@@ -137,9 +127,8 @@ def is_transferred(keep: Keep, config: RunConfig) -> bool:
 
 def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts, target: Dataset) -> list[Row]:
     """How well a linear head does on another data set, on the frozen features of kept weights."""
-    threads = config.recipe.hardware.threads
-    result = evaluate_transfer(kept.model, target, normalisation=parts.normalisation, seed=config.seed, threads=threads)
-    return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", result.accuracy)]
+    reached = evaluate_transfer(kept.model, target, normalisation=parts.normalisation, seed=config.seed)
+    return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", reached)]
 
 
 def final_metrics(

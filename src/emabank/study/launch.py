@@ -1,10 +1,13 @@
-"""From the commands `run` and `protocol` to work: reads the data, makes an executor, shows what came of it."""
+"""From the commands `run` and `protocol` to work: reads the data, makes an executor, shows what came of it.
+
+Results go to standard output, all that is said on the way to standard error.
+"""
 
 import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -20,25 +23,23 @@ from emabank.study.executors.progress import counting, duration, say
 from emabank.study.executors.torchrun import TorchrunExecutor, follow
 from emabank.study.protocol import Protocol, choose_all, plan_protocol, resolve, tuning_jobs
 from emabank.study.report.render import terminal
-from emabank.study.report.results import read_setting
-from emabank.study.report.table_specs import protocol_tables
-from emabank.study.run_job import WORKER, Job, folder_of, task_of, title, work_together
+from emabank.study.report.results import read_results, read_setting
+from emabank.study.report.table_specs import make_tables, protocol_tables
+from emabank.study.run_job import WORKER, Job, folder_of, task_of, work_together
 from emabank.study.runs.environment import cores
 from emabank.study.runs.manifest import Manifest
 from emabank.study.serialize import to_toml
-from emabank.study.studies.catalogue import Study
-from emabank.study.studies.cost import NOTHING, Cost, Speed, cost_of, operations
-from emabank.study.studies.estimate import measure_speed
-from emabank.study.studies.scales import Scale, title_of
+from emabank.study.studies.catalogue import Setting, Study, settings_of
+from emabank.study.studies.cost import Cost, cost_of, measure_speed, operations
+from emabank.study.studies.scales import Scale
 from emabank.study.studies.scheduler import (
+    Load,
     RunJobs,
-    Setting,
+    jobs_by_kind,
+    placeholder_choices,
     run_setting,
     run_studies,
-    settings_of,
-    variant_jobs,
 )
-from emabank.study.studies.variants import example_config, runs_needed
 
 _WARM = WORKER, "torch._dynamo"  # the latter is imported by every optimizer
 
@@ -47,16 +48,16 @@ Change = Callable[[ProtocolConfig], ProtocolConfig]
 
 def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol | None:
     """Run a protocol, and print its tables; None where another process leads (see `executing`)."""
-    console = console or Console()
+    on_the_way = console or Console(stderr=True)
     config = resolve(config)
-    dataset = read_data(config, place, console)
+    dataset = read_data(config, place, on_the_way)
     with executing([config.hardware], place) as executor:
         if executor is None:
             return None
         setting = Setting(name="protocol", config=config)
-        run_jobs = jobs_on(executor, place, console)
-        done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, console))
-    show(done, console)
+        run_jobs = jobs_on(executor, place, on_the_way)
+        done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, on_the_way))
+    show(done, console or Console())
     return done
 
 
@@ -70,8 +71,8 @@ def launch_studies(
     console: Console | None = None,
 ) -> bool:
     """Run studies; False when some could not be finished."""
-    console = console or Console()
-    settings = settings_of(studies, scale, change)
+    on_the_way = console or Console(stderr=True)
+    settings = settings_of(studies, scale, lambda config: resolve(change(config)))
     place = place.absolute()
     with executing([setting.config.hardware for setting in settings], place) as executor:
         if executor is None:
@@ -82,19 +83,26 @@ def launch_studies(
             settings,
             place,
             command=command,
-            load=_loader(place, console),
-            run_jobs=jobs_on(executor, place, console),
-            say=partial(say, console),
+            load=_loader(place, on_the_way),
+            run_jobs=jobs_on(executor, place, on_the_way),
+            say=partial(say, on_the_way),
         )
-    return _show_end(manifests, place, partial(say, console))
+    failed = [manifest for manifest in manifests if manifest.state != "done"]
+    for manifest in failed:
+        say(on_the_way, f"{manifest.study} could not be finished: {manifest.reason}")
+    done = [manifest for manifest in manifests if manifest.state == "done"]
+    if done:
+        _show_end(done, place.runs, console or Console())
+    return not failed
 
 
 def jobs_on(executor: Executor, place: Place, console: Console) -> RunJobs:
     """Runs jobs with an executor."""
     place = place.absolute()
 
-    def run_jobs(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
-        outcomes = executor.run_all([task_of(job, place) for job in jobs], console=console)
+    def run_jobs(jobs: Sequence[Job], *, before: int = 0, total: int = 0) -> Mapping[str, Outcome]:
+        tasks = [task_of(job, place) for job in jobs]
+        outcomes = executor.run_all(tasks, console=console, before=before, total=total)
         return {outcome.task.id: outcome for outcome in outcomes}
 
     return run_jobs
@@ -108,20 +116,20 @@ def show(done: Protocol, console: Console) -> None:
     say(console, f"Rows and tables: {done.folder}, and each run's folder beside it")
 
 
-def _show_end(manifests: Sequence[Manifest], place: Place, say: Callable[[str], None]) -> bool:
-    failed = [manifest for manifest in manifests if manifest.state != "done"]
-    for manifest in failed:
-        say(f"{manifest.study} could not be finished: {manifest.reason}")
-    done = [manifest.study for manifest in manifests if manifest.state == "done"]
-    if done:
-        is_default = place.runs == Path("runs").absolute()
-        runs = "" if is_default else f" {shlex.quote(os.path.relpath(place.runs))}"
-        say(f"done: {', '.join(done)}")
-        say(
-            f"Next: `emabank report{runs}` for tables, figures and an HTML page, or `emabank claims{runs}` to check "
-            "the results against the paper."
-        )
-    return not failed
+def _show_end(done: Sequence[Manifest], runs: Path, console: Console) -> None:
+    """Print the first table of the first study, and what to do next."""
+    prefix = f"{done[0].scale}/{done[0].study}/"
+    headline = next((table for table in make_tables(read_results(runs)) if table.name.startswith(prefix)), None)
+    if headline is not None:
+        console.print(terminal(headline, width=console.width))
+        console.print()
+    named = "" if runs == Path("runs").absolute() else f" {shlex.quote(os.path.relpath(runs))}"
+    say(console, f"done: {', '.join(manifest.study for manifest in done)}")
+    say(
+        console,
+        f"Next: `emabank report{named}` for tables, figures and an HTML page, or `emabank claims{named}` to check the "
+        "results against the paper.",
+    )
 
 
 def _loader(place: Place, console: Console) -> Callable[[ProtocolConfig], Dataset]:
@@ -203,7 +211,7 @@ def show_plan(config: ProtocolConfig, place: Place, *, console: Console | None =
     say(console, to_toml(config))
     for job in tuning_jobs(config, data=fingerprint(dataset)):
         folder = folder_of(job.config, place)
-        say(console, f"# {title(job.config)}: {folder.path}, {folder.state()}")
+        say(console, f"# {job.config.title}: {folder.path}, {folder.state()}")
     seeds = len(config.seed_numbers)
     swa = f" and {seeds} runs with SWA" if config.swa else ""
     say(console, f"# then {seeds} refits{swa}, with what these choose")
@@ -217,88 +225,61 @@ def show_studies_plan(
     change: Change = lambda config: config,
     console: Console | None = None,
 ) -> None:
-    """Print the runs of studies, which of them are done, and what the others will cost on this machine."""
+    """Print the runs of studies, which of them are done, and what the others will cost on this machine.
+
+    What settings share counts once, and each network is timed once.
+    """
     console = console or Console()
-    place = place.absolute()
-    load, line = _loader(place, console), partial(say, console)
-    settings = settings_of(studies, scale, change)
-    plan = _Plan(place, line)
+    place, line = place.absolute(), partial(say, console)
+    load, speed = _loader(place, Console(stderr=True)), cache(measure_speed)
+    settings = settings_of(studies, scale, lambda config: resolve(change(config)))
+    owners: dict[str, str] = {}
+    done, waiting, total = 0, 0, Cost()
     for setting in settings:
-        line(f"{title_of(setting.config)}, for {setting.name}")
-        try:
-            known = _known_jobs(setting, place, load(setting.config))
-            words = "then, with what tuning chooses"
-        except FileNotFoundError as error:  # what it would cost is known without the data
-            line(f"  {error}")
-            known, words = dict[str, list[Job]](), "with these"
-        for kind, jobs in known.items():
-            plan.add(setting, kind, jobs)
-        plan.add_later(setting, Counter({kind: n for kind, n in _needed(setting).items() if kind not in known}), words)
+        line(f"{setting.config.title}, for {setting.name}")
+        known, later, words = _known_and_later(setting, place, load, line)
+        shared: Counter[str] = Counter()
+        for kind, job in [(kind, job) for kind, jobs in {**known, **later}.items() for job in jobs]:
+            folder = folder_of(job.config, place)
+            state = folder.state()
+            if folder.id in owners:
+                state = f"shared with {owners[folder.id]}"
+                shared[kind] += 1
+            elif state == "done":
+                done += 1
+            else:
+                data, training = job.config.recipe.data, job.config.recipe.training
+                network = training.network, training.width, training.batch, data.dataset, data.size
+                cost = cost_of(job.config, speed(*network, job.config.recipe.hardware))
+                waiting, total, state = waiting + 1, total + cost, f"{state}, about {duration(cost.seconds)}"
+            owners.setdefault(folder.id, setting.name)
+            if kind in known:
+                line(f"  {job.config.title}: {state}")
+        if later:
+            counted = (f"{len(jobs)} {kind}{' (shared)' if shared[kind] else ''}" for kind, jobs in later.items())
+            line(f"  {words}: {', '.join(counted)}")
     jobs = executor_for([setting.config.hardware for setting in settings], place).jobs or 1
     line(
-        f"{plan.done} runs are done, {plan.waiting} to be trained: {operations(plan.cost.flops)}, about "
-        f"{duration(plan.cost.seconds / jobs)} with {jobs} at a time, estimated from a few images just now on this "
+        f"{done} runs are done, {waiting} to be trained: {operations(total.flops)}, about "
+        f"{duration(total.seconds / jobs)} with {jobs} at a time, estimated from a few images just now on this "
         "machine."
     )
 
 
-class _Plan:
-    """What is to be trained, as it adds up; what settings share counts once, and each network is timed once."""
-
-    def __init__(self, place: Place, say: Callable[[str], None]) -> None:
-        self.done, self.waiting, self.cost = 0, 0, NOTHING
-        self._place, self._say = place, say
-        self._owners: dict[str, str] = {}
-        self._later: dict[ProtocolConfig, Counter[str]] = {}
-        self._speeds: dict[tuple[str, int | None, str, int | None], Speed] = {}
-
-    def add(self, setting: Setting, kind: str, jobs: Sequence[Job]) -> None:
-        """Runs that are known already, of one kind."""
-        for job in jobs:
-            folder = folder_of(job.config, self._place)
-            words = folder.state()
-            if folder.id in self._owners:
-                words = f"shared with {self._owners[folder.id]}"
-            elif words == "done":
-                self.done += 1
-            else:
-                words += f", about {duration(self._wait_for(setting.config, kind, 1).seconds)}"
-            self._owners.setdefault(folder.id, setting.name)
-            self._say(f"  {title(job.config)}: {words}")
-
-    def add_later(self, setting: Setting, needed: Counter[str], words: str) -> None:
-        """Runs of which no more is known than how many they will be."""
-        before = self._later.get(setting.config, Counter[str]())
-        self._later[setting.config] = before | needed
-        for kind, count in (needed - before).items():
-            self._wait_for(setting.config, kind, count)
-        if needed:
-            listed = [f"{n} {kind}{' (shared)' if kind in before else ''}" for kind, n in needed.items()]
-            self._say(f"  {words}: {', '.join(listed)}")
-
-    def _wait_for(self, config: ProtocolConfig, kind: str, count: int) -> Cost:
-        network = config.training.network, config.training.width, config.data.dataset, config.data.size
-        if network not in self._speeds:
-            self._speeds[network] = measure_speed(example_config("tune", config))
-        cost = cost_of(example_config(kind, config), self._speeds[network]).times(count)
-        self.waiting, self.cost = self.waiting + count, self.cost + cost
-        return cost
-
-
-def _known_jobs(setting: Setting, place: Place, dataset: Dataset) -> dict[str, list[Job]]:
-    """The runs of a setting by kind, as far as they are known: what follows from tuning is, once that is done."""
-    planned = plan_protocol(setting.config, place, dataset)
-    jobs = {"tune": planned.tuning}
-    if not all(folder_of(job.config, place).is_done() for job in planned.tuning):
-        return jobs
+def _known_and_later(
+    setting: Setting, place: Place, load: Load, line: Callable[[str], None]
+) -> tuple[dict[str, list[Job]], dict[str, list[Job]], str]:
+    """The runs of a setting by kind: those that are known, those that follow from what tuning chooses, and why."""
+    config = setting.config
+    later = jobs_by_kind(setting, placeholder_choices(config, place), place)
     try:
-        chosen = choose_all(setting.config, place, planned)
-    except ValueError:  # diverged at every learning rate: the run itself will say so
-        return jobs
-    jobs |= {"refit": chosen.refits, "swa": chosen.swa}
-    jobs |= {arm: variant_jobs(arm, setting.config, chosen, place) for arm in setting.arms}
-    return {kind: jobs[kind] for kind in _needed(setting)}
-
-
-def _needed(setting: Setting) -> Counter[str]:
-    return runs_needed(setting.config, setting.stages, setting.arms)
+        planned = plan_protocol(config, place, load(config))
+    except FileNotFoundError as error:  # what it would cost is known without the data
+        line(f"  {error}")
+        return {}, {"tune": tuning_jobs(config, data=""), **later}, "with these"
+    known = {"tune": planned.tuning}
+    if all(folder_of(job.config, place).is_done() for job in planned.tuning):
+        with suppress(ValueError):  # diverged at every learning rate: the run itself will say so
+            known |= jobs_by_kind(setting, choose_all(config, place, planned), place)
+            later = {}
+    return known, later, "then, with what tuning chooses"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from emabank import EMABank, PowerEMA, recalibrate_batchnorm
+from emabank import EMABank, PowerEMA
 from emabank.posthoc import Snapshots, Synthesis, snapshot_steps, synthesize_many
 from emabank.study.averages import stops, windows
 from emabank.study.config import RunConfig
@@ -109,30 +109,17 @@ def evaluate_grid(
         for name in rules:
             measured += _evaluate(training, parts, make_model, epoch, name, made[name])
     last = stops(epochs)[-1]
-    measured += [
-        EpochMetric(
-            last,
-            name,
-            "averaged",
-            "val",
-            DISTANCE,
-            _distance(made[name].weights, training.bank.weights(name, batchnorm="averaged")),
-        )
-        for name in training.bank.names
-    ]
+    for name in training.bank.names:
+        distance = _distance(made[name].weights, training.bank.weights(name, batchnorm="averaged"))
+        measured.append(EpochMetric(last, name, "averaged", "val", DISTANCE, distance))
     return measured
 
 
 def _evaluate(
     training: "Training", parts: Parts, make_model: Callable[[], nn.Module], epoch: int, name: str, made: Synthesis
 ) -> Iterable[EpochMetric]:
-    model = training.to_device(make_model())
-    model.load_state_dict(made.weights)
-    model.eval()
-    statistics: BatchNorm = "averaged"
-    if training.has_batchnorm:
-        statistics = "recomputed"
-        recalibrate_batchnorm(training.wrap_ddp(model), training.plain_batches("train"))
+    statistics: BatchNorm = "recomputed" if training.has_batchnorm else "averaged"
+    model = training.module(make_model, made.weights, recompute=training.has_batchnorm)
     logits = training.logits(model, {name: None}, "val")[name]
     metrics = {**epoch_metrics("val", by_split(parts)["val"], logits), PROFILE_ERROR: made.error}
     return [EpochMetric(epoch, name, statistics, "val", metric, value) for metric, value in metrics.items()]

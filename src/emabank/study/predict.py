@@ -21,21 +21,12 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a forward pass has this precision.
-
-    >>> with computing("bf16", torch.device("cpu")):
-    ...     nn.Linear(2, 1)(torch.ones(1, 2)).dtype
-    torch.bfloat16
-    """
+    """The context in which a forward pass has this precision."""
     return nullcontext() if precision == "float32" else torch.autocast(device.type, _DTYPES[precision])
 
 
 def predict(model: nn.Module, batches: Batches, *, precision: Precision = "float32") -> Logits:
-    """The logits of a model in eval mode for every image, in the order of the batches.
-
-    >>> predict(nn.Linear(2, 3), [(torch.zeros(4, 2), torch.zeros(4))]).shape
-    (4, 3)
-    """
+    """The logits of a model in eval mode for every image, in the order of the batches."""
     return predict_each(model, {"live": None}, batches, precision=precision)["live"]
 
 
@@ -50,11 +41,6 @@ def predict_each(
 
     A set is a mapping from the model's own names to tensors (`EMABank.functional` gives one), or None for the weights
     the model has. The model is left as it was, its mode included, and so are the global random numbers.
-
-    >>> model = nn.Linear(2, 3)
-    >>> sets = {"live": None, "zero": {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}}
-    >>> float(predict_each(model, sets, [(torch.ones(4, 2), torch.zeros(4))])["zero"].sum())
-    0.0
     """
     outputs: dict[Key, list[Tensor]] = {name: [] for name in weights}
     sets = _untied(model, weights)
@@ -81,12 +67,6 @@ def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tens
     The model is in eval mode meanwhile, and afterwards in the modes it was in; gradients are off, and the global random
     numbers stay where they were. Batches should come without augmentation and in a fixed order: only their inputs are
     used, and the caller keeps the labels.
-
-    >>> class Model(nn.Module):
-    ...     def features(self, x):
-    ...         return x.flatten(1)
-    >>> features_of(Model(), [(torch.zeros(2, 1, 8, 8), None), (torch.zeros(1, 1, 8, 8), None)]).shape
-    torch.Size([3, 64])
     """
     features: Callable[[Tensor], Tensor] | None = getattr(model, "features", None)
     if not callable(features):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit, table_stages
-from emabank.study.comparisons import Column, Stage, pairs, with_tuned_temperatures
+from emabank.study.comparisons import pairs, with_tuned_temperatures
 from emabank.study.config import MeasuringConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
@@ -81,10 +81,6 @@ def tuning_jobs(config: ProtocolConfig, *, data: str, model: str = "") -> list[J
     """One run for each seed and learning rate, on 80% of the training images; `data`, `model`: their fingerprints.
 
     What is measured for figures is measured of runs on all training images, and makes no other tuning runs of these.
-
-    >>> jobs = tuning_jobs(ProtocolConfig(rates=(0.1, 0.2), seeds=2), data="")
-    >>> [(job.config.seed, job.config.rate) for job in jobs]
-    [(0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2)]
     """
     recipe = replace(config.recipe, measuring=MeasuringConfig())
     return [
@@ -247,8 +243,12 @@ def conclude(
     _check_converged(chosen.choices, refitted, "on all training images, though not on 80% of them; give lower rates")
     swa = runs_of("swa", chosen.swa)
     _check_converged(chosen.choices, swa, "when SWA kept the learning rate constant; use no-swa, or lower rates")
-    measured = _stages(config, chosen.choices, chosen.tuned, refitted, swa)
-    rows = [row for stage in measured for row in pairs(stage)]
+    has_batchnorm = bool(chosen.tuned[0].summary()["has_batchnorm"])
+    runs = {"tune": chosen.tuned, "refit": refitted, "swa": swa}
+    stages_of = table_stages(
+        config.averages, [choice.averages for choice in chosen.choices], has_batchnorm=has_batchnorm
+    )
+    rows = [row for stage in stages_of if runs[stage.variant] for row in pairs(stage, runs[stage.variant])]
     rows += with_tuned_temperatures(chosen.tuned, refitted) if refitted else []
     identity = {"config": to_dict(config), **planned.prints}
     folder = place.runs / f"{PROTOCOL}{run_id(identity)}"
@@ -262,7 +262,7 @@ def conclude(
             "refit": [run.id for run in refitted],
             "swa": [run.id for run in swa],
         },
-        "has_batchnorm": bool(chosen.tuned[0].summary()["has_batchnorm"]),
+        "has_batchnorm": has_batchnorm,
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / ROWS, rows)
@@ -335,27 +335,3 @@ def _tried(part: Callable[[Tensor], object], dataset: Dataset, device: torch.dev
         return part(torch.zeros(shape, device=device))
     except Exception as error:  # a model of one's own may raise any
         raise ValueError(f"the model fails on images {shape} of {dataset.name}: {error}") from error
-
-
-# Its columns ----------------------------------------------------------------------------------------------------------
-
-
-def _stages(
-    config: ProtocolConfig,
-    choices: Sequence[Choice],
-    tuned: Sequence[RunFolder],
-    refitted: Sequence[RunFolder],
-    swa: Sequence[RunFolder],
-) -> list[Stage]:
-    """What is measured of which runs."""
-    runs = {"tune": tuned, "refit": refitted, "swa": swa}
-    stages = table_stages(
-        config.averages,
-        [choice.averages for choice in choices],
-        has_batchnorm=bool(tuned[0].summary()["has_batchnorm"]),
-    )
-    return [
-        Stage(trained_on, split, runs[variant], [Column(title, names) for title, names in titles.items()])
-        for variant, trained_on, split, titles in stages
-        if runs[variant]
-    ]

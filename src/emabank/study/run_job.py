@@ -57,7 +57,7 @@ def run_job(
     dataset: Dataset | None = None,
     *,
     make_model: MakeModel | None = None,
-    tell: Callable[[int, str], None] = lambda epoch, words: None,
+    tell: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
     group: ProcessGroup = ALONE,
 ) -> RunFolder:
@@ -73,29 +73,24 @@ def run_job(
     dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
     _check_data(dataset, config.fingerprint)
     make_model = make_model or network_of(config, dataset)
-    hardware = config.recipe.hardware
     threads = torch.get_num_threads()
-    torch.set_num_threads(hardware.threads)
+    torch.set_num_threads(config.recipe.hardware.threads)
     try:
-        with _random_state_kept(device_of(config)), _opened(config, place, group) as run:
-            if not group.from_first(run is not None and run.is_done()):  # another process may have finished it
-                with ExitStack() as stack:
-                    observe = _unobserved if run is None else stack.enter_context(loggers(place, run.path, config))
-                    _train(job, run, place, dataset, make_model, tell, observe, should_stop, group)
+        with _random_state_kept(device_of(config)), ExitStack() as stack:
+            run, observe = None, _unobserved
+            if group.is_first:
+                also = None if group.is_alone else {"processes": group.world}
+                run = stack.enter_context(
+                    open_run(place.runs, to_dict(config), threads=config.recipe.hardware.threads, also=also)
+                )
+            if group.from_first(run is not None and run.is_done()):  # another process may have finished it
+                return folder
+            if run is not None:
+                observe = stack.enter_context(loggers(place, run.path, config))
+            _train(job, run, place, dataset, make_model, tell, observe, should_stop, group)
         return folder
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _opened(config: RunConfig, place: Place, group: ProcessGroup) -> Generator[RunWriter | None]:
-    """The run's folder, to be written; None where it is another process that writes."""
-    if not group.is_first:
-        yield None
-        return
-    also = None if group.is_alone else {"processes": group.world}
-    with open_run(place.runs, to_dict(config), threads=config.recipe.hardware.threads, also=also) as run:
-        yield run
 
 
 def _unobserved(training: Training) -> None:
@@ -139,7 +134,7 @@ def _train(
     place: Place,
     dataset: Dataset,
     make_model: MakeModel,
-    tell: Callable[[int, str], None],
+    tell: Callable[[Progress], None],
     observe: Callable[[Training], None],
     should_stop: Callable[[], bool],
     group: ProcessGroup,
@@ -148,20 +143,21 @@ def _train(
     epochs = config.recipe.training.epochs
     parts = load_parts(config.recipe.data, dataset, config.trained_on)
     training = Training(config, parts, make_model, device=device_of(config), group=group)
-    targets = _targets(config, place)
+    targets = transfer_targets(config.transfer, place, config.recipe.data)
+    for target, planned in zip(targets, config.transfer_fingerprints, strict=True):
+        _check_data(target, planned)
     state = group.from_first(None if run is None else _state_to_resume_from(job, run))
     if state is not None:
         _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
     snapshots = folder_of(config, place).path / POSTHOC
     training.recorder.keep_in(snapshots)
-
     started, first = time.monotonic(), training.epoch
 
     def tell_both(epoch: int, words: str) -> None:
-        per_epoch = (time.monotonic() - started) / max(1, epoch - first)
+        left = (time.monotonic() - started) / max(1, epoch - first) * (epochs - epoch)
         if run is not None:
-            run.tell(epoch, epochs, words, seconds_left=per_epoch * (epochs - epoch))
-        tell(epoch, words)
+            run.tell(epoch, epochs, words, seconds_left=left)
+        tell(Progress(epoch=epoch, epochs=epochs, words=words, seconds_left=left, time=now()))
 
     training.run(
         run,
@@ -233,13 +229,6 @@ def _load(training: Training, state: dict[str, Any], what: str) -> None:
         ) from error
 
 
-def _targets(config: RunConfig, place: Place) -> list[Dataset]:
-    targets = transfer_targets(config.transfer, place, config.recipe.data)
-    for target, planned in zip(targets, config.transfer_fingerprints, strict=True):
-        _check_data(target, planned)
-    return targets
-
-
 def transfer_targets(names: Sequence[str], place: Place, data: DataConfig) -> list[Dataset]:
     """The data sets that features are evaluated on, for a network that learned from `data`."""
     return [
@@ -301,50 +290,18 @@ def task_of(job: Job, place: Place) -> Task:
     threads = str(job.config.recipe.hardware.threads)
     return Task(
         id=folder.id,
-        title=title(job.config),
+        title=f"{job.config.recipe.title}: {job.config.title}",
         folder=folder.path,
         command=command,
         environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
     )
 
 
-def title(config: RunConfig) -> str:
-    """What a run is called, as it is shown."""
-    return f"{_kind(config)}, rate {config.rate:g}, seed {config.seed}"
-
-
-def _kind(config: RunConfig) -> str:
-    training = config.recipe.training
-    if config.swa:
-        return "SWA"
-    if config.constant_from is not None:
-        return f"rate held from epoch {config.constant_from}"
-    kind = "tune" if config.trained_on == "80%" else "refit"
-    if training.bootstrap is not None:
-        kind += f", bootstrap from {training.bootstrap}"
-    if config.posthoc:
-        kind += ", with snapshots"
-    if training.schedule == "step":
-        kind += ", step decay"
-    elif config.trained_on == "100%" and not config.keep:  # a refit keeps what was chosen; this one is beside it
-        kind += f", averages every {config.recipe.averages.every}"
-    return kind
-
-
 def work_together(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:
     """Run the job that the one argument describes, together with the other ranks (executors.torchrun)."""
     job, place = decode_job(arguments[0])
-    epochs = job.config.recipe.training.epochs
     with StopRequest() as request, peer_loss_as_error(group):
-        run_job(
-            job,
-            place,
-            tell=lambda epoch, words: tell(
-                Progress(epoch=epoch, epochs=epochs, words=words, seconds_left=None, time=now())
-            ),
-            should_stop=lambda: request.received,
-            group=group,
-        )
+        run_job(job, place, tell=tell, should_stop=lambda: request.received, group=group)
 
 
 def main(arguments: list[str]) -> int:

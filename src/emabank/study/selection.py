@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from emabank import Best, BestTracker, EMABank
+from emabank import BestTracker, EMABank
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, columns
 from emabank.study.config import AveragesConfig, Keep
 
@@ -51,27 +51,24 @@ class WeightSelector:
             warnings.filterwarnings("ignore", ".* are equal so far")  # the paper's are, while they warm up
             self.averages.observe(epoch, values, batchnorm="averaged")
         for criterion in CRITERIA:
-            best = _best(self.averages, criterion)
-            if best is not None and best.epoch == epoch:
+            try:
+                best = self.averages.best(criterion)
+            except LookupError:  # nothing was finite so far
+                continue
+            if best.epoch == epoch:
                 self._kept[f"slowest-{criterion}"] = slowest()
 
     def selected(self) -> dict[str, dict[str, Any]]:
         """What validation selected: per criterion the average and the epoch, and for the live weights the epoch."""
-        live = [_best(self.live, criterion) for criterion in self.live.criteria]
-        averages = [_best(self.averages, criterion) for criterion in self.averages.criteria]
-        if None in (*live, *averages):
+        try:
+            live = [self.live.best(criterion) for criterion in self.live.criteria]
+            averages = [self.averages.best(criterion) for criterion in self.averages.criteria]
+        except LookupError:  # nothing was finite so far
             return {}
+        names = (LIVE if best.criterion in CRITERIA else NOISY_LIVE for best in live)
         return {
-            **{
-                LIVE if best.criterion in CRITERIA else NOISY_LIVE: {"epoch": best.epoch, "value": best.value}
-                for best in live
-                if best is not None
-            },
-            **{
-                best.criterion: {"average": best.average, "epoch": best.epoch, "value": best.value}
-                for best in averages
-                if best is not None
-            },
+            **{name: {"epoch": best.epoch, "value": best.value} for name, best in zip(names, live, strict=True)},
+            **{b.criterion: {"average": b.average, "epoch": b.epoch, "value": b.value} for b in averages},
         }
 
     def kept(self, asked: Sequence[Keep], averages: AveragesConfig, *, has_batchnorm: bool) -> list[SelectedWeights]:
@@ -101,10 +98,3 @@ class WeightSelector:
         self.averages.load_state_dict(state["averages"])
         self.live.load_state_dict(state["live"])
         self._kept = dict(state["kept"])
-
-
-def _best(tracker: BestTracker, criterion: str) -> Best | None:
-    try:
-        return tracker.best(criterion)
-    except LookupError:  # nothing was finite so far
-        return None

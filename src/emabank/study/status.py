@@ -17,7 +17,6 @@ from emabank.study.report.results import DAMAGE, Skipped, read_studies, state_of
 from emabank.study.runs.archive import unpacked
 from emabank.study.runs.reader import CONFIG, RunFolder
 from emabank.study.serialize import from_dict
-from emabank.study.studies.scales import title_of
 
 _STATES = ("done", "running", "interrupted", "failed")
 
@@ -57,9 +56,7 @@ def _title(folder: RunFolder) -> str:
     """What a run trains, at which rate and seed, and the name of its folder, by which alone a damaged one is known."""
     try:
         config = from_dict(RunConfig, folder.config(), where=CONFIG)
-        return (
-            f"{title_of(config.recipe)}, on {config.trained_on}, rate {config.rate:g}, seed {config.seed} ({folder.id})"
-        )
+        return f"{config.recipe.title}: {config.title} ({folder.id})"
     except DAMAGE:
         return folder.id
 

@@ -76,13 +76,13 @@ class Training:
         training, hardware = self._recipe.training, self._recipe.hardware
         torch.manual_seed(config.seed)
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
-        self.model = self.to_device(make_model())
+        self.model = self._to_device(make_model())
         if isinstance(self.model, WhitenedCNN):
             images = self._some(parts.train, WHITENED)
             self.model.whiten(batches(images, size=evaluation_batch(images), normalisation=parts.normalisation))
         if not group.is_alone:
             self.model = convert_sync_batchnorm(self.model)
-        shared = self.wrap_ddp(self.model)
+        shared = self._wrap_ddp(self.model)
         self._forward: Callable[[Tensor], Tensor] = torch.compile(shared) if hardware.compile else shared
         self.has_batchnorm = any(isinstance(module, BATCHNORM) for module in self.model.modules())
         self.loader = Loader(
@@ -109,8 +109,11 @@ class Training:
             )
 
         self._plain = {split: in_order(part) for split, part in self._parts.items()}
+        # Measured each epoch: of validation all images, since they choose.
+        count = self._recipe.measuring.curve_images
         self._curve_parts: dict[Part, Images] = {
-            split: self._curve_part(split, part) for split, part in self._parts.items()
+            split: part if count is None or split == "val" else self._some(part, count)
+            for split, part in self._parts.items()
         }
         self.measured_parts = replace(parts, train=self._curve_parts["train"])
         """What the weights that are kept are measured on: of the training images those of the curves."""
@@ -118,7 +121,16 @@ class Training:
             split: self._plain[split] if part is self._parts[split] else in_order(part)
             for split, part in self._curve_parts.items()
         }
-        self.schedule = _schedule(config, steps_per_epoch=len(self.loader))
+        self.schedule = Schedule(
+            training.schedule,
+            peak=config.rate,
+            epochs=training.epochs,
+            steps_per_epoch=len(self.loader),
+            warmup_epochs=training.warmup_epochs or 0.0,
+            milestones=tuple(share * training.epochs for share in training.milestones),
+            factor=training.factor,
+            constant_from=config.constant_from,
+        )
         self.optimizer = torch.optim.SGD(
             self.model.parameters(),
             lr=config.rate,
@@ -150,29 +162,35 @@ class Training:
         # Summed where it is computed, and read once an epoch.
         self._loss = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
-    def _curve_part(self, split: Part, part: Images) -> Images:
-        """The images that are measured each epoch: of validation all, since they choose."""
-        count = self._recipe.measuring.curve_images
-        return part if count is None or split == "val" else self._some(part, count)
-
     def _some(self, part: Images, count: int) -> Images:
         """So many images of a part, or all: the same for every seed, with all classes alike."""
         if count >= len(part):
             return part
         return part.take(stratified_subset(part.clean, count, seed=self._recipe.data.split_seed))
 
-    def to_device(self, model: nn.Module) -> nn.Module:
+    def _to_device(self, model: nn.Module) -> nn.Module:
         """A network where and in the memory order in which this run computes: another order has other last digits."""
         if self._recipe.hardware.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)
 
-    def wrap_ddp(self, model: nn.Module) -> nn.Module:
+    def _wrap_ddp(self, model: nn.Module) -> nn.Module:
         """A network as several processes compute with it: those that are alone, with itself."""
         if self.group.is_alone:
             return model
         # What the synced batch norms hold is the same everywhere, so that nothing has to be handed round.
         return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def module(
+        self, make_model: Callable[[], nn.Module], tensors: Mapping[str, Tensor], *, recompute: bool
+    ) -> nn.Module:
+        """A new network in eval mode with these weights, its batch-norm statistics recomputed if asked for."""
+        model = self._to_device(make_model())
+        model.load_state_dict(tensors)
+        model.eval()
+        if recompute:
+            recalibrate_batchnorm(self._wrap_ddp(model), self._plain["train"])
+        return model
 
     # The loop ---------------------------------------------------------------------------------------------------------
 
@@ -231,6 +249,10 @@ class Training:
         self._scaler.update()
         self.optimizer.zero_grad()
         self.steps += 1
+        training = self._recipe.training
+        if training.bootstrap is not None and training.bootstrap_every and self.steps % training.bootstrap_every == 0:
+            self.bank.flush()
+            self.bank.copy_to(self.model, training.bootstrap, batchnorm="averaged")
         self.recorder.after_step(self.steps)
         if self.swa is not None:
             self.swa.update()
@@ -277,8 +299,9 @@ class Training:
             if keep.epoch == self.epoch:
                 self.selector.keep(keep.name, self._weights(keep.weights))
         # Not after the last epoch: the live weights that are kept are those that were measured.
-        if self._recipe.training.bootstrap is not None and not self.is_over:
-            self.bank.copy_to(self.model, self._recipe.training.bootstrap, batchnorm="averaged")
+        training = self._recipe.training
+        if training.bootstrap is not None and training.bootstrap_every is None and not self.is_over:
+            self.bank.copy_to(self.model, training.bootstrap, batchnorm="averaged")
         if self.config.swa and self.epoch == self.config.constant_from:
             self._begin_swa()
 
@@ -395,10 +418,6 @@ class Training:
             for epoch, (step, value) in enumerate(zip(last_steps, self.losses, strict=True))
         ]
 
-    def plain_batches(self, split: Part) -> Any:
-        """The images of a split in order, without augmentation."""
-        return self._plain[split]
-
     # State ------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -447,17 +466,3 @@ class Training:
         torch.set_rng_state(state["random"]["cpu"])
         if self.device.type in state["random"] and self.device.type != "cpu":
             torch.get_device_module(self.device).set_rng_state(state["random"][self.device.type])
-
-
-def _schedule(config: RunConfig, *, steps_per_epoch: int) -> Schedule:
-    training = config.recipe.training
-    return Schedule(
-        training.schedule,
-        peak=config.rate,
-        epochs=training.epochs,
-        steps_per_epoch=steps_per_epoch,
-        warmup_epochs=training.warmup_epochs or 0.0,
-        milestones=tuple(share * training.epochs for share in training.milestones),
-        factor=training.factor,
-        constant_from=config.constant_from,
-    )

@@ -58,6 +58,7 @@ def test_fetching_shows_how_far_it_is_and_how_all_stands(
 
     monkeypatch.setattr(download, "fetch", fetch)
     assert act("fetch", "made-up", tmp_path) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["bytes: 5 of 11", "bytes: 11 of 11"]
-    assert lines[-1] == "made-up: complete" and len(lines) == 6
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["bytes: 5 of 11", "bytes: 11 of 11"]
+    lines = printed.out.splitlines()
+    assert lines[-1] == "made-up: complete" and len(lines) == 4

@@ -79,7 +79,7 @@ def test_counting_is_a_bar_or_a_few_lines_and_nothing_before_the_first_call(term
 @pytest.mark.parametrize("terminal", [False, True])
 def test_many_runs_have_a_line_each_when_they_end_and_bars_or_few_lines_before(terminal: bool):
     screen = console(terminal=terminal)
-    with display(screen, 3) as shown:
+    with display(screen, 0, 3) as shown:
         shown.ended(Outcome(task=OTHER, state="already done"))
         shown.started(TASK)
         for epoch in range(1, 61):

@@ -17,13 +17,14 @@ from emabank.study.config import (
 )
 from emabank.study.data.digits import digits_dataset
 from emabank.study.executors import Outcome
+from emabank.study.protocol import resolve
 from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.runs.manifest import PREFIX, Manifest, read_manifest
 from emabank.study.runs.reader import RunFolder
 from emabank.study.studies import catalogue, scheduler
-from emabank.study.studies.catalogue import STUDIES, Study
+from emabank.study.studies.catalogue import STUDIES, Study, settings_of
 from emabank.study.studies.scales import CONSTANT, MAIN
-from emabank.study.studies.scheduler import run_studies, settings_of
+from emabank.study.studies.scheduler import run_studies
 
 DIGITS = digits_dataset()
 WIDE, WRONG = "cifar100-wrn-28-10", "cifar100n-resnet34"
@@ -63,9 +64,11 @@ class Counting:
         self.rounds: list[list[RunConfig]] = []
         self.trained: list[str] = []
         self.noted: list[dict[str, Manifest]] = []
+        self.counted: list[tuple[int, int]] = []
 
-    def __call__(self, jobs: Sequence[Job]) -> dict[str, Outcome]:
+    def __call__(self, jobs: Sequence[Job], *, before: int, total: int) -> dict[str, Outcome]:
         self.noted.append(manifests(self.place))
+        self.counted.append((before, total))
         self.rounds.append([job.config for job in jobs])
         return {folder_of(job.config, self.place).id: self._one(job) for job in jobs}
 
@@ -101,7 +104,7 @@ def run_here(
 ) -> dict[str, Manifest]:
     """Run studies in this process; what each came to."""
     chosen = [STUDIES[study] if isinstance(study, str) else study for study in studies]
-    settings = settings_of(chosen, "demo")
+    settings = settings_of(chosen, "demo", resolve)
     written = run_studies(
         chosen, "demo", settings, counting.place, command="emabank run x", load=load, run_jobs=counting
     )

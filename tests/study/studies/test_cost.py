@@ -1,5 +1,6 @@
-"""What runs will cost: images counted as training really sees them, and a yardstick that is near what is measured."""
+"""What runs will cost: images counted as training really sees them, operations as the layers have them."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -23,20 +24,8 @@ from emabank.study.config import (
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import fingerprint
 from emabank.study.run_job import Job, network_of, run_job
-from emabank.study.studies.catalogue import STUDIES, wanted
-from emabank.study.studies.cost import (
-    CORES,
-    NOTHING,
-    SIZES,
-    Cost,
-    Speed,
-    Yardstick,
-    cost_of,
-    counted_for,
-    operations,
-    usual_speed,
-)
-from emabank.study.studies.variants import example_config, runs_needed
+from emabank.study.studies import cost
+from emabank.study.studies.cost import SIZES, Cost, Speed, cost_of, measure_speed, operations
 from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()
@@ -181,59 +170,58 @@ def test_transfer_adds_the_images_of_its_targets_for_each_set_of_weights():
         assert more == 6 * 2 * count
 
 
-def test_costs_add_up():
-    total = NOTHING
-    for _ in range(3):
-        total += Cost(2.0, 5.0)
-    assert total == Cost(2.0, 5.0).times(3) == Cost(6.0, 15.0)
-
-
 @pytest.mark.parametrize(
-    ("flops", "words"),
-    [
-        (0.0, "0 MFLOP"),
-        (2.5e6, "2.5 MFLOP"),
-        (1e9, "1 GFLOP"),
-        (123.4e12, "123 TFLOP"),
-        (3.2e15, "3.2 PFLOP"),
-        (7e19, "70 EFLOP"),
-    ],
+    ("flops", "words"), [(0.0, "0 MFLOP"), (1e9, "1 GFLOP"), (123.4e12, "123 TFLOP"), (7e19, "70 EFLOP")]
 )
 def test_operations_are_told_in_a_fitting_unit(flops: float, words: str):
     assert operations(flops) == words
 
 
-# How fast, without measuring -----------------------------------------------------------------------------------------
+# How fast ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_image_costs_its_operations_and_its_share_of_the_calls():
-    config = run_config(training={"width": 8, "batch": 50}, data={"dataset": "digits"})
-    once = counted_for(config.recipe).multiply_adds
-    assert once == 189_248
-    speed = usual_speed(config, Yardstick(multiply_adds=1000.0, step=10.0, forward=5.0))
-    assert speed == pytest.approx((3 * once / 1000 + 10 / 50, once / 1000 + 5 / 50, 2 * once))
-    fewer = usual_speed(replace(config, recipe=replace(config.recipe, data=DataConfig(dataset="digits-0-4"))))
-    assert fewer.flops == 2 * (once - 5 * 32), "of half the classes the last layer has half the rows"
+def speed_of(network: str = "resnet8", **hardware: Any) -> Speed:
+    return measure_speed(network, 4, 32, "digits", None, HardwareConfig(device="cpu", **hardware).completed())
 
 
-def test_a_network_whose_operations_are_not_known_is_one_sentence():
-    with pytest.raises(
-        ValueError, match="^no operations are known of resnet8 of width 4 for images of 1 x 8 x 8 in 10"
-    ):
-        usual_speed(run_config())
+@pytest.mark.parametrize("network", ["resnet8", "vgg-small"])
+def test_operations_are_those_of_the_layers(network: str):
+    config = run_config(training={"network": network})
+    model, counted = network_of(config, DIGITS)(), [0.0]
+
+    def count(layer: nn.Module, given: Any, made: torch.Tensor) -> None:
+        if isinstance(layer, nn.Conv2d):
+            counted[0] += 2 * made.numel() * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+        elif isinstance(layer, nn.Linear):
+            counted[0] += 2 * made.numel() * layer.in_features
+
+    for layer in model.modules():
+        layer.register_forward_hook(count)
+    model.eval()(torch.zeros(1, 1, 8, 8))
+    speed = speed_of(network)
+    assert speed.flops == counted[0]
+    assert speed.training >= speed.forward > 0
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("batchnorm", 51), ("generalization", 216), ("all", 255)])
-def test_the_yardstick_says_about_what_studies_really_took(name: str, seconds: int):
-    """On an otherwise quiet machine, from nothing (docs/log.md, Time of the demo studies)."""
-    total = NOTHING
-    needed: dict[Any, Any] = {}
-    timed = [study for study in STUDIES.values() if study.name != "posthoc"]  # which was not there yet
-    for pair in wanted([STUDIES[name]] if name in STUDIES else timed, "demo"):
-        config = pair.config.completed()
-        needed[config] = needed.get(config, runs_needed(config, (), ())) | runs_needed(config, pair.stages, pair.arms)
-    for config, kinds in needed.items():
-        for kind, count in kinds.items():
-            run = example_config(kind, config)
-            total += cost_of(run, usual_speed(run)).times(count)
-    assert total.seconds / CORES == pytest.approx(seconds, rel=0.2)
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_it_measures_with_the_threads_and_memory_order_of_the_run_and_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch, channels_last: bool
+):
+    really = cost.build_network
+    seen: set[tuple[int, bool, bool]] = set()
+
+    def see(layer: nn.Conv2d, given: Any) -> None:
+        orders = (tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (given[0], layer.weight))
+        seen.add((torch.get_num_threads(), *orders))  # type: ignore[arg-type]
+
+    def build(*given: Any, **more: Any) -> nn.Module:
+        model = really(*given, **more)
+        next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d)).register_forward_pre_hook(see)
+        return model
+
+    monkeypatch.setattr(cost, "build_network", build)
+    monkeypatch.setitem(SIZES, "digits", SIZES["digits"]._replace(image=(3, 8, 8)))  # one channel has no order
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    speed_of(threads=2, channels_last=channels_last)
+    assert seen == {(2, channels_last, channels_last)}
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)

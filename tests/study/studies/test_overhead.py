@@ -48,21 +48,6 @@ def test_memory_is_that_of_parameters_and_statistics_once_for_each_average(netwo
     assert len(half_lives) * averaged <= found["bytes"] <= len(half_lives) * (averaged + counters)
 
 
-@pytest.mark.parametrize("repetitions", [1, 5])
-def test_steps_and_updates_come_by_turns_and_every_repetition_is_kept(
-    monkeypatch: pytest.MonkeyPatch, repetitions: int
-):
-    did: list[str] = []
-    step, update = torch.optim.SGD.step, EMABank.update
-    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: (did.append("step"), step(self))[1])
-    monkeypatch.setattr(EMABank, "update", lambda self: (did.append("update"), update(self))[1])
-    found = measure_overhead(SMALL, DIGITS, repetitions=repetitions)
-    assert did == ["step", "update"] * (repetitions + 2), "two rounds more, to warm up"
-    for name in ("step_seconds", "update_seconds"):
-        assert len(found[name]) == repetitions
-        assert all(seconds > 0 for seconds in found[name])
-
-
 def test_the_time_of_a_step_is_not_that_of_an_update(monkeypatch: pytest.MonkeyPatch):
     """With a clock of the test's own: a step takes 3, an update 1, and each turn is longer than the one before."""
     clock = {"now": 0.0, "turn": 0.0}

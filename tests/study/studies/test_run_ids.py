@@ -10,7 +10,7 @@ from emabank.study.averages import CRITERIA, NOISY_CRITERIA
 from emabank.study.config import Place, ProtocolConfig
 from emabank.study.protocol import Choice, Chosen, refit_job, swa_job, tuning_jobs
 from emabank.study.run_job import folder_of
-from emabank.study.studies.catalogue import studies_named, wanted
+from emabank.study.studies.catalogue import settings_of, studies_named
 from emabank.study.studies.scales import SCALES, Scale
 from emabank.study.studies.scheduler import variant_jobs
 
@@ -39,7 +39,7 @@ def chosen(config: ProtocolConfig, *, average: int, epoch: int) -> Chosen:
 def planned_ids(scale: Scale) -> dict[str, dict[str, list[str]]]:
     """The ids of all runs by setting and kind, in order."""
     ids: dict[str, dict[str, list[str]]] = {}
-    for setting in wanted(studies_named("all"), scale):
+    for setting in settings_of(studies_named("all"), scale):
         config = setting.config
         config = replace(config, hardware=replace(config.hardware, device="cpu")).completed()
         jobs = {"tune": tuning_jobs(config, data=DATA)}

@@ -25,7 +25,7 @@ class Meanwhile(Counting):
 
     asked = 0
 
-    def __call__(self, jobs: Sequence[Job]) -> dict[str, Outcome]:
+    def __call__(self, jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
         before = manifests(self.place)
         told = rf"the study lr-search at scale demo is in use by process {os.getpid()} on .*; wait until it has ended"
         with pytest.raises(LockedError, match=told):
@@ -34,7 +34,7 @@ class Meanwhile(Counting):
         if not self.asked:
             assert carried_out("batchnorm", Counting(self.place)).state == "done", "another study is free"
         self.asked += 1
-        return super().__call__(jobs)
+        return super().__call__(jobs, **counted)
 
 
 def test_the_second_is_told_who_has_the_study_and_notes_nothing(

@@ -10,12 +10,11 @@ import pytest
 
 from emabank.study.config import Place, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
-from emabank.study.run_job import folder_of, title
+from emabank.study.run_job import folder_of
 from emabank.study.runs.manifest import Manifest
 from emabank.study.runs.reader import RunFolder, read_json
 from emabank.study.studies import scheduler
-from emabank.study.studies.catalogue import STUDIES
-from emabank.study.studies.scheduler import settings_of
+from emabank.study.studies.catalogue import STUDIES, settings_of
 from tests.study.small_runs import one_thread as one_thread
 from tests.study.studies.small_studies import (
     CONSTANT,
@@ -79,7 +78,7 @@ def copied(finished: tuple[dict[str, Manifest], Counting], tmp_path: Path) -> Pl
 
 
 def kind(config: RunConfig) -> str:
-    return title(config).partition(", rate ")[0]
+    return config.title.partition(", rate ")[0]
 
 
 # Everything once, in order -------------------------------------------------------------------------------------------
@@ -89,9 +88,10 @@ def test_every_run_that_any_study_needs_is_trained_once(finished: tuple[dict[str
     _, counting = finished
     assert len(counting.trained) == len(set(counting.trained))
     assert set(counting.trained) == runs_in(counting.place)
-    # Of the main pair: two rates, refit, SWA, step, bootstrap, posthoc, three more periods (the first is the refit); of
-    # the wide one: tuning, refit, SWA; with wrong labels, for two pairs: these and the held rate.
-    assert len(counting.trained) == (2 + 1 + 1 + 1 + 1 + 1 + 3) + 3 + 4
+    # Of the main pair: two rates, refit, SWA, step, two bootstraps, posthoc, three more periods (the first is the
+    # refit); of the wide one: tuning, refit, SWA; with wrong labels, for two pairs: these and the held rate.
+    assert len(counting.trained) == (2 + 1 + 1 + 1 + 2 + 1 + 3) + 3 + 4
+    assert counting.counted == [(0, 18), (4, 18), (11, 18)], "one total, known before the first round"
 
 
 def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refits(
@@ -101,19 +101,13 @@ def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refit
     epoch = next(config.constant_from for config in finished[1].rounds[2] if config.constant_from and not config.swa)
     assert rounds == [
         ["tune"] * 4,
-        sorted([*["refit"] * 3, "refit, step decay", "tune, bootstrap from ema-1.8%", "tune, with snapshots"]),
         sorted(
-            ["SWA"] * 3
-            + ["refit"]
-            + [f"refit, averages every {t}" for t in (2, 4, 8)]
-            + [f"rate held from epoch {epoch}"]
+            ["refit"] * 3
+            + ["refit, step decay", "tune, bootstrap from ema-1.8%", "tune, with snapshots"]
+            + ["tune, bootstrap from ema-0.44% every 5 steps"]
         ),
+        sorted(["SWA"] * 3 + [f"refit, averages every {t}" for t in (2, 4, 8)] + [f"rate held from epoch {epoch}"]),
     ]
-
-
-def test_no_round_asks_for_a_run_twice(finished: tuple[dict[str, Manifest], Counting]):
-    for configs in finished[1].rounds:
-        assert len(set(configs)) == len(configs)
 
 
 def test_it_is_noted_before_the_first_round_and_after_each_that_studies_run(
@@ -142,7 +136,7 @@ def test_at_the_end_each_study_is_done_and_says_which_protocols_and_runs_are_its
     assert arms == {
         "constant-lr": {"constant"},
         "step-decay": {"step"},
-        "bootstrap": {"bootstrap"},
+        "bootstrap": {"bootstrap", "bootstrap every 5"},
         "sampling-period": {f"every {period}" for period in (1, 2, 4, 8)},
         "posthoc": {"posthoc"},
     }
@@ -229,12 +223,11 @@ def test_what_any_study_wants_of_a_pair_is_wanted_of_it_once():
     studies = [STUDIES[name] for name in ("bootstrap", "sampling-period", "generalization", "step-decay")]
     pairs = {pair.name: pair for pair in settings_of(studies, "demo")}
     assert list(pairs) == [MAIN, WIDE, WRONG]
-    assert pairs[MAIN].arms == ("bootstrap", "every 1", "every 2", "every 4", "every 8", "step")
+    assert pairs[MAIN].arms == ("bootstrap", "bootstrap every 5", "every 1", "every 2", "every 4", "every 8", "step")
     assert pairs[MAIN].stages == {"tune", "refit", "swa"}
     assert (pairs[WIDE].arms, pairs[WIDE].stages) == ((), {"tune", "refit", "swa"})
     [alone] = settings_of([STUDIES["bootstrap"]], "demo", lambda config: replace(config, seeds=4))
-    assert (alone.arms, alone.stages, alone.config.seeds) == (("bootstrap",), {"tune"}, 4)
-    assert alone.config.hardware.device != "auto" and alone.config == alone.config.completed()
+    assert (alone.arms, alone.stages, alone.config.seeds) == (("bootstrap", "bootstrap every 5"), {"tune"}, 4)
 
 
 # When something fails ------------------------------------------------------------------------------------------------
@@ -264,7 +257,8 @@ def test_a_run_that_fails_sets_its_pair_aside_and_the_others_finish(tmp_path: Pa
     }
     [config] = filter(is_wide, counting.rounds[0])
     log = folder_of(config, place).path / "log.txt"
-    sentence = f"{WIDE}: 1 of 1 runs failed, the first with exit code 3: tune, rate 0.1, seed 0; see {log}"
+    title = f"{config.recipe.title}: tune, rate 0.1, seed 0"
+    sentence = f"{WIDE}: 1 of 1 runs failed, the first with exit code 3: {title}; see {log}"
     assert written["lr-search"].reason == written["consistency"].reason == f"{sentence}, then start it again"
     assert not any(map(is_wide, counting.rounds[1])), "nothing more of it is tried"
     assert counting.noted[1]["lr-search"].state == "failed" and counting.noted[1]["batchnorm"].state == "running"

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,11 +15,9 @@ from emabank.study.config import (
     TrainingConfig,
 )
 from emabank.study.data.digits import digits_dataset
-from emabank.study.data.images import fingerprint
 from emabank.study.protocol import Choice, Chosen, choose_all, plan_protocol, refit_job, tuning_jobs
 from emabank.study.run_job import Job, folder_of, run_job
 from emabank.study.runs.reader import RunFolder
-from emabank.study.serialize import to_dict
 from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
 from emabank.study.studies.variants import equals_refit
 from tests.study.small_runs import left
@@ -44,9 +41,6 @@ PAPER = ProtocolConfig(
     seeds=2,
     transfer=("digits-0-4",),
 ).completed()
-MEASURED = {"keep", "transfer", "transfer_fingerprints"} | {
-    f"recipe.measuring.{name}" for name in ("recompute", "on_train", "test_curves")
-}
 
 
 def chosen_for(config: ProtocolConfig, *, epoch: int = 3) -> Chosen:
@@ -68,97 +62,19 @@ def chosen_for(config: ProtocolConfig, *, epoch: int = 3) -> Chosen:
     return Chosen(choices, [], refits, [])
 
 
-def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
-
-
-def changes(arm: str, config: ProtocolConfig = PAPER, **given: Any) -> list[dict[str, Any]]:
-    """By seed: what is otherwise than in the refit, but for what is measured and kept."""
-    chosen = chosen_for(config, **given)
-    found: list[dict[str, Any]] = []
-    for job, refit in zip(variant_jobs(arm, config, chosen, Place()), chosen.refits, strict=True):
-        after, before = leaves(to_dict(job.config)), leaves(to_dict(refit.config))
-        assert after.keys() == before.keys()
-        found.append({key: after[key] for key in after if after[key] != before[key] and key not in MEASURED})
-    return found
-
-
 # One thing is changed ------------------------------------------------------------------------------------------------
-
-
-def test_step_decay_changes_the_schedule_alone():
-    assert changes("step") == [{"recipe.training.schedule": "step"}] * 2
-
-
-def test_constant_holds_the_rate_from_the_chosen_epoch_and_changes_nothing_else():
-    assert changes("constant") == [{"constant_from": 3}] * 2
-    assert changes("constant", epoch=4) == [{"constant_from": 3}] * 2, "after the last epoch there is nothing to hold"
-
-
-def test_bootstrapping_is_a_tuning_run_with_the_third_average_copied_back():
-    expected = {"recipe.training.bootstrap": "ema-0.992", "trained_on": "80%"}
-    assert changes("bootstrap") == [expected] * 2
-    for job in variant_jobs("bootstrap", PAPER, chosen_for(PAPER), Place()):
-        [tuned] = [
-            each.config
-            for each in tuning_jobs(replace(PAPER, measuring=MeasuringConfig()), data="abc")
-            if (each.config.seed, each.config.rate) == (job.config.seed, job.config.rate)
-        ]
-        training = replace(job.config.recipe.training, bootstrap=None)
-        assert replace(job.config, recipe=replace(job.config.recipe, training=training)) == tuned
-
-
-def test_what_is_chosen_afterwards_comes_from_a_tuning_run_with_snapshots():
-    tuned = {(each.config.seed, each.config.rate): each.config for each in tuning_jobs(PAPER, data="abc")}
-    for job in variant_jobs("posthoc", PAPER, chosen_for(PAPER), Place()):
-        assert job.config.posthoc == 100
-        recipe = replace(job.config.recipe, measuring=MeasuringConfig())
-        assert job.config.recipe.measuring == MeasuringConfig(recompute="each-epoch")
-        assert replace(job.config, posthoc=0, recipe=recipe) == tuned[job.config.seed, job.config.rate]
 
 
 def test_with_fewer_averages_the_last_of_them_is_copied_back():
     two = replace(PAPER, averages=AveragesConfig(half_lives=(5.0, 1.0)))
-    assert {each["recipe.training.bootstrap"] for each in changes("bootstrap", two)} == {"ema-5%"}
-
-
-@pytest.mark.parametrize("period", [1, 4, 16, 64])
-def test_another_period_changes_the_averages_alone(period: int):
-    for found in changes(f"every {period}"):
-        assert {key for key in found if not key.startswith("recipe.averages.")} == set()
-        assert found["recipe.averages.decay_warmup"] == "none"
-        assert found.get("recipe.averages.every", 16) == period
-    short = replace(PAPER, averages=AveragesConfig())
-    assert changes(f"every {period}", short) == [{"recipe.averages.every": period} if period > 1 else {}] * 2
-
-
-def test_what_is_measured_is_what_its_figures_need_and_no_more():
-    chosen = chosen_for(PAPER)
-    for arm in ("step", "every 4", "bootstrap", "constant"):
-        for job in variant_jobs(arm, PAPER, chosen, Place()):
-            measuring = job.config.recipe.measuring
-            assert (job.config.keep, job.config.transfer, job.config.transfer_fingerprints) == ((), (), ())
-            if arm == "constant":  # it goes on from a refit, so what was measured up to there must be the same
-                assert measuring == PAPER.measuring
-            else:
-                assert measuring == MeasuringConfig(test_curves=arm != "bootstrap")
+    jobs = variant_jobs("bootstrap", two, chosen_for(two), Place())
+    assert {job.config.recipe.training.bootstrap for job in jobs} == {"ema-5%"}
 
 
 def test_the_seeds_keep_the_rates_that_they_chose():
     for arm in ("step", "every 4", "bootstrap", "posthoc", "constant", "every 16"):
         jobs = variant_jobs(arm, PAPER, chosen_for(PAPER), Place())
         assert [(job.config.seed, job.config.rate) for job in jobs] == [(0, 0.1), (1, 0.2)]
-
-
-@pytest.mark.parametrize("arm", ["", "steps", "every", "swa"])
-def test_an_unknown_arm_is_one_sentence(arm: str):
-    with pytest.raises(
-        ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, posthoc, every or tune at"
-    ):
-        variant_jobs(arm, PAPER, chosen_for(PAPER), Place())
 
 
 # What is the refit anyway, and what goes on from it -----------------------------------------------------------------
@@ -202,17 +118,6 @@ def test_a_held_rate_goes_on_from_the_refits_own_checkpoint(tmp_path: Path):
 
 
 # Before tuning -------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_supposed_has_the_runs_that_tuning_will_ask_for():
-    found, real = placeholder_choices(PAPER, Place()), chosen_for(PAPER)
-    assert [choice.seed for choice in found.choices] == [0, 1]
-    assert [len(found.refits), len(found.swa)] == [2, 2]
-    assert placeholder_choices(replace(PAPER, swa=False), Place()).swa == []
-    for job, refit in zip(found.refits, real.refits, strict=True):
-        a, b = leaves(to_dict(job.config)), leaves(to_dict(refit.config))
-        different = {key for key in a if a[key] != b[key]}
-        assert different <= {"rate", "keep", "fingerprint", "transfer_fingerprints"}
 
 
 def test_what_cannot_be_trained_is_found_before_tuning():
@@ -288,10 +193,3 @@ def test_with_step_decay_the_warm_up_is_the_same_and_the_rest_is_not(trained: tu
     peak = chosen.choices[0].rate
     assert rates == pytest.approx([peak, peak / 5, peak / 25, peak / 125]), "at 1.2, 2.4 and 3.2 of 4 epochs"
     assert run.history() != refit.history()
-
-
-def test_the_data_of_an_arm_is_that_of_the_protocol(trained: tuple[Place, Chosen]):
-    place, chosen = trained
-    for arm in ("step", "constant", "bootstrap", "every 2"):
-        [job] = variant_jobs(arm, SMALL, chosen, place)
-        assert job.config.fingerprint == fingerprint(DIGITS)

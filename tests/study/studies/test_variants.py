@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from emabank.study.averages import rules
-from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, Place, ProtocolConfig
-from emabank.study.protocol import resolve, tuning_jobs
-from emabank.study.studies.scales import CLEAN, CONSTANT, NOISY, PERIODS, SCALES, protocol_of
-from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
+from emabank.study.config import AveragesConfig, DataConfig, MeasuringConfig, Place, ProtocolConfig, RunConfig
+from emabank.study.protocol import tuning_jobs
+from emabank.study.studies.scales import PERIODS, protocol_of
+from emabank.study.studies.scheduler import placeholder_choices
 from emabank.study.studies.variants import (
     equals_refit,
-    example_config,
     needs_refits,
     runs_needed,
     variant_config,
@@ -23,32 +22,22 @@ from emabank.study.studies.variants import (
 from tests.support.processes import run
 
 PAPER = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
-ARMS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 4", "every 64")
-PAIRS = [(pair, scale) for scale in SCALES for pair in (*CLEAN, *NOISY, CONSTANT) if protocol_of(pair, scale)]
+CONFIG = ProtocolConfig(rates=(0.1,), data=DataConfig(noise=0.2), measuring=MeasuringConfig(on_train=True))
+
+
+def refit_of(config: ProtocolConfig) -> RunConfig:
+    return placeholder_choices(config, Place()).refits[0].config
 
 
 # What a run is told --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pair", "scale"), PAIRS)
-def test_a_run_of_a_kind_is_what_protocol_and_arms_make_of_it_before_tuning(pair: str, scale: Any):
-    config = resolve(protocol_of(pair, scale))  # type: ignore[arg-type]
-    place = Place()
-    chosen = placeholder_choices(config, place)
-    assert example_config("tune", config) == tuning_jobs(config, data="")[0].config
-    assert example_config("refit", config) == chosen.refits[0].config
-    assert example_config("swa", config) == chosen.swa[0].config
-    for arm in ARMS:
-        assert example_config(arm, config) == variant_jobs(arm, config, chosen, place)[0].config, arm
-    assert len({example_config(kind, config) for kind in ("tune", "refit", "swa", *ARMS[:4])}) == 7
-
-
-@pytest.mark.parametrize("kind", ["", "steps", "every", "SWA"])
-def test_an_unknown_kind_is_one_sentence(kind: str):
+@pytest.mark.parametrize("arm", ["", "steps", "every", "SWA"])
+def test_an_unknown_variant_is_one_sentence(arm: str):
     with pytest.raises(
-        ValueError, match=f"^there is no arm {kind!r}; give step, constant, bootstrap, posthoc, every or tune at"
+        ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, posthoc, every or tune at"
     ):
-        example_config(kind, ProtocolConfig())
+        variant_config(arm, CONFIG, refit_of(CONFIG), held_from=1)
 
 
 # How many ------------------------------------------------------------------------------------------------------------
@@ -75,7 +64,7 @@ def test_what_is_wanted_is_counted_with_what_it_starts_from(stages: Any, arms: A
 
 def test_what_is_known_before_tuning_loads_no_torch():
     code = "import sys\nimport emabank.study.studies.{0}\nassert 'torch' not in sys.modules"
-    for module in ("catalogue", "cost", "variants", "listing", "scales"):
+    for module in ("catalogue", "variants", "listing", "scales"):
         assert run(code.format(module)).returncode == 0, module
     assert "AssertionError" in run(code.format("scheduler")).stderr, "a control: what makes jobs of it does load torch"
 
@@ -88,9 +77,18 @@ def test_at_demo_and_small_scale_one_period_costs_nothing():
 
 
 def test_a_tuning_run_at_another_rate_is_the_one_that_tuning_would_have():
-    config = ProtocolConfig(rates=(0.1,), data=DataConfig(noise=0.2), measuring=MeasuringConfig(on_train=True))
-    made = variant_config("tune at 0.25", config, example_config("refit", config), held_from=1)
-    assert made == example_config("tune", replace(config, rates=(0.25,)))
+    made = variant_config("tune at 0.25", CONFIG, refit_of(CONFIG), held_from=1)
+    assert made == tuning_jobs(replace(CONFIG, rates=(0.25,)), data="")[0].config
+
+
+def test_averages_are_copied_back_once_an_epoch_or_the_fastest_every_five_steps():
+    plain, often = (
+        variant_config(arm, CONFIG, refit_of(CONFIG), held_from=1) for arm in ("bootstrap", "bootstrap every 5")
+    )
+    assert (plain.recipe.training.bootstrap, plain.recipe.training.bootstrap_every) == ("ema-1.8%", None)
+    assert (often.recipe.training.bootstrap, often.recipe.training.bootstrap_every) == ("ema-0.44%", 5)
+    same = replace(often.recipe.training, bootstrap="ema-1.8%", bootstrap_every=None)
+    assert replace(often, recipe=replace(often.recipe, training=same)) == plain
 
 
 def test_only_what_starts_from_a_refit_or_is_one_waits_for_it():

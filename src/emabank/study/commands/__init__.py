@@ -12,10 +12,9 @@ from typing import Any
 
 from emabank import __version__
 
-_DESCRIPTION = (
-    f"emabank {__version__}: keep a bank of weight averages while you train; know which one to ship. "
-    "`emabank COMMAND --help` explains a command, `emabank --version` prints the version."
-)
+_DESCRIPTION = f"""\
+emabank {__version__}: keep a bank of weight averages while you train; know which one to ship.
+`emabank COMMAND --help` explains a command, `emabank --version` prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal has no "±"
+            stream.reconfigure(errors="replace")  # an ASCII terminal has no "±" or "–"
     if words == ["--version"]:
         print(f"emabank {__version__}")
         return 0

@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from emabank.study.config import check_at_least, check_choices
+from emabank.study.config import check
 
 BenchModel = Literal["resnet20", "resnet18", "wrn-28-10", "transformer"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchArguments:
-    """Time one update of all averages on this machine, compared with the memory limit and torch's AveragedModel.
+    """Time an update of averages here: memory limit, emabank, torch.
 
-    The memory limit is the time of the memory traffic that no update avoids. Takes half a minute; leave the machine
-    idle meanwhile.
+    One update of all averages, compared with the memory limit, which is the time of the memory traffic that no update
+    avoids, and with torch's AveragedModel. Takes half a minute; leave the machine idle meanwhile.
     """
 
     model: BenchModel = "resnet18"
@@ -31,8 +31,7 @@ class BenchArguments:
     """Write the result to this file. By default it is only printed."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_at_least("threads", self.threads, 1)
+        check(self, threads=1)
         if not self.averages or not all(1 <= count <= 5 for count in self.averages):
             raise ValueError(f"averages must be numbers from 1 to 5; got {' '.join(map(str, self.averages)) or 'none'}")
         if not 0 < self.seconds <= 3600:

@@ -11,7 +11,7 @@ from emabank.study.config import PublishedName
 
 @dataclass(frozen=True, kw_only=True)
 class DataArguments:
-    """Verify the files of a data set against the published checksums, or download them."""
+    """Check the files of a data set against published checksums, or fetch them."""
 
     action: tyro.conf.Positional[Literal["check", "fetch"]]
     """check says what is missing or damaged and where it comes from; fetch downloads it."""
@@ -31,7 +31,7 @@ class DataArguments:
         if self.action == "check":
             findings = check(self.name, self.data)
         else:
-            with counting(console, "bytes") as tell:
+            with counting(Console(stderr=True), "bytes") as tell:
                 findings = fetch(self.name, self.data, tell=tell)
         say(console, f"{dataset.title}: published by {dataset.publisher}; terms: {dataset.terms}")
         for finding in findings:

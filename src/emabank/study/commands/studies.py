@@ -8,18 +8,34 @@ from typing import Annotated, Literal
 
 import tyro
 
-from emabank.study.config import DemoConfig, Place, ProtocolConfig, Seeds
+from emabank.study.config import Place, ProtocolConfig, Seeds, check, check_share
 from emabank.study.serialize import apply_overrides, read_toml
 from emabank.study.studies.catalogue import studies_named
 from emabank.study.studies.scales import Scale, protocol_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class DemoArguments(DemoConfig):
-    """Train a small network on digits with wrong labels, and compare weight averages with the live weights.
+class DemoArguments:
+    """Train on digits with wrong labels, and compare weight averages.
 
-    It takes about a minute on two CPU cores, needs no download, and writes a page to look at, its figure and rows.json.
+    A small network, its live weights and five averages of them. It takes about a minute on two CPU cores, needs no
+    download, and writes a page to look at, its figure and rows.json.
     """
+
+    epochs: int = 60
+    """How often the network sees the 1297 training images."""
+    noise: float = 0.4
+    """Share of the training images that get a wrong label, from 0 to 1."""
+    seed: int = 0
+    """The same seed gives the same numbers, on the same machine with the same number of threads."""
+    out: Path = Path("emabank-demo")
+    """Folder for the figure and the numbers; made if it is not there."""
+    threads: int = 1
+    """CPU threads. So small a network gains little from more, and one gives the same numbers whatever else runs."""
+
+    def __post_init__(self) -> None:
+        check(self, epochs=1, seed=0, threads=1)
+        check_share("noise", self.noise)
 
     def run(self, words: list[str]) -> None:
         from emabank.study.demo import run_demo
@@ -29,11 +45,12 @@ class DemoArguments(DemoConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ProtocolArguments:
-    """Tune on 80% of the training images, choose on the rest, refit on all, and measure on the test images.
+    """Tune, choose, refit and test with settings of your own.
 
-    For each seed and learning rate one run is trained, with the averages beside it; each seed chooses a learning rate,
-    and for best accuracy and lowest loss the average and the epoch. The same command resumes where it was interrupted,
-    and does nothing where all is done. To see it at work: emabank protocol --noise 0.4 --epochs 20 --seeds 1
+    Tune on 80% of the training images, choose on the rest, refit on all, and measure on the test images. For each seed
+    and learning rate one run is trained, with the averages beside it; each seed chooses a learning rate, and for best
+    accuracy and lowest loss the average and the epoch. The same command resumes where it was interrupted, and does
+    nothing where all is done. To see it at work: emabank protocol --noise 0.4 --epochs 20 --seeds 1
     """
 
     protocol: Annotated[ProtocolConfig, tyro.conf.arg(name="")] = field(default_factory=ProtocolConfig)
@@ -57,7 +74,7 @@ class ProtocolArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ListArguments:
-    """Say which studies there are: what each makes, from which runs."""
+    """List the paper's studies: what each makes, from how many runs."""
 
     scale: Scale = "demo"
     """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
@@ -70,9 +87,9 @@ class ListArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class RunArguments:
-    """Run one of the paper's studies, or all of them. Runs that studies share are trained once.
+    """Run one of the paper's studies, or all of them.
 
-    Run the same command again to resume. `emabank list` names the studies.
+    Runs that studies share are trained once. Run the same command again to resume. `emabank list` names the studies.
     """
 
     study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
@@ -116,7 +133,7 @@ class RunArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArguments:
-    """Make tables, figures and one HTML page of all studies in a folder of runs."""
+    """Make tables, figures and an HTML page from a folder of runs."""
 
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that `emabank run` wrote to."""
@@ -133,7 +150,10 @@ class ReportArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsArguments:
-    """Check the paper's nineteen claims with the runs of a folder: primary statistic, interval, seeds, verdict."""
+    """Check the paper's claims against a folder of runs.
+
+    For each of the nineteen: primary statistic, interval, seeds, verdict.
+    """
 
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that `emabank run` wrote to."""
@@ -148,7 +168,7 @@ class ClaimsArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusArguments:
-    """Say how far the studies and runs of a folder are."""
+    """Show how far the studies and runs of a folder are."""
 
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that `emabank run` wrote to."""
@@ -161,11 +181,12 @@ class StatusArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseArguments:
-    """Say which weights of a run to ship: which average, of which epoch, with what gain, and whether it could have
-    stopped earlier.
+    """Say which weights of a run to ship.
+
+    Which average, of which epoch, with what gain, and whether it could have stopped earlier.
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")] = Path("runs")
     """The folder of a run, or a folder of runs, such as `emabank run` wrote."""
     criterion: Literal["accuracy", "loss"] = "accuracy"
     """What is to be best on validation images."""

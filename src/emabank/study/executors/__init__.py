@@ -49,11 +49,13 @@ class Executor(Protocol):
         """So many at a time; None: as many as fit."""
         ...
 
-    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+    def run_all(
+        self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
+    ) -> list[Outcome]:
         """Bring every task to its end, in any order, and return how each ended; one that fails stops no other.
 
         Tasks whose folder is done are not started. Interrupted, it stops what it started and raises
-        `KeyboardInterrupt`; the same call resumes.
+        `KeyboardInterrupt`; the same call resumes. It counts on from `before` tasks of earlier calls, of `total`.
         """
         ...
 

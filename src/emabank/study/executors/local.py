@@ -53,10 +53,15 @@ class LocalExecutor:
         if self.jobs < 1:
             raise ValueError(f"jobs is {self.jobs}; give the number of runs at a time, 1 or more")
 
-    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+    def run_all(
+        self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
+    ) -> list[Outcome]:
         """Run every task that is not done (see `run_tasks`)."""
         start = partial(_Job, warm=self.warm, patience=self.patience)
-        return run_tasks(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
+        return run_tasks(
+            tasks, start, self._stop, at_once=self.jobs, poll=self.poll,
+            console=console or Console(stderr=True), before=before, total=total,
+        )  # fmt: skip
 
     def _stop(self, running: list["_Job"], interrupts: list[int]) -> None:
         """End what still runs: kindly at first, and faster with each further Ctrl-C."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, in_order
-from emabank.study.executors.progress import display, failures, say
+from emabank.study.executors.progress import display, failures
 from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.environment import now
 from emabank.study.runs.reader import FAILED, LOG, Progress, RunFolder
@@ -93,7 +93,9 @@ def run_tasks(
     *,
     at_once: int | None,
     poll: float,
-    console: Console | None = None,
+    console: Console,
+    before: int,
+    total: int,
 ) -> list[Outcome]:
     """Run every task that is not done; the outcomes come in the order of the tasks, each task once.
 
@@ -101,11 +103,10 @@ def run_tasks(
     finished. The first Ctrl-C lets workers write their checkpoints, further ones hasten the end; then
     `KeyboardInterrupt` is raised.
     """
-    console = console or Console()
     tasks = in_order(tasks)
     outcomes: dict[str, Outcome] = {}
     running: list[Running] = []
-    with _interrupts() as interrupts, display(console, len(tasks)) as shown:
+    with _interrupts() as interrupts, display(console, before, total or len(tasks)) as shown:
 
         def end(outcome: Outcome) -> None:
             outcomes[outcome.task.id] = outcome
@@ -134,12 +135,13 @@ def run_tasks(
         finally:
             stop(running, interrupts)
         if interrupts:
-            shown.say(f"interrupted: {len(outcomes)} of {len(tasks)} runs ended, the same command resumes the rest")
+            ended = f"{before + len(outcomes)} of {total or len(tasks)}"
+            shown.say(f"interrupted: {ended} runs ended, the same command resumes the rest")
             raise KeyboardInterrupt
-    ended = [outcomes[task.id] for task in tasks]
-    for line in failures(ended):
-        say(console, line)
-    return ended
+    in_their_order = [outcomes[task.id] for task in tasks]
+    for line in failures(in_their_order):
+        shown.say(line)
+    return in_their_order
 
 
 def reason_of(code: int) -> str:

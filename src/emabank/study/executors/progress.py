@@ -84,9 +84,8 @@ def duration(seconds: float) -> str:
 class Display:
     """Plain lines: each run when it starts, now and then on its way, and when it ends."""
 
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
-        self._ended = 0
+    def __init__(self, console: Console, ended: int, total: int) -> None:
+        self._console, self._ended, self._total = console, ended, total
         self._last: dict[str, int] = {}
 
     def started(self, task: Task) -> None:
@@ -113,10 +112,11 @@ class Display:
 
 
 class _BarDisplay(Display):
-    def __init__(self, console: Console, total: int, bars: Bars) -> None:
-        super().__init__(console, total)
+    def __init__(self, console: Console, ended: int, total: int, bars: Bars) -> None:
+        super().__init__(console, ended, total)
         self._bars = bars
-        self._all = bars.add_task("all runs", total=total, count=f"0/{total}", left="", words="")
+        count = f"{ended}/{total}"
+        self._all = bars.add_task("all runs", completed=ended, total=total, count=count, left="", words="")
         self._of: dict[str, TaskID] = {}
 
     def started(self, task: Task) -> None:
@@ -141,10 +141,10 @@ class _BarDisplay(Display):
 
 
 @contextmanager
-def display(console: Console, total: int) -> Generator[Display]:
-    """Show so many runs as long as the context lasts."""
+def display(console: Console, ended: int, total: int) -> Generator[Display]:
+    """Show runs as long as the context lasts: so many have ended before, of so many in all."""
     if not console.is_terminal:
-        yield Display(console, total)
+        yield Display(console, ended, total)
         return
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -154,7 +154,7 @@ def display(console: Console, total: int) -> Generator[Display]:
         TextColumn("{task.fields[words]}", markup=False),
     )
     with Bars(*columns, console=console) as bars:
-        yield _BarDisplay(console, total, bars)
+        yield _BarDisplay(console, ended, total, bars)
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:

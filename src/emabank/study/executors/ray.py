@@ -35,14 +35,19 @@ class RayExecutor:
     """Seconds that an interrupted run has to write a checkpoint."""
     poll: float = 0.2
 
-    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+    def run_all(
+        self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
+    ) -> list[Outcome]:
         """Run every task that is not done (see `run_tasks`)."""
+        console = console or Console(stderr=True)
         with _connected(self.address, cpus=self.cpus * (self.jobs or 1)) as ray:
 
             def start(task: Task) -> _Remote:
-                return _Remote(task, ray, self, partial(say, console or Console()))
+                return _Remote(task, ray, self, partial(say, console))
 
-            return run_tasks(tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console)
+            return run_tasks(
+                tasks, start, self._stop, at_once=self.jobs, poll=self.poll, console=console, before=before, total=total
+            )
 
     def _stop(self, running: list["_Remote"], interrupts: list[int]) -> None:
         for handle in running:

@@ -49,16 +49,20 @@ class SlurmExecutor:
     """Seconds that an interrupted run has to write a checkpoint."""
     poll: float = 0.5
 
-    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+    def run_all(
+        self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
+    ) -> list[Outcome]:
         """Run every task that is not done (see `run_tasks`). Interrupted, it cancels its jobs."""
-        console = console or Console()
+        console = console or Console(stderr=True)
         waiting = [task for task in in_order(tasks) if not RunFolder(task.folder).is_done()]
         array = _Array(self, waiting)
 
         def start(task: Task) -> _Submitted:
             return _Submitted(task, array, partial(say, console))
 
-        return run_tasks(tasks, start, self._stop, at_once=None, poll=self.poll, console=console)
+        return run_tasks(
+            tasks, start, self._stop, at_once=None, poll=self.poll, console=console, before=before, total=total
+        )
 
     def _stop(self, running: list["_Submitted"], interrupts: list[int]) -> None:
         for handle in running:

@@ -28,11 +28,13 @@ class TorchrunExecutor:
     jobs: int = 1
     """Runs at a time: all ranks work on each."""
 
-    def run_all(self, tasks: Sequence[Task], *, console: Console | None = None) -> list[Outcome]:
+    def run_all(
+        self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
+    ) -> list[Outcome]:
         """Run every task that is not done. A run that fails ends all: the other ranks cannot continue without it."""
         tasks = in_order(tasks)
         outcomes: list[Outcome] = []
-        with display(console or Console(), len(tasks)) as shown:
+        with display(console or Console(stderr=True), before, total or len(tasks)) as shown:
             for task in tasks:
                 if RunFolder(task.folder).is_done():
                     outcomes.append(Outcome(task=task, state="already done"))

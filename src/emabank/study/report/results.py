@@ -228,7 +228,9 @@ DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, Recursion
 """What files that hold something else than they should can raise."""
 _REPORT = "report"
 _PROTOCOL = "protocol-"
-_VARIANT = re.compile(r"step|constant|bootstrap|posthoc|every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?")
+_VARIANT = re.compile(
+    r"step|constant|bootstrap|posthoc|(bootstrap )?every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?"
+)
 
 
 def read_results(runs: str | os.PathLike[str]) -> Results:

@@ -1,11 +1,15 @@
 """The named studies: what each makes, over which pairs, with which runs beside the protocol's. Imports no torch."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from emabank.study.config import ProtocolConfig
+from emabank.study.config import ProtocolConfig, did_you_mean
 from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PERIODS, RATES, Scale, protocol_of
+
+if TYPE_CHECKING:
+    from emabank.study.protocol import Chosen, Planned, Protocol
+    from emabank.study.run_job import MakeModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +25,8 @@ class Study:
     pairs: tuple[str, ...]
     """The paper's data sets and networks that it is about."""
     arms: tuple[str, ...] = ()
-    """Runs beside those of the protocol: "step", "constant", "bootstrap", "posthoc", "every" (one arm per period),
-    "rates" (one arm per learning rate)."""
+    """Runs beside those of the protocol: "step", "constant", "bootstrap", "bootstrap every 5", "posthoc", "every" (one
+    arm per period), "rates" (one arm per learning rate)."""
     stages: tuple[str, ...] = ("tune", "refit", "swa")
     """Which runs of the protocol it needs."""
     transfer: bool = False
@@ -31,20 +35,12 @@ class Study:
     """Whether the cost of the averages is measured."""
 
     def pairs_at(self, scale: Scale) -> tuple[str, ...]:
-        """Those of its pairs that have a stand-in at a scale.
-
-        >>> STUDIES["lr-search"].pairs_at("small")
-        ('cifar100-resnet18',)
-        """
+        """Those of its pairs that have a stand-in at a scale."""
         configs = {pair: protocol_of(pair, scale) for pair in self.pairs}
         return tuple(pair for pair, config in configs.items() if config and (config.transfer or not self.transfer))
 
     def arms_at(self, scale: Scale) -> tuple[str, ...]:
-        """Its arms by the names they have in the report.
-
-        >>> STUDIES["sampling-period"].arms_at("paper")
-        ('every 1', 'every 4', 'every 16', 'every 64')
-        """
+        """Its arms by the names they have in the report."""
         several = {
             "every": tuple(f"every {period}" for period in PERIODS[scale]),
             "rates": tuple(f"tune at {rate:g}" for rate in RATES[scale]),
@@ -131,9 +127,9 @@ _ALL = (
         name="bootstrap",
         title="Bootstrap",
         question="Does it help to copy the average back into training once per epoch?",
-        makes="training whose weights are replaced by an average once an epoch",
+        makes="training whose weights are replaced by an average once an epoch, or every 5 steps",
         pairs=(MAIN,),
-        arms=("bootstrap",),
+        arms=("bootstrap", "bootstrap every 5"),
         stages=("tune",),
     ),
     Study(
@@ -169,34 +165,40 @@ STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 
 def studies_named(name: str) -> tuple[Study, ...]:
-    """The study of that name, or every one for "all".
-
-    >>> len(studies_named("all")), studies_named("dynamics")[0].pairs[0]
-    (13, 'cifar100-resnet18')
-    """
+    """The study of that name, or every one for "all"."""
     if name == "all":
         return _ALL
     if name not in STUDIES:
-        raise ValueError(f"there is no study {name!r}; give all, or one of {', '.join(STUDIES)}")
+        close = did_you_mean(name, ("all", *STUDIES))
+        raise ValueError(f"there is no study {name!r}{close}; give all, or one of {', '.join(STUDIES)}")
     return (STUDIES[name],)
 
 
-class Wanted(NamedTuple):
-    """All that some studies want of one pair of the paper."""
+@dataclass(kw_only=True)
+class Setting:
+    """A data set with a network, all that is wanted of it, and how far it has come."""
 
     name: str
     config: ProtocolConfig
-    """The protocol that stands for it."""
-    stages: frozenset[str]
-    arms: tuple[str, ...]
+    stages: frozenset[str] = frozenset({"tune", "refit", "swa"})
+    """Which runs of the protocol are wanted."""
+    arms: tuple[str, ...] = ()
+    """Which variants are wanted beside them."""
+    make_model: "MakeModel | None" = None
+    model_fingerprint: str = ""
+    planned: "Planned | None" = None
+    chosen: "Chosen | None" = None
+    protocol: "Protocol | None" = None
+    trained: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Ids of the runs of each variant that is done."""
+    error: ValueError | OSError | None = None
+    """Why it was set aside."""
 
 
-def wanted(studies: Iterable[Study], scale: Scale) -> list[Wanted]:
-    """Every pair that the studies are about at a scale, each once, with all that any of them wants of it.
-
-    >>> [pair.name for pair in wanted(studies_named("lr-search"), "demo")]
-    ['cifar100-resnet18', 'cifar100-wrn-28-10']
-    """
+def settings_of(
+    studies: Iterable[Study], scale: Scale, change: Callable[[ProtocolConfig], ProtocolConfig] = lambda config: config
+) -> list[Setting]:
+    """Every setting that the studies are about at a scale, once, with all that any of them wants of it."""
     stages: dict[str, set[str]] = {}
     arms: dict[str, dict[str, None]] = {}
     for study in studies:
@@ -205,7 +207,7 @@ def wanted(studies: Iterable[Study], scale: Scale) -> list[Wanted]:
             arms.setdefault(name, {}).update(dict.fromkeys(study.arms_at(scale)))
     configs = {name: protocol_of(name, scale) for name in stages}
     return [
-        Wanted(name, config, frozenset(stages[name]), tuple(arms[name]))
+        Setting(name=name, config=change(config), stages=frozenset(stages[name]), arms=tuple(arms[name]))
         for name, config in configs.items()
         if config is not None
     ]

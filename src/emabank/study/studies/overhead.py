@@ -22,15 +22,7 @@ EVERY = 16  # the paper's period
 
 
 def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """The cost of the averages of a protocol, as plain values: a step and an update by turns, and the memory.
-
-    >>> from emabank.study.data.digits import digits_dataset
-    >>> from emabank.study.config import TrainingConfig
-    >>> small = ProtocolConfig(training=TrainingConfig(width=4, batch=8))
-    >>> overhead = measure_overhead(small, digits_dataset(), repetitions=2)
-    >>> overhead["averages"], overhead["parameters"], overhead["bytes"] >= 5 * 4 * overhead["parameters"]
-    (5, 4934, True)
-    """
+    """The cost of the averages of a protocol, as plain values: a step and an update by turns, and the memory."""
     training, hardware = config.training, config.hardware
     device = torch.device("cpu" if hardware.device == "auto" else hardware.device)
     images = dataset.train.images

@@ -13,7 +13,6 @@ from emabank.study.config import (
     HardwareConfig,
     MeasuringConfig,
     ProtocolConfig,
-    Recipe,
     TrainingConfig,
 )
 
@@ -48,59 +47,10 @@ PERIODS: dict[Scale, tuple[int, ...]] = {"paper": (1, 4, 16, 64), "small": (1, 2
 """Sampling periods that are compared; runs of a few hundred steps have shorter ones, the third of which is the paper's
 16 there."""
 
-_DATASETS = {
-    "digits": "digits",
-    "digits-0-4": "digits 0–4",
-    "digits-5-9": "digits 5–9",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "cifar10n": "CIFAR-10N",
-    "cifar100n": "CIFAR-100N",
-    "tiny-imagenet": "Tiny-ImageNet",
-    "own": "own data",
-}
-_NETWORKS = {
-    "resnet8": "ResNet-8",
-    "resnet20": "ResNet-20",
-    "resnet18": "ResNet-18",
-    "resnet34": "ResNet-34",
-    "wrn-28-10": "WideResNet-28-10",
-    "vgg16": "VGG-16",
-    "vgg-small": "small VGG",
-    "whitened-cnn": "whitened CNN",
-    "own": "own network",
-}
-
 
 def protocol_of(pair: str, scale: Scale) -> ProtocolConfig | None:
-    """The protocol that stands for a pair of the paper; None where the scale has none.
-
-    >>> protocol_of("cifar100-resnet18", "paper").training.epochs
-    200
-    >>> protocol_of("tiny-imagenet-resnet18", "small") is None
-    True
-    """
+    """The protocol that stands for a pair of the paper; None where the scale has none."""
     return {"paper": _PAPER, "small": _SMALL, "demo": _DEMO}[scale].get(pair)
-
-
-def title_of(config: Recipe) -> str:
-    """What a protocol or a run trains, for people.
-
-    >>> title_of(protocol_of("cifar100n-resnet34", "demo"))
-    'digits, 40% of 600 with wrong labels, ResNet-8'
-    """
-    data, training = config.data, config.training
-    words = [_DATASETS[data.dataset]]
-    if data.noise:
-        of = "" if data.subset is None else f" of {data.subset:,}"
-        words.append(f"{100 * data.noise:g}%{of} with wrong labels")
-    elif data.subset is not None:
-        words.append(f"{data.subset:,} images")
-    usual = (None, 8, 32 if training.network == "whitened-cnn" else 16)
-    if data.size is not None:
-        words.append(f"at {data.size} × {data.size}")
-    width = "" if training.width in usual else f" of width {training.width}"
-    return ", ".join([*words, _NETWORKS[training.network] + width])
 
 
 # The paper's own settings (its Table of hyper-parameters; learning rates as its learning-rate search has them)

@@ -5,10 +5,10 @@ whose runs fail is set aside with its reason, and the others continue. `run` use
 `protocol` and `run_protocol` with one of their own.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
+from typing import Protocol as Interface
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA
 from emabank.study.config import Place, ProtocolConfig
@@ -17,60 +17,33 @@ from emabank.study.executors import Outcome, raise_if_failed
 from emabank.study.protocol import (
     Choice,
     Chosen,
-    Planned,
     Protocol,
     choose_all,
     conclude,
     held_from,
     plan_protocol,
     refit_job,
-    resolve,
     swa_job,
     tuning_jobs,
 )
-from emabank.study.run_job import Job, MakeModel, folder_of
+from emabank.study.run_job import Job, folder_of
 from emabank.study.runs.locks import locked
 from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, write_manifest
-from emabank.study.studies.catalogue import Study, wanted
+from emabank.study.studies.catalogue import Setting, Study
 from emabank.study.studies.overhead import measure_overhead
-from emabank.study.studies.scales import Scale, title_of
-from emabank.study.studies.variants import equals_refit, needs_refits, variant_config
+from emabank.study.studies.scales import Scale
+from emabank.study.studies.variants import equals_refit, needs_refits, runs_needed, variant_config
 
 Load = Callable[[ProtocolConfig], Dataset]
-RunJobs = Callable[[Sequence[Job]], Mapping[str, Outcome]]
-"""Runs jobs and returns by run id what became of each."""
 Say = Callable[[str], None]
 
 
-@dataclass(kw_only=True)
-class Setting:
-    """A data set with a network, as far as it has come."""
+class RunJobs(Interface):
+    """Runs jobs and returns by run id what became of each."""
 
-    name: str
-    config: ProtocolConfig
-    stages: frozenset[str] = frozenset({"tune", "refit", "swa"})
-    """Which runs of the protocol are wanted."""
-    arms: tuple[str, ...] = ()
-    """Which variants are wanted beside them."""
-    make_model: MakeModel | None = None
-    model_fingerprint: str = ""
-    planned: Planned | None = None
-    chosen: Chosen | None = None
-    protocol: Protocol | None = None
-    trained: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Ids of the runs of each variant that is done."""
-    error: ValueError | OSError | None = None
-    """Why it was set aside."""
-
-
-def settings_of(
-    studies: Iterable[Study], scale: Scale, change: Callable[[ProtocolConfig], ProtocolConfig] = lambda config: config
-) -> list[Setting]:
-    """Every setting that the studies are about at a scale, once, with its protocol changed and complete."""
-    return [
-        Setting(name=setting.name, config=resolve(change(setting.config)), stages=setting.stages, arms=setting.arms)
-        for setting in wanted(studies, scale)
-    ]
+    def __call__(self, jobs: Sequence[Job], *, before: int, total: int) -> Mapping[str, Outcome]:
+        """`before` so many runs were in earlier rounds, of `total` in all."""
+        ...
 
 
 class Scheduler:
@@ -88,14 +61,17 @@ class Scheduler:
     ) -> None:
         self.settings, self.place = settings, place
         self._load, self._run_jobs, self._say, self._after_round = load, run_jobs, say, after_round
+        self._expected: set[str] = set()
+        """Ids of all runs, as if every seed chose the first rate: so many there will be."""
+        self._begun = 0
 
     def run(self) -> None:
         """Train everything that is not done, and write the rows and summaries of the protocols."""
         self._each(self._plan)
         self._round("tuning", lambda setting: setting.planned.tuning if setting.planned else [])
         self._each(self._choose)
-        self._round("refits, and runs that need only tuning", self._second_round)
-        self._round("runs that start from refits", self._third_round)
+        self._round("refits, and runs that need only tuning", lambda setting: self._follow(setting, from_refits=False))
+        self._round("runs that start from refits", lambda setting: self._follow(setting, from_refits=True))
         self._each(self._conclude)
 
     def active(self) -> list[Setting]:
@@ -104,8 +80,6 @@ class Scheduler:
 
     def _plan(self, setting: Setting) -> None:
         dataset = self._load(setting.config)
-        for arm in setting.arms:  # what cannot be trained is found before any run starts
-            variant_jobs(arm, setting.config, placeholder_choices(setting.config, self.place), self.place)
         setting.planned = plan_protocol(
             setting.config,
             self.place,
@@ -113,6 +87,10 @@ class Scheduler:
             make_model=setting.make_model,
             model_fingerprint=setting.model_fingerprint,
         )
+        # What cannot be trained is found before any run starts; and so many runs there will be.
+        expected = jobs_by_kind(setting, placeholder_choices(setting.config, self.place), self.place).values()
+        later = (job for jobs in expected for job in jobs)
+        self._expected |= {folder_of(job.config, self.place).id for job in (*setting.planned.tuning, *later)}
 
     def _choose(self, setting: Setting) -> None:
         assert setting.planned is not None
@@ -125,22 +103,11 @@ class Scheduler:
                     f"{lowest} at {lowest_epoch} (loss)"
                 )
 
-    def _second_round(self, setting: Setting) -> list[Job]:
-        """Refits, and variants that need nothing but the choice."""
+    def _follow(self, setting: Setting, *, from_refits: bool) -> list[Job]:
+        """The runs that follow from tuning: those that start from refits, or all others."""
         assert setting.chosen is not None
-        need_refits = bool(setting.stages & {"refit", "swa"}) or any(map(needs_refits, setting.arms))
-        jobs = list(setting.chosen.refits) if need_refits else []
-        return jobs + self._variants(setting, [arm for arm in setting.arms if not needs_refits(arm)])
-
-    def _third_round(self, setting: Setting) -> list[Job]:
-        """SWA, and variants that are refits or start from them."""
-        assert setting.chosen is not None
-        jobs = list(setting.chosen.swa) if "swa" in setting.stages else []
-        return jobs + self._variants(setting, [arm for arm in setting.arms if needs_refits(arm)])
-
-    def _variants(self, setting: Setting, arms: Sequence[str]) -> list[Job]:
-        assert setting.chosen is not None
-        return [job for arm in arms for job in variant_jobs(arm, setting.config, setting.chosen, self.place)]
+        jobs = jobs_by_kind(setting, setting.chosen, self.place)
+        return [job for kind, some in jobs.items() if needs_refits(kind) == from_refits for job in some]
 
     def _conclude(self, setting: Setting) -> None:
         assert setting.planned is not None
@@ -160,9 +127,11 @@ class Scheduler:
         by_id = {folder_of(job.config, self.place).id: job for some in jobs.values() for job in some}
         if not by_id:
             return
-        self._say(f"{title}: {len(by_id)} runs")
+        total = max(len(self._expected), self._begun + len(by_id))
+        self._say(f"{title}: {len(by_id)} of {total} runs")
         self.place.runs.mkdir(parents=True, exist_ok=True)
-        outcomes = self._run_jobs(list(by_id.values()))
+        outcomes = self._run_jobs(list(by_id.values()), before=self._begun, total=total)
+        self._begun += len(by_id)
         self._each(
             lambda setting: raise_if_failed(
                 [outcomes[folder_of(job.config, self.place).id] for job in jobs[setting.name]]
@@ -239,8 +208,8 @@ def _manifest(
     command: str,
     state: str,
 ) -> Manifest:
-    names, arms = study.pairs_at(scale), study.arms_at(scale)
-    own = [setting for setting in settings if setting.name in names]
+    arms = study.arms_at(scale)
+    own = [setting for setting in settings if setting.name in study.pairs_at(scale)]
     failed = [f"{setting.name}: {setting.error}" for setting in own if setting.error is not None]
     return Manifest(
         study=study.name,
@@ -251,7 +220,7 @@ def _manifest(
         pairs=tuple(
             Ran(
                 pair=setting.name,
-                title=title_of(setting.config),
+                title=setting.config.title,
                 protocol=None if setting.protocol is None else setting.protocol.folder.name,
                 arms={arm: setting.trained[arm] for arm in arms if arm in setting.trained},
             )
@@ -278,23 +247,26 @@ def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
     return Chosen(choices, [], refits, [swa_job(config, refit, place) for refit in refits] if config.swa else [])
 
 
+def jobs_by_kind(setting: Setting, chosen: Chosen, place: Place) -> dict[str, list[Job]]:
+    """All that a setting has trained after tuning."""
+    kinds = runs_needed(setting.config, setting.stages, setting.arms)
+    jobs = {"refit": chosen.refits, "swa": chosen.swa}
+    jobs |= {arm: variant_jobs(arm, setting.config, chosen, place) for arm in setting.arms}
+    return {kind: jobs[kind] for kind in kinds if kind != "tune"}
+
+
 def variant_jobs(arm: str, config: ProtocolConfig, chosen: Chosen, place: Place) -> list[Job]:
     """The runs of a variant in the order of the seeds, as `variant_config` has them.
 
     A rate that is held is held from the epoch chosen for the best accuracy of an average, where the refit left a
     checkpoint.
     """
-    return [
-        _variant_job(arm, config, choice, refit, place)
-        for choice, refit in zip(chosen.choices, chosen.refits, strict=True)
-    ]
-
-
-def _variant_job(arm: str, config: ProtocolConfig, choice: Choice, refit: Job, place: Place) -> Job:
-    if equals_refit(arm, config):
-        return refit
-    epoch = held_from(config, choice)
-    run = variant_config(arm, config, refit.config, held_from=epoch)
-    if arm == "constant":
-        return Job(run, fork=folder_of(refit.config, place).fork_path(epoch))
-    return Job(run)
+    jobs: list[Job] = []
+    for choice, refit in zip(chosen.choices, chosen.refits, strict=True):
+        epoch = held_from(config, choice)
+        if equals_refit(arm, config):
+            jobs.append(refit)
+        else:
+            fork = folder_of(refit.config, place).fork_path(epoch) if arm == "constant" else None
+            jobs.append(Job(variant_config(arm, config, refit.config, held_from=epoch), fork=fork))
+    return jobs

@@ -1,25 +1,25 @@
 """The kinds of runs that studies need: how many of each, and the configuration of a run of each. Imports no torch.
 
 A kind is a stage of the protocol ("tune", "refit", "swa") or a variant beside it ("step", "constant", "bootstrap",
-"posthoc", "every 4", "tune at 0.4"), which has the seed and learning rate of a refit and one thing changed.
+"bootstrap every 5", "posthoc", "every 4", "tune at 0.4"), which has the seed and learning rate of a refit and one thing
+changed.
 """
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit
 from emabank.study.config import AveragesConfig, MeasuringConfig, ProtocolConfig, RunConfig
 
 _POSTHOC = 100  # snapshots in a run: about 9 GB of a ResNet-18
 BOOTSTRAPPED = 2
 """Which of the five averages is copied back into training: the third, the paper's 0.992."""
+EVERY_5 = "bootstrap every 5"
 
 
 def needs_refits(arm: str) -> bool:
-    """Whether a variant starts from refits, or is one of them."""
-    return arm == "constant" or arm.startswith("every ")
+    """Whether a kind of run starts from refits, or is one of them."""
+    return arm in ("swa", "constant") or arm.startswith("every ")
 
 
 def equals_refit(arm: str, config: ProtocolConfig) -> bool:
@@ -28,11 +28,7 @@ def equals_refit(arm: str, config: ProtocolConfig) -> bool:
 
 
 def runs_needed(config: ProtocolConfig, stages: Collection[str], arms: Iterable[str]) -> Counter[str]:
-    """How many runs of each kind there are, for these stages and variants of a protocol.
-
-    >>> runs_needed(ProtocolConfig(rates=(0.1, 0.2), seeds=3), {"tune"}, ["constant"])
-    Counter({'tune': 6, 'refit': 3, 'constant': 3})
-    """
+    """How many runs of each kind there are, for these stages and variants of a protocol."""
     arms, seeds = tuple(arms), len(config.seed_numbers)
     needed = Counter({"tune": len(config.rates) * seeds})
     if "refit" in stages or "swa" in stages or any(needs_refits(arm) for arm in arms):
@@ -42,48 +38,15 @@ def runs_needed(config: ProtocolConfig, stages: Collection[str], arms: Iterable[
     return needed + Counter({arm: seeds for arm in arms if not equals_refit(arm, config)})
 
 
-def example_config(kind: str, config: ProtocolConfig) -> RunConfig:
-    """The first run of a kind if every seed chose the first rate, and the slowest average at the end.
-
-    It is what `placeholder_choices` makes of a protocol, without fingerprints: enough to know the cost.
-
-    >>> example_config("swa", ProtocolConfig()).constant_from
-    45
-    """
-    tuning = RunConfig(
-        recipe=replace(config.recipe, measuring=MeasuringConfig()), rate=config.rates[0], seed=0, trained_on="80%"
-    )
-    if kind == "tune":
-        return tuning
-    end = config.training.epochs
-    noisy = config.data.has_wrong_labels
-    criteria = (*CRITERIA, *NOISY_CRITERIA) if noisy else tuple(CRITERIA)
-    keep = kept_by_refit(
-        config.averages,
-        dict.fromkeys(("accuracy", "noisy-accuracy") if noisy else ("accuracy",), end),
-        dict.fromkeys(criteria, (config.averages.names[-1], end)),
-        has_batchnorm=True,
-    )
-    refit = replace(tuning, recipe=config.recipe, trained_on="100%", keep=keep, transfer=config.transfer)
-    if kind == "refit":
-        return refit
-    if kind == "swa":
-        return replace(refit, keep=(), constant_from=config.swa_epoch, swa=True)
-    return variant_config(kind, config, refit, held_from=max(end - 1, math.ceil(config.training.warmup)))
-
-
 def variant_config(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int) -> RunConfig:
     """The variant of a refit; where that is what the refit has, the refit.
 
     step: the rate falls in steps. constant: it is held from an epoch on. bootstrap: on 80% of the images, an average
-    copied into the live weights after each epoch. posthoc: on 80% of the images, with snapshots from which windows and
-    stopping epochs are chosen afterwards, and statistics recomputed after each epoch to compare with. every T: averages
-    with the same horizon, sampled every T steps without a warm-up of the decay. tune at R: the tuning run at another
-    learning rate.
-
-    >>> config = ProtocolConfig()
-    >>> variant_config("step", config, example_config("refit", config), held_from=1).recipe.training.schedule
-    'step'
+    copied into the live weights after each epoch. bootstrap every 5: the fastest average, every 5 steps, as lookahead
+    does; over 5 steps it moves about a fifth of the way to the live weights. posthoc: on 80% of the images, with
+    snapshots from which windows and stopping epochs are chosen afterwards, and statistics recomputed after each epoch
+    to compare with. every T: averages with the same horizon, sampled every T steps without a warm-up of the decay. tune
+    at R: the tuning run at another learning rate.
     """
     bare = replace(refit, keep=(), transfer=(), transfer_fingerprints=())
     curves = replace(config.measuring, recompute="chosen", on_train=False, train_every=1)
@@ -92,9 +55,11 @@ def variant_config(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_f
         return replace(bare, recipe=replace(refit.recipe, training=training, measuring=curves))
     if arm == "constant":
         return replace(bare, constant_from=held_from)
-    if arm == "bootstrap":
-        average = config.averages.names[min(BOOTSTRAPPED, len(config.averages.names) - 1)]
-        training = replace(config.training, bootstrap=average)
+    if arm in ("bootstrap", EVERY_5):
+        names = config.averages.names
+        training = replace(config.training, bootstrap=names[min(BOOTSTRAPPED, len(names) - 1)])
+        if arm == EVERY_5:
+            training = replace(config.training, bootstrap=names[0], bootstrap_every=5)
         recipe = replace(refit.recipe, training=training, measuring=MeasuringConfig())
         return replace(bare, recipe=recipe, trained_on="80%")
     if arm == "posthoc":
@@ -117,10 +82,6 @@ def _period(arm: str) -> int:
 
 
 def with_period(averages: AveragesConfig, period: int) -> AveragesConfig:
-    """Averages with the same horizon in steps, sampled with another period, and no warm-up, which would confound them.
-
-    >>> with_period(AveragesConfig(decays=(0.998,), every=16), 1).decays
-    (0.9998748826609,)
-    """
+    """Averages with the same horizon in steps, sampled with another period; a warm-up would confound them."""
     decays = tuple(round(decay ** (period / averages.every), 13) for decay in averages.decays)
     return replace(averages, decays=decays, every=period, decay_warmup="none")
