@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from emabank import _storage
 from emabank._distributed import (
     ProcessGroups,
     SyncedStatistics,
@@ -26,7 +27,7 @@ from emabank._distributed import (
     reshard,
     to_local,
 )
-from emabank._storage import AverageStorage, is_finite
+from emabank._storage import AverageStorage
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
@@ -383,9 +384,13 @@ def check_materialized(model: nn.Module) -> None:
             )
 
 
-def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of the tensors that hold NaN or inf."""
-    return [name for name, tensor in tensors.items() if not is_finite(to_local(tensor))]
+Key = TypeVar("Key")
+
+
+def nonfinite(tensors: Mapping[Key, Tensor]) -> list[Key]:
+    """The names of the tensors that hold NaN or inf; waits once for every accelerator."""
+    names = list(tensors)
+    return [names[index] for index in _storage.nonfinite(list(map(to_local, tensors.values())))]
 
 
 def _check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:
