@@ -17,7 +17,6 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/acc
 
 from benchmarks.harness import text_table
 from benchmarks.models import build
-from benchmarks.peers import NotAvailable, Packages, decays
+from benchmarks.peers import PEERS, NotAvailable, Packages, Peer, decays
 from emabank import EMA, EMABank, recalibrate_batchnorm
 
 META = torch.device("meta")
@@ -153,36 +152,25 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-def emabank_update(policy: Any) -> Callable[[nn.Module, int], Callable[[], object]]:
+Update = Callable[[nn.Module, int], Callable[[], object]]  # from the model and the number of averages
+
+
+def of_bank(policy: Any) -> Update:
+    """Updates of a bank past its warm-up."""
     return lambda model, count: (
         EMABank(model, [EMA(decay, warmup=None) for decay in decays(count)], every=1, on_nonfinite=policy).update
     )
 
 
-def torch_update(model: nn.Module, count: int) -> Callable[[], object]:
-    averages = [AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) for decay in decays(count)]
-    return lambda: [average.update_parameters(model) for average in averages]
+def of_peer(peer: Peer) -> Update:
+    return lambda model, count: peer.build(Packages(), model, count).update
 
 
-def timm_update(model: nn.Module, count: int) -> Callable[[], object]:
-    kind = Packages().module("timm", "timm.utils.model_ema").ModelEmaV3
-    averages = [kind(model, decay) for decay in decays(count)]
-    return lambda: [average.update(model) for average in averages]
-
-
-def ema_pytorch_update(model: nn.Module, count: int) -> Callable[[], object]:
-    kind = Packages().module("ema-pytorch", "ema_pytorch").EMA
-    settings = {"update_after_step": 0, "update_every": 1, "include_online_model": False, "use_foreach": True}
-    averages = [kind(model, beta=decay, **settings) for decay in decays(count)]
-    return lambda: [average.update() for average in averages]
-
-
-UPDATES: dict[str, Callable[[nn.Module, int], Callable[[], object]]] = {
-    "emabank": emabank_update("raise"),
-    'emabank, on_nonfinite="ignore"': emabank_update("ignore"),
-    "torch AveragedModel": torch_update,
-    "timm ModelEmaV3": timm_update,
-    "ema-pytorch, foreach": ema_pytorch_update,
+SHOWN = ("torch AveragedModel", "timm ModelEmaV3", "ema-pytorch, foreach")
+UPDATES: dict[str, Update] = {
+    "emabank": of_bank("raise"),
+    'emabank, on_nonfinite="ignore"': of_bank("ignore"),
+    **{peer.name: of_peer(peer) for peer in PEERS if peer.name in SHOWN},
 }
 
 READS: dict[str, Callable[[EMABank], object]] = {
@@ -194,7 +182,7 @@ READS: dict[str, Callable[[EMABank], object]] = {
 }
 
 
-def count(make: Callable[[nn.Module, int], Callable[[], object]], averages: int, dtype: torch.dtype) -> tuple[int, int]:
+def count(make: Update, averages: int, dtype: torch.dtype) -> tuple[int, int]:
     """Operations and waits of the third update; before each the device catches up, as it does in a training step."""
     with Accelerator().running() as accelerator:
         update = make(build("resnet18").to(META, dtype), averages)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.accelerator import READS, Accelerator
+from benchmarks.accelerator import READS, UPDATES, Accelerator, count
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 
 RULES = {"ema": EMA(0.9), "settled": EMA(0.9, warmup=None), "uniform": Uniform(), "power": PowerEMA(0.1)}
@@ -53,13 +53,21 @@ def test_no_float64_from_the_first_update_to_recomputed_statistics(dtype: torch.
 def test_an_update_does_not_make_the_host_wait(policy: Any, dtype: torch.dtype) -> None:
     with Accelerator().running() as accelerator:
         bank = EMABank(net(dtype), RULES, every=1, on_nonfinite=policy)
+        accelerator.waits = []
         assert bank.update()  # the first one also looks for weights that were loaded since
+        assert len(accelerator.waits) == 1
         for _ in range(3):
             # By the next update all copies of the last one have arrived.
-            accelerator.operations, accelerator.waits, accelerator.in_flight = 0, [], []
+            accelerator.waits, accelerator.in_flight = [], []
             assert bank.update()
             assert accelerator.waits == []
-            assert accelerator.operations < 40
+
+
+@pytest.mark.parametrize("averages", [1, 5])
+def test_an_update_of_a_bf16_resnet_takes_few_operations_however_many_averages(averages: int) -> None:
+    operations, waits = count(UPDATES["emabank"], averages, torch.bfloat16)
+    assert operations < 40
+    assert waits == 0
 
 
 def test_settled_decays_are_not_sent_again() -> None:

@@ -317,14 +317,20 @@ class AveragedTensors:
         initial ones of a norm) add nothing. One step, even a long one, hardly changes it; unrelated weights give about
         0, within a standard deviation that falls with their number.
         """
-        shared = own = variance = 0.0
+        products: list[Tensor] = []
+        sizes: list[int] = []
         for average, live in self.storage.samples(0):
             centred = average - average[0]  # so that a constant is exactly 0
             centred -= centred.mean()
-            products = torch.stack([centred.dot(live), centred.dot(centred), live.dot(live)])
-            with_live, with_itself, of_live = products.tolist()
+            products.append(torch.stack([centred.dot(live), centred.dot(centred), live.dot(live)]))
+            sizes.append(live.numel())
+        if not products:
+            return 1.0
+        together = torch.stack([product.to(products[0], non_blocking=True) for product in products])  # one wait
+        shared = own = variance = 0.0
+        for (with_live, with_itself, of_live), size in zip(together.tolist(), sizes, strict=True):
             shared, own = shared + with_live, own + with_itself
-            variance += with_itself * of_live / live.numel()
+            variance += with_itself * of_live / size
         return shared / own if own > 0.0 and variance**0.5 < 0.1 * own else 1.0
 
 

@@ -37,15 +37,7 @@ _HELP = "The state is damaged, or not that of a bank: load another copy of it."
 
 
 class AverageSchedule:
-    """The rules of a bank's averages, and their progress.
-
-    >>> from emabank import Uniform
-    >>> schedule = AverageSchedule([EMA(0.5, warmup=None), Uniform()], every=1)
-    >>> schedule.sample_weights(1)
-    [0.5, 1.0]
-    >>> schedule.sample_weights(3)
-    [0.75, 0.5]
-    """
+    """The rules of a bank's averages, and their progress."""
 
     def __init__(self, averages: object, every: int | None = None, steps: int | None = None) -> None:
         every = None if every is None else check_int("every", every, minimum=1)

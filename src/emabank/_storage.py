@@ -89,14 +89,6 @@ class AverageStorage:
 
     `dtype` is the least precision: a float64 tensor is averaged in float64. `device=None` keeps each average beside
     its live tensor.
-
-    >>> live = [torch.zeros(3), torch.zeros(2, 2)]
-    >>> storage = AverageStorage(live, 2, dtype=torch.float32, device=None)
-    >>> _ = [tensor.fill_(1.0) for tensor in live]
-    >>> storage.lerp_([0.5, 1.0])
-    >>> storage.read(0)[0], storage.read(1)[1]
-    (tensor([0.5000, 0.5000, 0.5000]), tensor([[1., 1.],
-            [1., 1.]]))
     """
 
     def __init__(self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None) -> None:

@@ -391,8 +391,7 @@ class EMABank:
             root.eval()
             if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
                 return root(*inputs, **keywords)
-            places, swap = tensor_refs(root, all_places=True), Swap(self, name, batchnorm)
-            with holding(root, places, functional_params(root, values), swap):
+            with holding(root, functional_params(root, values), Swap(self, name, batchnorm)):
                 return root(*inputs, **keywords)
 
     def functional(self, name: str | float, *, batchnorm: Statistics | None = None) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
-from emabank._model import tensor_refs, unwrap, walk
+from emabank._model import unwrap, walk
 from emabank._swap import Swap, functional_params, holding, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
@@ -289,7 +289,7 @@ def _measure(
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
     count = 0
-    with holding(root, [], {}, swap), preserved_modes(root), preserved_rng(loader), _without_new_buffers(root):
+    with holding(root, {}, swap), preserved_modes(root), preserved_rng(loader), _without_new_buffers(root):
         root.eval()
         for batch in islice(loader, max_batches):
             count += 1
@@ -327,8 +327,7 @@ def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractCon
     if fsdp_modules(model):  # a forward pass gathers the parameters' own tensors, so the values must be in these
         return partial(target.applied, name, batchnorm="averaged") if is_bank else lambda: swapped(model, {}, None)
     tensors = target.functional(name, batchnorm="averaged") if is_bank else functional_params(model, {})
-    root = unwrap(model)
-    return partial(holding, root, tensor_refs(root, all_places=True), tensors, None)
+    return partial(holding, unwrap(model), tensors, None)
 
 
 class _Recorder:

@@ -467,11 +467,7 @@ def _set(rule: Rule, **values: object) -> None:
 
 
 def as_rule(value: object) -> Rule:
-    """A rule as it is; a number, or a function of the step, as the decay of an EMA.
-
-    >>> as_rule(0.9).name
-    'ema-0.9'
-    """
+    """A rule as it is; a number, or a function of the step, as the decay of an EMA."""
     if isinstance(value, Rule):
         return value
     if (isinstance(value, Real) and not isinstance(value, bool)) or (callable(value) and not isinstance(value, type)):
@@ -487,9 +483,6 @@ def rule_to_dict(rule: Rule, steps: int = 0) -> dict[str, Any]:
 
     A function cannot be saved: its name stands in, and decays that it gave over `steps` steps, which `check_rule`
     compares when the state is loaded.
-
-    >>> rule_to_dict(Uniform(start=100))
-    {'rule': 'Uniform', 'start': 100}
     """
     state = {"rule": type(rule).__name__, **{field.name: getattr(rule, field.name) for field in fields(rule)}}
     if isinstance(rule, EMA) and callable(rule.decay):
@@ -501,11 +494,7 @@ def rule_to_dict(rule: Rule, steps: int = 0) -> dict[str, Any]:
 
 
 def rule_from_dict(state: Mapping[str, Any]) -> Rule:
-    """The rule that `rule_to_dict` wrote.
-
-    >>> rule_from_dict({"rule": "Uniform", "start": 100})
-    Uniform(start=100)
-    """
+    """The rule that `rule_to_dict` wrote."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"A saved rule must be a mapping; got a {type(state).__name__}.")
     arguments = dict(state)
