@@ -1,170 +1,215 @@
-"""What a bank does on an accelerator. The meta device plays one, and every operation is looked at.
+"""What a bank does on an accelerator: no float64, which it may not have, and no waits.
 
-No float64, which it may not have, and no update that makes the host wait for it.
+The meta device plays one (benchmarks/accelerator.py): every operation is counted, streams and events included.
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from emabank import EMA, EMABank, PowerEMA, Uniform, _model, bank, recalibrate_batchnorm
+from benchmarks.accelerator import READS, UPDATES, Accelerator, count
+from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 
-
-class Accelerator(TorchDispatchMode):
-    """Meta tensors as those of a device without float64; `value` is what is fetched from them, everywhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = 0
-        self.waits: list[str] = []
-        self.in_flight: list[Tensor] = []  # results of copies that do not block: to use one is to wait for it
-        self.value = 1.0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        inputs = list(_tensors((args, kwargs)))
-        # Copies between host and accelerator block unless non_blocking says otherwise, from the host even then: its
-        # memory is pageable here.
-        if len({tensor.device for tensor in inputs}) > 1 and any(tensor.dim() for tensor in inputs if tensor.is_cpu):
-            self.waits.append(str(func))
-        if any(tensor is fetched for tensor in inputs for fetched in self.in_flight):
-            self.waits.append(str(func))
-            self.in_flight.clear()
-        if any(tensor.is_meta for tensor in inputs):
-            if func is torch.ops.aten._local_scalar_dense.default:
-                self.waits.append(str(func))
-                return self.value
-            if func is torch.ops.aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
-                fetched = torch.full(args[0].shape, self.value, dtype=kwargs.get("dtype") or args[0].dtype)
-                if kwargs.get("non_blocking"):
-                    self.in_flight.append(fetched)
-                else:
-                    self.waits.append(str(func))
-                return fetched
-        elif kwargs.get("device") == torch.device("meta") and inputs:
-            self.waits.append(str(func))
-        output = func(*args, **kwargs)
-        if any(tensor.is_meta for tensor in _tensors(output)):
-            self.operations += 1
-            wide = [t for t in (*inputs, *_tensors(output)) if t.dtype in (torch.float64, torch.complex128)]
-            assert not wide, f"{func} with {wide}"
-        return output
+RULES = {"ema": EMA(0.9), "settled": EMA(0.9, warmup=None), "uniform": Uniform(), "power": PowerEMA(0.1)}
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
-
-
-def net(dtype: torch.dtype) -> nn.Module:
+def net(dtype: torch.dtype = torch.float32) -> nn.Module:
     layers = nn.Sequential(
-        nn.Conv2d(2, 30, 3), nn.BatchNorm2d(30), nn.Flatten(), nn.Linear(270, 300), nn.BatchNorm1d(300)
+        nn.Conv2d(3, 30, 3), nn.BatchNorm2d(30), nn.AdaptiveAvgPool2d(3), nn.Flatten(), nn.Linear(270, 5000)
     )
     return layers.to("meta", dtype)
-
-
-@pytest.fixture(autouse=True)
-def _meta_tensors_pass_for_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (bank, _model):
-        monkeypatch.setattr(module, "check_materialized", lambda _: None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_no_float64_from_the_first_update_to_recomputed_statistics(dtype: torch.dtype) -> None:
     model = net(dtype)
-    with Accelerator() as accelerator:
-        averages = EMABank(model, [0.9, 0.99], every=1)
-        assert averages.update()
-        assert averages.update()
-        averages.weights(0.9)
-        averages.call(0.9, torch.ones(17, 2, 5, 5, dtype=dtype, device="meta"))
-        with averages.applied(0.9):
+    with Accelerator().running() as accelerator:
+        bank = EMABank(model, [0.9, 0.99], every=1)
+        assert bank.update()
+        assert bank.update()
+        bank.weights(0.9)
+        bank.call(0.9, torch.ones(17, 3, 5, 5, dtype=dtype, device="meta"))
+        with bank.applied(0.9):
             pass
-        averages.module(0.99)
-        batches = [torch.ones(17, 2, 5, 5, dtype=dtype), torch.ones(1, 2, 5, 5, dtype=dtype)]
-        recalibrate_batchnorm(averages, batches)
-        saved = tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), averages.state_dict())
-        averages.load_state_dict(saved)
-        with averages.applied(0.9, batchnorm="recomputed"):
+        bank.module(0.99)
+        batches = [torch.ones(17, 3, 5, 5, dtype=dtype), torch.ones(1, 3, 3, 3, dtype=dtype)]
+        recalibrate_batchnorm(bank, batches)
+        saved = tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), bank.state_dict())
+        bank.load_state_dict(saved)
+        with bank.applied(0.9, batchnorm="recomputed"):
             pass
         recalibrate_batchnorm(model, batches)
     assert accelerator.operations > 100
-
-
-RULES = {"ema": EMA(0.9), "settled": EMA(0.9, warmup=None), "uniform": Uniform(), "power": PowerEMA(0.1)}
+    assert accelerator.dtypes >= {torch.float32, dtype}
+    assert not accelerator.dtypes & {torch.float64, torch.complex128}
 
 
 @pytest.mark.parametrize("policy", ["raise", "ignore"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_update_does_not_make_the_host_wait(policy: str, dtype: torch.dtype) -> None:
-    with Accelerator() as accelerator:
-        averages = EMABank(net(dtype), RULES, every=1, on_nonfinite=policy)
-        assert averages.update()  # the first one also looks for weights that were loaded since
-        accelerator.waits.clear()
+def test_an_update_does_not_make_the_host_wait(policy: Any, dtype: torch.dtype) -> None:
+    with Accelerator().running() as accelerator:
+        bank = EMABank(net(dtype), RULES, every=1, on_nonfinite=policy)
+        accelerator.waits = []
+        assert bank.update()  # the first one also looks for weights that were loaded since
+        assert len(accelerator.waits) == 1
         for _ in range(3):
-            accelerator.in_flight.clear()  # by the next update all copies of the last one have arrived
-            assert averages.update()
-        assert accelerator.waits == []
-        averages.weights("ema")
-        assert accelerator.waits  # it would have been noticed
+            # By the next update all copies of the last one have arrived.
+            accelerator.waits, accelerator.in_flight = [], []
+            assert bank.update()
+            assert accelerator.waits == []
+
+
+@pytest.mark.parametrize("averages", [1, 5])
+def test_an_update_of_a_bf16_resnet_takes_few_operations_however_many_averages(averages: int) -> None:
+    operations, waits = count(UPDATES["emabank"], averages, torch.bfloat16)
+    assert operations < 40
+    assert waits == 0
+
+
+def test_settled_decays_are_not_sent_again() -> None:
+    def operations(rule: EMA) -> int:
+        with Accelerator().running() as accelerator:
+            bank = EMABank(net(), [rule], every=1)
+            for _ in range(3):
+                accelerator.operations, accelerator.in_flight = 0, []
+                bank.update()
+            return accelerator.operations
+
+    assert operations(EMA(0.9, warmup=None)) == operations(EMA(0.9)) - 1
 
 
 def test_skip_is_exact_and_waits_once() -> None:
-    with Accelerator() as accelerator:
-        averages = EMABank(net(torch.float32), RULES, every=1, on_nonfinite="skip")
-        averages.update()
-        accelerator.waits.clear()
+    with Accelerator().running() as accelerator:
+        bank = EMABank(net(), RULES, every=1, on_nonfinite="skip")
+        bank.update()
+        accelerator.waits = []
         accelerator.value = float("nan")
-        assert not averages.update()
-        assert averages.num_skipped == 1
-        assert len(accelerator.waits) <= 1
+        assert not bank.update()
+        assert bank.num_skipped == 1
+        assert len(accelerator.waits) == 1
 
 
-READS = {
-    "update": lambda averages: averages.update(),
-    "weights": lambda averages: averages.weights("ema"),
-    "applied": lambda averages: averages.applied("ema").__enter__(),
-    "state_dict": lambda averages: averages.state_dict(),
-    "reset": lambda averages: averages.reset(),
+@pytest.mark.parametrize(("read", "waits"), [*((read, 1) for read in list(READS)[:4]), (list(READS)[4], 3 + 2 * 2)])
+def test_a_read_waits_once_and_a_recalibration_twice_per_batch(read: str, waits: int) -> None:
+    """Not once per tensor. A recalibration sends a batch, fetches its moments, and ends with one copy; it reads each
+    average before, of which there are two here.
+    """
+    with Accelerator().running() as accelerator:
+        bank = EMABank(net(), [0.9, 0.99], every=1)
+        bank.update()
+        accelerator.waits, accelerator.in_flight = [], []
+        READS[read](bank)
+        assert len(accelerator.waits) == waits
+
+
+class Numbered(Accelerator):
+    """Every copy from the device brings another number."""
+
+    number = 0
+
+    def arrive(self, func: Any, targets: Any, *, non_blocking: bool) -> None:
+        if func is torch.ops.aten._foreach_copy_.default:
+            self.number += 1
+            self.value = float(self.number)
+        super().arrive(func, targets, non_blocking=non_blocking)
+        self.value = 1.0
+
+
+def test_offloaded_averages_are_read_through_two_pinned_buffers_in_order() -> None:
+    """The host averages a part only once its copy has arrived, and no copy replaces a part that was not averaged."""
+    with Numbered().running() as accelerator:
+        bank = EMABank(nn.Linear(1000, 1000, device="meta"), [EMA(0.0)], every=1, device="cpu", on_nonfinite="ignore")
+        assert accelerator.pinned
+        bank.update()
+        accelerator.waits, accelerator.number = [], 0
+        bank.update()
+        copies = accelerator.number
+        assert copies > 4
+        assert accelerator.waits == ["an event"] * copies
+        weights = bank.weights("ema-0")
+        assert {float(value) for tensor in weights.values() for value in tensor.unique()} == set(range(1, copies + 1))
+
+
+def test_a_compiled_model_keeps_its_graphs() -> None:
+    compilations = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        compilations.append(graph)
+        return graph.forward
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    compiled = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train() -> None:
+        compiled.train()
+        compiled(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def evaluate(model: nn.Module) -> float:
+        model.eval()
+        with torch.no_grad():
+            return float(model(torch.randn(16, 4)).sum())
+
+    train()
+    evaluate(compiled)
+    before = len(compilations)
+    bank = EMABank(compiled, [0.5, 0.9], every=1)
+    bank.attach(optimizer)
+    for _ in range(3):
+        train()
+        with bank.applied(0.9):
+            evaluate(compiled)
+        bank.evaluate(evaluate)
+    assert before >= 2
+    assert len(compilations) == before
+
+
+RAISING = {
+    "update": lambda bank: bank.update(),
+    "weights": lambda bank: bank.weights("ema"),
+    "applied": lambda bank: bank.applied("ema").__enter__(),
+    "state_dict": lambda bank: bank.state_dict(),
+    "reset": lambda bank: bank.reset(),
     "deepcopy": copy.deepcopy,
 }
 
 
-def counts(averages: EMABank) -> dict[str, object]:
-    return {name: {**saved, "tensors": None} for name, saved in averages.state_dict()["averages"].items()}
+def counts(bank: EMABank) -> dict[str, object]:
+    return {name: {**saved, "tensors": None} for name, saved in bank.state_dict()["averages"].items()}
 
 
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("read", RAISING)
 def test_the_error_comes_with_the_next_update_or_read_and_the_bad_sample_is_not_counted(read: str) -> None:
-    with Accelerator() as accelerator:
-        averages = EMABank(net(torch.float32), RULES, every=1)
+    with Accelerator().running() as accelerator:
+        bank = EMABank(net(torch.float32), RULES, every=1)
         for _ in range(3):
-            averages.update()
-        before = counts(averages)
+            bank.update()
+        before = counts(bank)
         accelerator.value = float("nan")
-        assert averages.update()
+        assert bank.update()
         accelerator.value = 1.0
         with pytest.raises(FloatingPointError, match=r"at step 4, in '0.weight'"):
-            READS[read](averages)
-        assert counts(averages) == before
-        assert averages.num_updates == 3
-        averages.weights("ema")
-        assert averages.update()
+            RAISING[read](bank)
+        assert counts(bank) == before
+        assert bank.num_updates == 3
+        bank.weights("ema")
+        assert bank.update()
 
 
 def test_a_loaded_state_takes_the_place_of_a_bad_sample() -> None:
-    with Accelerator() as accelerator:
-        averages = EMABank(net(torch.float32), RULES, every=1)
-        averages.update()
-        state = tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), averages.state_dict())
+    with Accelerator().running() as accelerator:
+        bank = EMABank(net(torch.float32), RULES, every=1)
+        bank.update()
+        state = tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), bank.state_dict())
         accelerator.value = float("nan")
-        averages.update()
+        bank.update()
         accelerator.value = 1.0
-        averages.load_state_dict(state)
-        assert averages.num_updates == 1
-        assert averages.update()
+        bank.load_state_dict(state)
+        assert bank.num_updates == 1
+        assert bank.update()

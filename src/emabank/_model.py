@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from emabank import _storage
 from emabank._distributed import (
     ProcessGroups,
     SyncedStatistics,
@@ -26,7 +27,7 @@ from emabank._distributed import (
     reshard,
     to_local,
 )
-from emabank._storage import AverageStorage, is_finite
+from emabank._storage import AverageStorage
 
 # Names ----------------------------------------------------------------------------------------------------------------
 
@@ -316,14 +317,20 @@ class AveragedTensors:
         initial ones of a norm) add nothing. One step, even a long one, hardly changes it; unrelated weights give about
         0, within a standard deviation that falls with their number.
         """
-        shared = own = variance = 0.0
+        products: list[Tensor] = []
+        sizes: list[int] = []
         for average, live in self.storage.samples(0):
             centred = average - average[0]  # so that a constant is exactly 0
             centred -= centred.mean()
-            products = torch.stack([centred.dot(live), centred.dot(centred), live.dot(live)])
-            with_live, with_itself, of_live = products.tolist()
+            products.append(torch.stack([centred.dot(live), centred.dot(centred), live.dot(live)]))
+            sizes.append(live.numel())
+        if not products:
+            return 1.0
+        together = torch.stack([product.to(products[0], non_blocking=True) for product in products])  # one wait
+        shared = own = variance = 0.0
+        for (with_live, with_itself, of_live), size in zip(together.tolist(), sizes, strict=True):
             shared, own = shared + with_live, own + with_itself
-            variance += with_itself * of_live / live.numel()
+            variance += with_itself * of_live / size
         return shared / own if own > 0.0 and variance**0.5 < 0.1 * own else 1.0
 
 
@@ -383,9 +390,13 @@ def check_materialized(model: nn.Module) -> None:
             )
 
 
-def nonfinite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of the tensors that hold NaN or inf."""
-    return [name for name, tensor in tensors.items() if not is_finite(to_local(tensor))]
+Key = TypeVar("Key")
+
+
+def nonfinite(tensors: Mapping[Key, Tensor]) -> list[Key]:
+    """The names of the tensors that hold NaN or inf; waits once for every accelerator."""
+    names = list(tensors)
+    return [names[index] for index in _storage.nonfinite(list(map(to_local, tensors.values())))]
 
 
 def _check_finite(what: str, tensors: Mapping[str, Tensor]) -> None:

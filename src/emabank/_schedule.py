@@ -37,15 +37,7 @@ _HELP = "The state is damaged, or not that of a bank: load another copy of it."
 
 
 class AverageSchedule:
-    """The rules of a bank's averages, and their progress.
-
-    >>> from emabank import Uniform
-    >>> schedule = AverageSchedule([EMA(0.5, warmup=None), Uniform()], every=1)
-    >>> schedule.sample_weights(1)
-    [0.5, 1.0]
-    >>> schedule.sample_weights(3)
-    [0.75, 0.5]
-    """
+    """The rules of a bank's averages, and their progress."""
 
     def __init__(self, averages: object, every: int | None = None, steps: int | None = None) -> None:
         every = None if every is None else check_int("every", every, minimum=1)
@@ -61,7 +53,12 @@ class AverageSchedule:
         self.progress = {name: Progress(begin=rule.start) for name, rule in self.rules.items()}
         self.steps = steps
         self.every = every or self._default_period()
-        self._settled: dict[str, float] = {}  # decays of a whole period that do not change any more
+        self._settled: set[str] = set()  # averages whose decay over a whole period does not change any more
+        self._final = {
+            name: rule.decay_over(self.every, self.every)
+            for name, rule in self.rules.items()
+            if isinstance(rule, EMA) and not callable(rule.decay)
+        }
 
     def _default_period(self) -> int:
         """The longest period that samples the fastest average 16 times in its half-life; 1 for a run of any length."""
@@ -115,22 +112,22 @@ class AverageSchedule:
             elif elapsed == 0:
                 decay = 1.0  # flushed or reset at this very step
             elif elapsed == self.every and name in self._settled:
-                decay = self._settled[name]
+                decay = self._final[name]
                 progress.samples += 1
             else:
-                decay = self._sample(name, step)
+                decay = self._decay_at(name, step, elapsed)
+                progress.samples, progress.decay = progress.samples + 1, decay ** (1.0 / elapsed)
+                if elapsed == self.every and decay == self._final.get(name):
+                    self._settled.add(name)
             progress.last = step
             weights.append(1.0 - decay)
         return weights
 
-    def _sample(self, name: str, step: int) -> float:
-        rule, progress = self.rules[name], self.progress[name]
-        counts = self._counts(name, step, progress.last)
-        decay = rule.decay_at(**counts)
-        progress.samples, progress.decay = progress.samples + 1, decay ** (1.0 / counts["elapsed"])
-        if counts["elapsed"] == self.every and rule.is_settled(**counts):
-            self._settled[name] = decay
-        return decay
+    def _decay_at(self, name: str, step: int, elapsed: int) -> float:
+        progress = self.progress[name]
+        return self.rules[name].decay_at(
+            steps=step - progress.begin, elapsed=elapsed, samples=progress.samples, every=self.every
+        )
 
     def is_new(self, step: int) -> bool:
         """Whether a sample at this step would move any average."""
@@ -143,7 +140,7 @@ class AverageSchedule:
     def reset(self, name: str, step: int) -> None:
         """Count one average from this step on."""
         self.progress[name] = Progress(max(step, self.rules[name].start), origin=step, last=step)
-        self._settled.pop(name, None)
+        self._settled.discard(name)
 
     def decay(self, name: str, step: int) -> float:
         """The decay per step at the last sample; before any, at the next."""
@@ -151,30 +148,19 @@ class AverageSchedule:
         if last is not None:
             return last
         first = (max(self.progress[name].begin, step) // self.every + 1) * self.every
-        counts = self._counts(name, first, max(self.progress[name].origin, first - self.every))
-        return self.rules[name].decay_at(**counts) ** (1.0 / counts["elapsed"])
+        elapsed = min(first - self.progress[name].origin, self.every)
+        return self._decay_at(name, first, elapsed) ** (1.0 / elapsed)
 
     def equal_by_warmup(self) -> list[str]:
         """The averages that are equal so far, because the same warm-up has held all of them down."""
         groups: dict[object, list[str]] = {}
         for name, rule in self.rules.items():
             progress = self.progress[name]
-            if not isinstance(rule, EMA) or progress.samples == 0:
+            if not isinstance(rule, EMA) or callable(rule.decay) or progress.decay is None:
                 continue
-            counts = self._counts(name, progress.last, progress.last - self.every)
-            if rule.is_capped(**{**counts, "samples": progress.samples - 1}):
+            if progress.decay < rule.per_step(self.every) - 1e-15:  # it is a root, and as such rounded
                 groups.setdefault((rule.warmup, progress.begin, progress.origin), []).append(name)
         return max((group for group in groups.values() if len(group) > 1), key=len, default=[])
-
-    def _counts(self, name: str, step: int, last: int) -> dict[str, int]:
-        """What a rule's `decay_at` needs for a sample at a step, when the one before was taken at `last`."""
-        progress = self.progress[name]
-        return {
-            "steps": step - progress.begin,
-            "elapsed": step - last,
-            "samples": progress.samples,
-            "every": self.every,
-        }
 
     # State ------------------------------------------------------------------------------------------------------------
 
@@ -186,7 +172,7 @@ class AverageSchedule:
     def load(self, name: str, state: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         self.progress[name] = Progress(**{field.name: state[field.name] for field in fields(Progress)})
-        self._settled.pop(name, None)
+        self._settled.discard(name)
 
     def check_state(self, state: object) -> None:
         """Raise a ValueError unless a state is complete and comes from a bank with these averages and this period.

@@ -3,25 +3,24 @@
 Weights are cut into blocks of 1024 elements, and the averages of one block are adjacent: [blocks, averages, 1024]. One
 broadcast in-place `lerp_` then updates every average while the live block is still in cache, which is as fast as memory
 allows. A large tensor is read where it is. Small tensors, and the ends of large ones, are first copied together into a
-scratch buffer, so that their number costs little; so are the parts of a tensor of another dtype or device. Knows
-nothing of names or rules.
+buffer, so that their number costs little; so are the parts of a tensor of another device or, on the CPU, of another
+dtype. Knows nothing of names or rules.
 """
 
 import ctypes
 import math
 import mmap
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 BLOCK = 1024  # elements; a block and its averages fit in the first-level caches
 LARGE = 32 * BLOCK  # torch works on less than this in one thread; more is worth a parallel region of its own
-SCRATCH = 230 * BLOCK  # elements of a scratch buffer, 0.9 MiB in float32: what a bank may cost beside its averages
+SCRATCH = 230 * BLOCK  # elements of the buffer, 0.9 MiB in float32: what a bank may cost beside its averages
+ACCELERATOR_LARGE, ACCELERATOR_SCRATCH = 1024 * BLOCK, 4096 * BLOCK  # there the number of kernels is what counts
 HUGE = 2 << 20  # bytes of a huge page on x86-64 and arm64
 
 # Private in torch, but what its optimizers are built on: one call for many tensors.
@@ -90,14 +89,6 @@ class AverageStorage:
 
     `dtype` is the least precision: a float64 tensor is averaged in float64. `device=None` keeps each average beside
     its live tensor.
-
-    >>> live = [torch.zeros(3), torch.zeros(2, 2)]
-    >>> storage = AverageStorage(live, 2, dtype=torch.float32, device=None)
-    >>> _ = [tensor.fill_(1.0) for tensor in live]
-    >>> storage.lerp_([0.5, 1.0])
-    >>> storage.read(0)[0], storage.read(1)[1]
-    (tensor([0.5000, 0.5000, 0.5000]), tensor([[1., 1.],
-            [1., 1.]]))
     """
 
     def __init__(self, lives: Sequence[Tensor], count: int, *, dtype: torch.dtype, device: torch.device | None) -> None:
@@ -147,36 +138,34 @@ class AverageStorage:
 
         With `finite`, a flag that an accelerator may still be computing: only if it is true.
         """
-        self._copy_noncontiguous()
+        if self._noncontiguous:
+            self._copy_noncontiguous()
         for group in self._groups:
             group.lerp_(weights, finite)
 
     def nonfinite(self) -> list[int]:
         """Which live tensors hold NaN or inf. Reads every weight once, and waits for accelerators."""
-        if not self._is_on_cpu:
-            return self.start_check()[1]()
-        self._copy_noncontiguous()
-        if all(group.all_finite(self._flats) for group in self._groups):
-            return []
-        return [index for index, flat in enumerate(self._flats) if not is_finite(flat)]
+        if self._noncontiguous:
+            self._copy_noncontiguous()
+        for group in self._groups:
+            if not (self._is_on_cpu and group.is_finite(self._flats)):
+                return nonfinite(self._flats)
+        return []
 
     def start_check(self) -> tuple[Tensor, Callable[[], list[int]]]:
-        """Look for NaN and inf without waiting for an accelerator: a flag there that is true if it finds none, and a
+        """Look for NaN and inf without waiting for an accelerator: a flag there that is true if there is none, and a
         function that waits and returns which live tensors hold them.
         """
         self._copy_noncontiguous()
-        flats = [flat if flat.numel() else flat.new_zeros(1) for flat in self._flats]
-        flats = [flat.float() if flat.dtype.itemsize == 1 else flat for flat in flats]
-        device = flats[0].device
-        norms = torch.stack([norm.to(device, non_blocking=True) for norm in _norm_all(flats, math.inf)])
-        fetched, arrived = norms.to("cpu", non_blocking=True), _record_events({device})
+        largest = largest_magnitudes(self._flats)
+        fetched, arrived = largest.to("cpu", non_blocking=True), _record_events({largest.device})
 
         def wait() -> list[int]:
             for event in arrived:
                 event.synchronize()
-            return (~fetched.isfinite()).nonzero().flatten().tolist()
+            return [index for index, value in enumerate(fetched.tolist()) if not math.isfinite(value)]
 
-        return norms.isfinite().all(), wait
+        return (largest < math.inf).all(), wait
 
     def _copy_noncontiguous(self) -> None:
         for copy, live in self._noncontiguous:
@@ -202,7 +191,7 @@ class AverageStorage:
         self._copy_noncontiguous()
         for segment in (segment for group in self._groups for segment in group.segments):
             values = segment.averages[: SCRATCH // BLOCK, average].reshape(-1)
-            for piece, live in zip(segment.pieces, _parts(segment.pieces, self._flats), strict=True):
+            for piece, live in zip(segment.pieces, segment.parts(self._flats), strict=True):
                 part = values[piece.offset : piece.end]
                 if len(part):
                     yield part, live[: len(part)].to(part)
@@ -220,172 +209,212 @@ class _Piece:
     index: int
     low: int
     high: int
-    offset: int
+    offset: int = 0
 
     @property
     def end(self) -> int:
         return self.offset + self.high - self.low
 
 
-def _parts(pieces: Iterable[_Piece], flats: Mapping[int, Tensor] | Sequence[Tensor]) -> list[Tensor]:
-    return [flats[piece.index][piece.low : piece.high] for piece in pieces]
-
-
 class _Segment:
     """What one `lerp_` updates: the blocks of a large tensor, or a page of small pieces, and their averages.
 
-    `averages` is [blocks, averages, BLOCK], and `live` [blocks, 1, BLOCK]: the memory of the live tensor, or a scratch
-    buffer that `start_copy` fills.
+    `averages` is [blocks, averages, BLOCK], and `live` [blocks, 1, BLOCK]: the memory of the live tensor, or a buffer
+    that `start_copy` fills.
     """
 
+    averages: Tensor
     live: Tensor
 
-    def __init__(self, pieces: list[_Piece], averages: Tensor) -> None:
-        self.pieces, self.averages = pieces, averages
+    def __init__(self, pieces: list[_Piece], *, is_page: bool, is_buffered: bool) -> None:
+        self.pieces, self.is_page, self.is_buffered = pieces, is_page, is_buffered
 
     def __getstate__(self) -> dict[str, object]:
-        return {"pieces": self.pieces, "averages": self.averages}  # no views of live weights
+        # No views of averages (pickle would save all of them once for every view) and none of live weights.
+        return {"pieces": self.pieces, "is_page": self.is_page, "is_buffered": self.is_buffered}
+
+    @property
+    def blocks(self) -> int:
+        return math.ceil(self.pieces[-1].end / BLOCK)
+
+    def parts(self, flats: Mapping[int, Tensor] | Sequence[Tensor]) -> list[Tensor]:
+        """The pieces of these flattened tensors."""
+        return [flats[piece.index][piece.low : piece.high] for piece in self.pieces]
 
     def bind(self, flats: Sequence[Tensor], buffer: Tensor) -> None:
-        """Copy from these tensors into this buffer from now on."""
-        flat = buffer.view(-1)
-        self.live, self.copied = buffer[: len(self.averages)], flat[: self.pieces[-1].end]
+        """Read from these tensors from now on, through this buffer if there is a need to copy."""
+        parts, self.arrived = self.parts(flats), list[torch.Event]()
+        if not self.is_buffered:
+            self.live = parts[0].view(-1, 1, BLOCK)
+            return
+        flat, on_cpu = buffer.view(-1), buffer.device.type == "cpu"
+        self.live, self.copied = buffer[: self.blocks], flat[: self.pieces[-1].end]
+        self._copies = [flat[piece.offset : piece.end] for piece in self.pieces], parts
+        self._accelerators = {part.device for part in parts if on_cpu and part.device.type != "cpu"}
         self._runs: list[tuple[Tensor, list[Tensor]]] = []
-        self._copies: tuple[list[Tensor], list[Tensor]] = [], []
-        kinds = {(flats[piece.index].device, flats[piece.index].dtype) for piece in self.pieces}
-        on_cpu = buffer.device.type == "cpu"
-        self._accelerators = {device for device, _ in kinds if on_cpu and device.type != "cpu"}
-        if on_cpu and kinds == {(buffer.device, buffer.dtype)}:
+        if on_cpu and {(part.device, part.dtype) for part in parts} == {(buffer.device, buffer.dtype)}:
             # A `cat` of fewer elements than torch shares among threads is one loop in C, at half the price of copies.
-            runs: list[list[_Piece]] = []
-            for piece in self.pieces:
-                if not runs or piece.end - runs[-1][0].offset >= LARGE:
-                    runs.append([])
-                runs[-1].append(piece)
-            self._runs = [(flat[run[0].offset : run[-1].end], _parts(run, flats)) for run in runs]
-        else:
-            self._copies = [flat[piece.offset : piece.end] for piece in self.pieces], _parts(self.pieces, flats)
+            low = 0
+            for high in range(1, len(parts) + 1):
+                begin = self.pieces[low].offset
+                if high == len(parts) or self.pieces[high].end - begin >= LARGE:
+                    self._runs.append((flat[begin : self.pieces[high - 1].end], parts[low:high]))
+                    low = high
 
-    def start_copy(self) -> list[torch.Event]:
-        """Fill the buffer; copies from accelerators have arrived once the events have happened."""
+    def start_copy(self) -> None:
+        """Fill the buffer; copies from accelerators have arrived once the events `arrived` have happened."""
         for target, sources in self._runs:
             torch.cat(sources, out=target)
         if not self._runs:
             # From the CPU a copy blocks: no stream would keep the next optimizer step from writing there meanwhile.
             _copy_all(*self._copies, non_blocking=bool(self._accelerators))
-        return _record_events(self._accelerators) if self._accelerators else []
+        if self._accelerators:
+            self.arrived = _record_events(self._accelerators)
 
 
 class _FusedGroup:
     """The averages of all tensors that share a device and a dtype."""
 
     def __init__(self, layouts: dict[int, TensorLayout], count: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.device, self._dtype = device, dtype
+        self.device, self._dtype, self._count = device, dtype, count
         self._sizes = {index: layout.numel for index, layout in layouts.items()}
-        foreign = {i for i, layout in layouts.items() if (layout.device, layout.real_dtype) != (device, dtype)}
+        is_cpu = device.type == "cpu"
+        # An accelerator converts the values of a large tensor as it reads them, but not those of 8 bits.
+        copied = {
+            index
+            for index, layout in layouts.items()
+            if layout.device != device or (layout.real_dtype != dtype and (is_cpu or layout.dtype.itemsize == 1))
+        }
+        large, scratch = (LARGE, SCRATCH) if is_cpu else (ACCELERATOR_LARGE, ACCELERATOR_SCRATCH)
+        if copied:  # larger copies wait less for one another; a 64th stays within 2 % of the averages
+            scratch = max(scratch, min(count * sum(self._sizes.values()) // 64, 4 * scratch))
         # From another device the next segment is copied while this one is averaged.
         self._num_buffers = 2 if any(layout.device != device for layout in layouts.values()) else 1
-        scratch = SCRATCH
-        if foreign:  # larger copies wait less for one another; a 64th stays within 2 % of the averages
-            scratch = max(SCRATCH, min(count * sum(self._sizes.values()) // 64, 4 * SCRATCH))
-        large, pages = _plan(self._sizes, foreign, scratch // self._num_buffers // BLOCK * BLOCK)
-        blocks = [math.ceil(pieces[-1].end / BLOCK) for pieces in (*pages, *large)]
-        averages = torch.empty(sum(blocks), count, BLOCK, dtype=dtype, device=device)
-        _advise_huge_pages(averages)  # before the first write, which settles the size of a memory page
-        self.segments = list(map(_Segment, (*pages, *large), averages.zero_().split(blocks)))
-        self._pages, self._blocks = self.segments[: len(pages)], self.segments[len(pages) :]
-        self._large = list({segment.pieces[0].index: None for segment in self._blocks})
-        self._direct = [segment for segment in self._blocks if segment.pieces[0].index not in foreign]
-        self._gathered = [*(s for s in self._blocks if s.pieces[0].index in foreign), *self._pages]
-        self._page_in_buffer: _Segment | None = None  # if `all_finite` has left one there
-        self._weights, self._numbers = torch.zeros(count, 1, dtype=dtype, device=device), [0.0] * count
+        self.segments = _plan(self._sizes, copied, large, scratch // self._num_buffers // BLOCK * BLOCK)
+        blocks = sum(segment.blocks for segment in self.segments)
+        self._averages = torch.empty(blocks, count, BLOCK, dtype=dtype, device=device)
+        _advise_huge_pages(self._averages)  # before the first write, which settles the size of a memory page
+        self._averages.zero_()
+        self._split()
+
+    def __getstate__(self) -> dict[str, object]:
+        bound = ("_weights", "_rows", "_zero", "_passes", "_pages", "_large", "_in_buffer")
+        return {key: value for key, value in self.__dict__.items() if key not in bound}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._split()
+
+    def _split(self) -> None:
+        parts = self._averages.split([segment.blocks for segment in self.segments])
+        for segment, averages in zip(self.segments, parts, strict=True):
+            segment.averages = averages
 
     def bind(self, flats: Sequence[Tensor]) -> None:
         """Read from these tensors from now on."""
-        for segment in self._direct:
-            segment.live = _parts(segment.pieces, flats)[0].view(-1, 1, BLOCK)
-        longest = max((len(segment.averages) for segment in self._gathered), default=0)
-        buffers = torch.zeros(self._num_buffers, longest, 1, BLOCK, dtype=self._dtype, device=self.device)
-        if self.device.type == "cpu" and any(flats[index].device.type != "cpu" for index in self._sizes):
-            buffers = buffers.pin_memory()  # only then can a copy from an accelerator run beside the host
-        for number, segment in enumerate(self._gathered):
+        self._pages = [segment for segment in self.segments if segment.is_page]
+        self._large = list({segment.pieces[0].index: None for segment in self.segments if not segment.is_page})
+        self._in_buffer: _Segment | None = None  # the page that `is_finite` has left there
+        # With each segment, those whose copies start before it is averaged: itself, or of two buffers the next.
+        buffered = [segment for segment in reversed(self.segments) if segment.is_buffered]
+        ahead = self._num_buffers - 1
+        starts = [buffered[number + ahead : number + ahead + 1] for number in range(len(buffered))]
+        if buffered:
+            starts[0] = buffered[: self._num_buffers]
+        direct = [segment for segment in self.segments if not segment.is_buffered]
+        self._passes = [*zip(buffered, starts, strict=True), *((segment, list[_Segment]()) for segment in direct)]
+        self._weights = torch.zeros(self._count, 1, dtype=self._dtype, device=self.device)
+        self._zero = self._weights.new_zeros(1)
+        self._rows, self._numbers = self._weights.unbind(), [0.0] * self._count
+        longest = max((segment.blocks for segment in buffered), default=0)
+        is_apart = self.device.type == "cpu" and any(flats[index].device.type != "cpu" for index in self._sizes)
+        buffers = torch.zeros(
+            self._num_buffers, longest, 1, BLOCK, dtype=self._dtype, device=self.device,
+            pin_memory=is_apart,  # only then can a copy from an accelerator run beside the host
+        )  # fmt: skip
+        for number, segment in enumerate((*buffered, *direct)):
             segment.bind(flats, buffers[number % self._num_buffers])
 
     def lerp_(self, weights: Sequence[float], finite: Tensor | None) -> None:
         """Move every average towards the live tensors, each by its own weight."""
         for row, number in enumerate(weights):
             if number != self._numbers[row]:
-                self._weights[row].fill_(number)  # a copy from the CPU would make the host wait
+                self._rows[row].fill_(number)  # a copy from the CPU would make the host wait
                 self._numbers[row] = number
         weight = self._weights
         if finite is not None:
             finite = finite.to(self.device, non_blocking=True)
             weight = weight * finite
-        for segment in self._live_segments():
-            # A weight of 0 keeps an average only if what it weights is finite.
-            live = segment.live if finite is None else torch.where(finite, segment.live, 0.0)
+        for segment, starts in self._passes:
+            for other in starts:
+                if other is not self._in_buffer:
+                    other.start_copy()
+            for event in segment.arrived:
+                event.synchronize()
+            live = segment.live
+            if finite is not None:
+                live = torch.where(finite, live, self._zero)  # a weight of 0 does not keep NaN out
+            elif live.dtype != self._dtype:
+                live = live.to(self._dtype)
             segment.averages.lerp_(live, weight)
+        self._in_buffer = None
 
-    def all_finite(self, flats: Sequence[Tensor]) -> bool:
+    def is_finite(self, flats: Sequence[Tensor]) -> bool:
         """Whether the live tensors, all on the CPU, are finite."""
+        self._in_buffer = None
         for page in self._pages:
-            self._page_in_buffer = None
             page.start_copy()
             if not is_finite(page.copied):
                 return False
-            self._page_in_buffer = page
-        return all(is_finite(flats[index]) for index in self._large)
-
-    def _live_segments(self) -> Iterator[_Segment]:
-        """All segments, each once its live values can be read."""
-        segments, page, self._page_in_buffer = self._gathered[::-1], self._page_in_buffer, None
-        copies = ([] if segment is page else segment.start_copy() for segment in segments)  # lazy: runs when advanced
-        in_flight = deque(islice(copies, self._num_buffers - 1))
-        for segment in segments:
-            in_flight.extend(islice(copies, 1))
-            for event in in_flight.popleft():
-                event.synchronize()
-            yield segment
-        yield from self._direct
+        for index in self._large:
+            if not is_finite(flats[index]):
+                return False
+        self._in_buffer = self._pages[-1] if self._pages else None
+        return True
 
     def read(self, average: int) -> dict[int, Tensor]:
         """Copies of the tensors of one average, flattened."""
         flats = {i: torch.empty(size, dtype=self._dtype, device=self.device) for i, size in self._sizes.items()}
-        for segment in self._blocks:
-            _parts(segment.pieces, flats)[0].view(-1, BLOCK).copy_(segment.averages[:, average])
-        for page in self._pages:
-            values = page.averages[:, average].reshape(-1)
-            for part, piece in zip(_parts(page.pieces, flats), page.pieces, strict=True):
-                part.copy_(values[piece.offset : piece.end])
+        for segment in self.segments:
+            values, parts = segment.averages[:, average], segment.parts(flats)
+            if segment.is_page:
+                values = values.reshape(-1)
+                _copy_all(parts, [values[piece.offset : piece.end] for piece in segment.pieces])
+            else:
+                parts[0].view(-1, BLOCK).copy_(values)
         return flats
 
     def write(self, average: int, flats: Sequence[Tensor]) -> None:
         """Set the tensors of one average."""
-        for segment in self._blocks:
-            segment.averages[:, average].copy_(_parts(segment.pieces, flats)[0].view(-1, BLOCK))
-        for page in self._pages:
-            values = torch.zeros(len(page.averages) * BLOCK, dtype=self._dtype, device=self.device)
-            for part, piece in zip(_parts(page.pieces, flats), page.pieces, strict=True):
-                values[piece.offset : piece.end].copy_(part)
-            page.averages[:, average].copy_(values.view(-1, BLOCK))
+        for segment in self.segments:
+            values, parts = segment.averages[:, average], segment.parts(flats)
+            if segment.is_page:
+                page = values.new_zeros(values.numel())
+                _copy_all([page[piece.offset : piece.end] for piece in segment.pieces], parts)
+                values.copy_(page.view(-1, BLOCK))
+            else:
+                values.copy_(parts[0].view(-1, BLOCK))
 
 
-def _plan(sizes: Mapping[int, int], foreign: set[int], capacity: int) -> tuple[list[list[_Piece]], list[list[_Piece]]]:
-    """The pieces of segments: blocks of large tensors, in parts where they are foreign, and pages of all the rest."""
-    large: list[list[_Piece]] = []
+def _plan(sizes: Mapping[int, int], copied: set[int], large: int, capacity: int) -> list[_Segment]:
+    """The segments: blocks of large tensors, in parts where they are copied, and pages of all the rest."""
+    blocks: list[_Segment] = []
     pages: list[list[_Piece]] = []
     end = capacity
     for index, size in sizes.items():
-        in_blocks = size // BLOCK * BLOCK if size >= LARGE else 0
-        step = capacity if index in foreign else max(in_blocks, 1)
-        large += [[_Piece(index, low, min(low + step, in_blocks), 0)] for low in range(0, in_blocks, step)]
+        in_blocks = size // BLOCK * BLOCK if size >= large else 0
+        is_copied = index in copied
+        step = capacity if is_copied else max(in_blocks, 1)
+        for low in range(0, in_blocks, step):
+            piece = _Piece(index, low, min(low + step, in_blocks))
+            blocks.append(_Segment([piece], is_page=False, is_buffered=is_copied))
         if in_blocks < size:
             if end + size - in_blocks > capacity:
                 pages.append([])
                 end = 0
             pages[-1].append(_Piece(index, in_blocks, size, end))
             end = pages[-1][-1].end
-    return large, pages
+    return [*blocks, *(_Segment(pieces, is_page=True, is_buffered=True) for pieces in pages)]
 
 
 def _record_events(devices: set[torch.device]) -> list[torch.Event]:
@@ -395,13 +424,38 @@ def _record_events(devices: set[torch.device]) -> list[torch.Event]:
     return [torch.accelerator.current_stream(device).record_event() for device in devices if device.type == kind]
 
 
+# Finite? --------------------------------------------------------------------------------------------------------------
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Whether a tensor holds neither NaN nor inf. As fast as a sum, which might overflow; `isfinite` is much slower."""
-    if not tensor.numel():
-        return True
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    low, high = torch.aminmax(tensor.float() if tensor.dtype.itemsize == 1 else tensor)
+    if tensor.is_complex() or tensor.dtype.itemsize == 1 or not tensor.numel():
+        tensor = _reals(tensor)
+    low, high = torch.aminmax(tensor)
     return math.isfinite(low) and math.isfinite(high)
+
+
+def nonfinite(tensors: Sequence[Tensor]) -> list[int]:
+    """Which tensors hold NaN or inf; waits once for every accelerator."""
+    bad = {index for index, tensor in enumerate(tensors) if tensor.device.type == "cpu" and not is_finite(tensor)}
+    for device in {tensor.device for tensor in tensors if tensor.device.type != "cpu"}:
+        local = {index: tensor for index, tensor in enumerate(tensors) if tensor.device == device}
+        largest = largest_magnitudes(list(local.values())).tolist()
+        bad |= {index for index, value in zip(local, largest, strict=True) if not math.isfinite(value)}
+    return sorted(bad)
+
+
+def largest_magnitudes(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude in each tensor, on the device of the first, without a wait; NaN or inf if there is one."""
+    norms = _norm_all(list(map(_reals, tensors)), math.inf)
+    return torch.stack([norm.to(tensors[0].device, non_blocking=True) for norm in norms])
+
+
+def _reals(tensor: Tensor) -> Tensor:
+    """The values of a tensor as what a reduction takes: at least one, real, of more than 8 bits."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    return tensor if tensor.numel() else tensor.new_zeros(1)
 
 
 def _advise_huge_pages(tensor: Tensor) -> None:

@@ -4,7 +4,7 @@
 """
 
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -124,28 +124,27 @@ def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
 
 
 @contextmanager
-def holding(
-    model: nn.Module, places: Sequence[TensorRef], tensors: dict[str, Tensor], swap: Swap | None
-) -> Generator[None]:
-    """The model with other tensors, by path, in these places; afterwards its own, and in `tensors` those that a forward
-    pass replaced.
+def holding(model: nn.Module, tensors: dict[str, Tensor], swap: Swap | None) -> Generator[None]:
+    """The model with other tensors, by path, in place of its own; afterwards its own, and in `tensors` those that a
+    forward pass replaced.
 
     Like `torch.func.functional_call`, which an interrupt can leave with the other tensors in the model.
     """
-    live: list[Tensor] = []
+    live: list[tuple[TensorRef, Tensor]] = []
 
     def undo() -> None:
-        for ref, tensor in zip(places, live, strict=False):
+        for ref, tensor in live:
             ref.holder[ref.key] = tensor
         release(swap)
 
     with undone_by(undo):
         claim(swap, model.modules())
-        live = [ref.tensor for ref in places]
-        for ref in places:
+        refs = tensor_refs(model, all_places=True) if tensors else []
+        live = [(ref, ref.tensor) for ref in refs]  # only now: before, another thread's may have been in the model
+        for ref in refs:
             ref.holder[ref.key] = tensors[ref.path]
         yield
-        for ref in places:
+        for ref in refs:
             tensors[ref.path] = ref.tensor
 
 

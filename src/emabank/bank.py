@@ -222,7 +222,8 @@ class EMABank:
                 raise self._nonfinite_error(bad, self._steps)
         storage.lerp_(self._schedule.sample_weights(self._steps), finite)
         self._updates += 1
-        self._invalidate_cache()
+        if self._cached_averages or self._recomputed:
+            self._invalidate_cache()
         return True
 
     def _after_optimizer_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -390,8 +391,7 @@ class EMABank:
             root.eval()
             if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
                 return root(*inputs, **keywords)
-            places, swap = tensor_refs(root, all_places=True), Swap(self, name, batchnorm)
-            with holding(root, places, functional_params(root, values), swap):
+            with holding(root, functional_params(root, values), Swap(self, name, batchnorm)):
                 return root(*inputs, **keywords)
 
     def functional(self, name: str | float, *, batchnorm: Statistics | None = None) -> dict[str, Tensor]:
@@ -468,8 +468,8 @@ class EMABank:
         self._finish_check()
         self._refresh()
         averages = {
-            name: {**self._schedule.state(name), "tensors": rank_means(self._model, self._read(name))}
-            for name in self.names
+            name: {**self._schedule.state(name), "tensors": rank_means(self._model, tensors)}
+            for name, tensors in self._read(*self.names).items()
         }
         return {
             "format": FORMAT,
@@ -631,9 +631,9 @@ class EMABank:
         elif not self._schedule.has_begun(name):
             values = self._tensors.live()
         elif not reuse:
-            values = self._read(name)
+            values = self._read(name)[name]
         else:
-            values = self._cached_averages.get(name) or self._cached_averages.setdefault(name, self._read(name))
+            values = self._cached_averages.get(name) or self._cached_averages.setdefault(name, self._read(name)[name])
         if batchnorm == "averaged":
             return values
         statistics = self._current_statistics(name)
@@ -644,15 +644,18 @@ class EMABank:
             )
         return {**values, **{key: tensor.clone() for key, tensor in statistics.items()}}
 
-    def _read(self, name: str) -> dict[str, Tensor]:
-        values = self._tensors.read(self.names.index(name))
-        bad = nonfinite(values)
+    def _read(self, *names: str) -> dict[str, dict[str, Tensor]]:
+        """Copies of the tensors of these averages. All of them are checked at once: an accelerator is waited for."""
+        averages = {name: self._tensors.read(self.names.index(name)) for name in names}
+        bad = nonfinite({(name, key): value for name, values in averages.items() for key, value in values.items()})
         if bad:
+            name = bad[0][0]
+            keys = [repr(key) for average, key in bad if average == name]
             raise FloatingPointError(
-                f"The average {name!r} holds NaN or inf in {', '.join(map(repr, bad[:5]))}, taken in from the live "
+                f"The average {name!r} holds NaN or inf in {', '.join(keys[:5])}, taken in from the live "
                 f"weights in its last updates: load a state from before, or start it afresh with bank.reset({name!r})."
             )
-        return values
+        return averages
 
     def _current_statistics(self, name: str) -> dict[str, Tensor] | None:
         """The recomputed statistics of an average, unless its weights have moved since."""

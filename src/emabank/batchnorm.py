@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
-from emabank._model import tensor_refs, unwrap, walk
+from emabank._model import unwrap, walk
 from emabank._swap import Swap, functional_params, holding, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
@@ -105,7 +105,7 @@ def recalibrate_batchnorm(
         if groups is not None:
             batches = _pool_over_ranks(groups, moments, batches)
         _check_moments(layers, moments, batches, recorder.read_elsewhere)
-    statistics = {name: _statistics(layers, moments[name]) for name in names}
+    statistics = _statistics(layers, moments)
     if isinstance(target, EMABank):
         kept = {key: tensor.to(_wide(tensor), copy=True) for key, tensor in _buffers(frozen).items()}
         for name in names:
@@ -157,14 +157,24 @@ def _buffers(layers: Layers) -> dict[str, Tensor]:
     }
 
 
-def _statistics(layers: Layers, moments: Mapping[str, "RunningMoments"]) -> dict[str, Tensor]:
-    """The measured statistics by name, in float32 or wider, of the layers that were reached."""
-    reached = {name: layer for name, layer in layers.items() if moments[name].count}
-    values = [value for name in reached for value in (moments[name].mean, moments[name].variance(correction=1))]
-    return {
-        key: value.to(_wide(buffer)).to(buffer.device)  # in this order: the device may lack float64
-        for (key, buffer), value in zip(_buffers(reached).items(), values, strict=True)
-    }
+def _statistics(layers: Layers, moments: Mapping[str, Mapping[str, "RunningMoments"]]) -> dict[str, dict[str, Tensor]]:
+    """The measured statistics of every average by name, in float32 or wider, of the layers that were reached.
+
+    One copy per device takes all of them there: a copy makes the host wait.
+    """
+    statistics: dict[str, dict[str, Tensor]] = {name: {} for name in moments}
+    by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[str, str, Tensor]]] = {}
+    for name, pools in moments.items():
+        reached = {key: layer for key, layer in layers.items() if pools[key].count}
+        values = [value for key in reached for value in (pools[key].mean, pools[key].variance(correction=1))]
+        for (key, buffer), value in zip(_buffers(reached).items(), values, strict=True):
+            by_kind.setdefault((buffer.device, _wide(buffer)), []).append((name, key, value))
+    for (device, dtype), entries in by_kind.items():
+        values = [value for _, _, value in entries]
+        flat = torch.cat(values).to(dtype).to(device)  # in this order: the device may lack float64
+        for (name, key, _), value in zip(entries, flat.split(list(map(len, values))), strict=True):
+            statistics[name][key] = value.clone()
+    return statistics
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
@@ -279,7 +289,7 @@ def _measure(
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
     count = 0
-    with holding(root, [], {}, swap), preserved_modes(root), preserved_rng(loader), _without_new_buffers(root):
+    with holding(root, {}, swap), preserved_modes(root), preserved_rng(loader), _without_new_buffers(root):
         root.eval()
         for batch in islice(loader, max_batches):
             count += 1
@@ -317,8 +327,7 @@ def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractCon
     if fsdp_modules(model):  # a forward pass gathers the parameters' own tensors, so the values must be in these
         return partial(target.applied, name, batchnorm="averaged") if is_bank else lambda: swapped(model, {}, None)
     tensors = target.functional(name, batchnorm="averaged") if is_bank else functional_params(model, {})
-    root = unwrap(model)
-    return partial(holding, root, tensor_refs(root, all_places=True), tensors, None)
+    return partial(holding, unwrap(model), tensors, None)
 
 
 class _Recorder:

@@ -153,40 +153,21 @@ _Self = TypeVar("_Self", bound="_Rule")
 
 
 class _Rule:
-    """What the bank asks of a rule. Counts are those of one average: they begin at its start, or at its reset."""
+    """What the bank asks of a rule, beside its default `name` and a line that describes it.
+
+    `decay_at` returns the weight of the past when a sample is taken: `steps` optimizer steps after the average began
+    (at its start, or at its reset), `elapsed` after its last sample, after `samples` others, in a bank that samples
+    every `every` steps. `shortest_half_life` is the number of optimizer steps in which the average forgets half of the
+    past, at its fastest in a run of so many; 0 where no number says it: a function may do anything, and `per_update`
+    depends on the period.
+    """
 
     start: int = 0
     """The optimizer step after which the average begins."""
 
-    @property
-    def name(self) -> str:
-        """What the average is called unless the user names it."""
-        raise NotImplementedError
-
-    def describe(self, every: int, run: int | None = None) -> str:
-        """One line for the repr of a bank that samples every so many steps, in a run of so many."""
-        raise NotImplementedError
-
     def resolved(self: _Self, run: int | None) -> _Self:
         """The same rule in a run of so many steps: what is a share of the run becomes a number of steps."""
         return self
-
-    def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
-        """The weight of the past when a sample is taken: `steps` optimizer steps after the average began, `elapsed`
-        after its last sample, after `samples` others, in a bank that samples every `every` steps.
-        """
-        raise NotImplementedError
-
-    def is_settled(self, *, steps: int, elapsed: int, samples: int, every: int) -> bool:
-        """Whether all later samples of a whole period will have the decay of this one."""
-        return False
-
-    def shortest_half_life(self, run: int) -> float:
-        """The optimizer steps in which the average forgets half of the past, at its fastest in a run of so many steps.
-
-        0 where no number says it: a function may do anything, and `per_update` depends on the period.
-        """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -294,34 +275,21 @@ class EMA(_Rule):
             raise ValueError(f"The decay of {self} is not one number.")
         return self.decay if self.decay is not None else from_half_life(self.half_life or 1.0)
 
+    def decay_over(self, elapsed: int, every: int) -> float:
+        """The weight of the past over so many steps, once the warm-up has ended."""
+        return self.per_update ** (elapsed / every) if self.per_update is not None else self.per_step(every) ** elapsed
+
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
         if callable(self.decay):
             return _decay_from(self.decay, steps) ** elapsed
-        decay = self._uncapped(elapsed, every)
-        return decay if decay == 1.0 else min(decay, self._cap(steps, elapsed, samples, every))
-
-    def is_settled(self, *, steps: int, elapsed: int, samples: int, every: int) -> bool:
-        return not callable(self.decay) and not self.is_capped(
-            steps=steps, elapsed=elapsed, samples=samples, every=every
-        )
-
-    def is_capped(self, *, steps: int, elapsed: int, samples: int, every: int) -> bool:
-        """Whether the warm-up holds the decay of such a sample down."""
-        if self.warmup is None or callable(self.decay):
-            return False
-        return self._cap(steps, elapsed, samples, every) < self._uncapped(elapsed, every) < 1.0
-
-    def _uncapped(self, elapsed: int, every: int) -> float:
-        if self.per_update is not None:
-            return self.per_update ** (elapsed / every)
-        return self.per_step(every) ** elapsed
-
-    def _cap(self, steps: int, elapsed: int, samples: int, every: int) -> float:
+        decay = self.decay_over(elapsed, every)
+        if self.warmup is None or decay == 1.0:
+            return decay
         if self.warmup == "steps":
-            return warmup_decay(steps - 1) ** (elapsed / PAPER_PERIOD)
+            return min(decay, warmup_decay(steps - 1) ** (elapsed / PAPER_PERIOD))
         if self.warmup == "updates":
-            return warmup_decay(samples) ** (elapsed / every)
-        return power_warmup_decay(steps) ** elapsed if self.warmup == "power" else 1.0
+            return min(decay, warmup_decay(samples) ** (elapsed / every))
+        return min(decay, power_warmup_decay(steps) ** elapsed)
 
     def shortest_half_life(self, run: int) -> float:
         if callable(self.decay) or self.per_update is not None:
@@ -501,11 +469,7 @@ def _set(rule: Rule, **values: object) -> None:
 
 
 def as_rule(value: object) -> Rule:
-    """A rule as it is; a number, or a function of the step, as the decay of an EMA.
-
-    >>> as_rule(0.9).name
-    'ema-0.9'
-    """
+    """A rule as it is; a number, or a function of the step, as the decay of an EMA."""
     if isinstance(value, Rule):
         return value
     if (isinstance(value, Real) and not isinstance(value, bool)) or (callable(value) and not isinstance(value, type)):
@@ -521,9 +485,6 @@ def rule_to_dict(rule: Rule, steps: int = 0) -> dict[str, Any]:
 
     A function cannot be saved: its name stands in, and decays that it gave over `steps` steps, which `check_rule`
     compares when the state is loaded.
-
-    >>> rule_to_dict(Uniform(start=100))
-    {'rule': 'Uniform', 'start': 100}
     """
     state = {"rule": type(rule).__name__, **{field.name: getattr(rule, field.name) for field in fields(rule)}}
     if isinstance(rule, EMA) and callable(rule.decay):
@@ -535,11 +496,7 @@ def rule_to_dict(rule: Rule, steps: int = 0) -> dict[str, Any]:
 
 
 def rule_from_dict(state: Mapping[str, Any]) -> Rule:
-    """The rule that `rule_to_dict` wrote.
-
-    >>> rule_from_dict({"rule": "Uniform", "start": 100})
-    Uniform(start=100)
-    """
+    """The rule that `rule_to_dict` wrote."""
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"A saved rule must be a mapping; got a {type(state).__name__}.")
     arguments = dict(state)

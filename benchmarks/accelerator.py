@@ -1,0 +1,223 @@
+"""What an update and a read do on an accelerator: operations, and moments in which the host waits for it.
+
+Nothing is timed, so no accelerator is needed: tensors on the meta device (shapes without values) play those of one, and
+every operation on them is counted. (Fake "meta" tensors cannot be indexed in a build without CUDA, and autograd on them
+aborts the process.) Run `python benchmarks/accelerator.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/accelerator.py`
+
+from benchmarks.harness import text_table
+from benchmarks.models import build
+from benchmarks.peers import PEERS, NotAvailable, Packages, Peer, decays
+from emabank import EMA, EMABank, recalibrate_batchnorm
+
+META = torch.device("meta")
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten._foreach_copy_.default)
+
+
+class Event:
+    """Of a stream: it has happened once the copies that were on their way when it was recorded have arrived."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator, self._copies = accelerator, list(accelerator.in_flight)
+
+    def synchronize(self) -> None:
+        self._accelerator.wait_for(self._copies, "an event")
+
+
+class Accelerator(TorchDispatchMode):
+    """Counts what happens on meta tensors. What is fetched from them is `value` everywhere.
+
+    Attributes:
+        operations: those that work on the device; a view is none, one foreach call is one.
+        waits: what the host waited for.
+        dtypes: all dtypes of tensors on the device.
+        in_flight: host tensors whose values are still on their way.
+        pinned: how many host tensors were allocated in pinned memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.pinned, self.value = 0, 0, 1.0
+        self.waits: list[str] = []
+        self.dtypes: set[torch.dtype] = set()
+        self.in_flight: list[Tensor] = []
+
+    def wait_for(self, copies: Sequence[Tensor], reason: str) -> None:
+        """The host waits until these copies have arrived, if they have not."""
+        late = [copy for copy in self.in_flight if any(copy is other for other in copies)]
+        if late:
+            self.waits.append(reason)
+            self.in_flight = [copy for copy in self.in_flight if not any(copy is other for other in late)]
+
+    def record_event(self) -> Event:
+        """For `torch.accelerator.current_stream`, in whose place this object is."""
+        return Event(self)
+
+    def arrive(self, func: Any, targets: Sequence[Tensor], *, non_blocking: bool) -> None:
+        """Values come from the device."""
+        for target in targets:
+            target.fill_(self.value)
+        if non_blocking:
+            self.in_flight += targets
+        else:
+            self.waits.append(str(func))
+
+    @contextmanager
+    def running(self) -> Generator[Accelerator]:
+        """The mode, with streams and events of this device in place of torch's."""
+        with (
+            mock.patch("torch.accelerator.current_accelerator", return_value=META),
+            mock.patch("torch.accelerator.current_stream", return_value=self),
+            mock.patch("torch.accelerator.is_available", return_value=False),  # no random stream to preserve
+            mock.patch("emabank.bank.check_materialized"),  # which refuses meta tensors
+            mock.patch("emabank._model.check_materialized"),
+            self,
+        ):
+            yield self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False  # needs a real accelerator
+            self.pinned += 1
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_copy = func in _COPIES
+        if not is_copy:
+            self.wait_for([copy for copy in self.in_flight if any(_overlap(copy, t) for t in inputs)], str(func))
+        if not any(tensor.is_meta for tensor in inputs) and torch.device(kwargs.get("device") or "cpu") != META:
+            return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.waits.append(str(func))
+            return self.value
+        if func is torch.ops.aten.is_set_to.default:  # the meta device lacks it
+            one, other = args
+            same_memory = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+            return same_memory and (one.shape, one.stride()) == (other.shape, other.stride())
+        if is_copy:
+            is_across, result = self._copy_across(func, args, kwargs)
+            if is_across:
+                return result
+        output = func(*args, **kwargs)
+        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+        if (outputs or func._schema.is_mutable) and not func.is_view:
+            self.operations += 1
+        self.dtypes |= {tensor.dtype for tensor in (*inputs, *outputs) if tensor.is_meta}
+        return output
+
+    def _copy_across(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        """Whether a copy goes from host to device or back, and then its result."""
+        sources, result = tree_leaves(args[0]), None
+        if func is torch.ops.aten._to_copy.default:
+            options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device")}
+            targets = [result := torch.empty_like(sources[0], **options)]
+            non_blocking = kwargs.get("non_blocking", False)
+        else:
+            targets, sources = sources, tree_leaves(args[1])
+            result = args[0] if func is torch.ops.aten.copy_.default else None
+            non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+        if targets[0].is_meta == sources[0].is_meta:
+            return False, None
+        self.operations += 1
+        if targets[0].is_meta:
+            self.waits.append(str(func))  # even if it need not block, from pageable memory it does
+        else:
+            self.arrive(func, targets, non_blocking=non_blocking)
+        return True, result
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    if one.is_meta or other.is_meta or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    low, high = one.data_ptr(), one.data_ptr() + one.nbytes
+    return low < other.data_ptr() + other.nbytes and other.data_ptr() < high
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+Update = Callable[[nn.Module, int], Callable[[], object]]  # from the model and the number of averages
+
+
+def of_bank(policy: Any) -> Update:
+    """Updates of a bank past its warm-up."""
+    return lambda model, count: (
+        EMABank(model, [EMA(decay, warmup=None) for decay in decays(count)], every=1, on_nonfinite=policy).update
+    )
+
+
+def of_peer(peer: Peer) -> Update:
+    return lambda model, count: peer.build(Packages(), model, count).update
+
+
+SHOWN = ("torch AveragedModel", "timm ModelEmaV3", "ema-pytorch, foreach")
+UPDATES: dict[str, Update] = {
+    "emabank": of_bank("raise"),
+    'emabank, on_nonfinite="ignore"': of_bank("ignore"),
+    **{peer.name: of_peer(peer) for peer in PEERS if peer.name in SHOWN},
+}
+
+READS: dict[str, Callable[[EMABank], object]] = {
+    "weights": lambda bank: bank.weights(bank.names[0]),
+    "applied": lambda bank: bank.applied(bank.names[0]).__enter__(),
+    "module": lambda bank: bank.module(bank.names[0]),
+    "state_dict": lambda bank: bank.state_dict(),
+    "recalibrate_batchnorm, 2 batches": lambda bank: recalibrate_batchnorm(bank, [torch.ones(4, 3, 32, 32)] * 2),
+}
+
+
+def count(make: Update, averages: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Operations and waits of the third update; before each the device catches up, as it does in a training step."""
+    with Accelerator().running() as accelerator:
+        update = make(build("resnet18").to(META, dtype), averages)
+        for _ in range(3):
+            accelerator.operations, accelerator.waits, accelerator.in_flight = 0, [], []
+            update()
+        return accelerator.operations, len(accelerator.waits)
+
+
+def count_read(read: Callable[[EMABank], object], averages: int) -> int:
+    """Waits of a read after the first update."""
+    with Accelerator().running() as accelerator:
+        bank = EMABank(build("resnet18").to(META), decays(averages), every=1)
+        bank.update()
+        accelerator.waits, accelerator.in_flight = [], []
+        read(bank)
+        return len(accelerator.waits)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args(words)
+    header = ["one update of a ResNet-18", *(f"{kind}, {n}" for kind in ("float32", "bfloat16") for n in (1, 5))]
+    rows: list[list[str]] = []
+    for name, make in UPDATES.items():
+        try:
+            cells = [count(make, n, dtype) for dtype in (torch.float32, torch.bfloat16) for n in (1, 5)]
+            rows.append([name, *(f"{operations} / {waits}" for operations, waits in cells)])
+        except NotAvailable as error:
+            rows.append([name, str(error)])
+    print("operations / waits, by dtype of the model and number of averages")
+    print(text_table(header, rows))
+    reads = [[name, *(str(count_read(read, n)) for n in (1, 5))] for name, read in READS.items()]
+    print("\n" + text_table(["waits of a read", "1 average", "5 averages"], reads))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
