@@ -26,7 +26,7 @@ test: lint ## everything that has to pass before a change goes in: lint, types, 
 test-cluster: $(VENV)/cluster.stamp ## runs on a real Ray and a real Slurm, which the tests start (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/cluster
 
-test-commands: $(VENV)/dev.stamp ## the commands of README and docs, carried out as they stand (half an hour)
+test-commands: $(VENV)/dev.stamp ## run the commands of README and docs as they are (half an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m commands tests/test_pages.py
 
 test-lowest: $(LOWEST)/lowest.stamp ## the library and the study with the lowest versions they support (own environment)

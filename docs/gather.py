@@ -79,7 +79,12 @@ def shown_names(page: str) -> list[str]:
     return re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
 
 
-def undocumented(package: griffe.Module, shown: list[str]) -> Iterator[str]:
+def alone(page: str) -> list[str]:
+    """Those of them that a page shows without their members."""
+    return re.findall(r"^::: ([\w.]+)\n    options:\n      members: false$", page, re.MULTILINE)
+
+
+def undocumented(package: griffe.Module, shown: list[str], without_members: list[str]) -> Iterator[str]:
     """Every public name without a description: what is shown, and the members of that.
 
     A field may be described below it, under "Args:" or "Attributes:" of its class, or by its type, if that is shown.
@@ -88,7 +93,11 @@ def undocumented(package: griffe.Module, shown: list[str]) -> Iterator[str]:
     types = {name.rpartition(".")[2] for name in shown}
     for name in shown:
         found = package[name.removeprefix(f"{package.name}.")]
-        yield from _undocumented(found.final_target if isinstance(found, griffe.Alias) else found, types)
+        target = found.final_target if isinstance(found, griffe.Alias) else found
+        if name not in without_members:
+            yield from _undocumented(target, types)
+        elif not target.has_docstring:
+            yield target.path
 
 
 def _undocumented(thing: griffe.Object | griffe.Alias, types: set[str]) -> Iterator[str]:
@@ -99,7 +108,13 @@ def _undocumented(thing: griffe.Object | griffe.Alias, types: set[str]) -> Itera
         # A name that is imported is described where it comes from; a constant of a module is no part of its face.
         is_imported = isinstance(member, griffe.Alias) and not member.inherited
         is_private = member.name.startswith("_") or member.name in described
-        if not (is_imported or is_private or (thing.is_module and (member.is_attribute or member.is_module))):
+        is_shown_itself = thing.is_module and member.name in types
+        if not (
+            is_imported
+            or is_private
+            or is_shown_itself
+            or (thing.is_module and (member.is_attribute or member.is_module))
+        ):
             yield from _undocumented(member, types)
 
 
@@ -131,8 +146,9 @@ def main() -> int:
         return 1
     package = griffe.load("emabank", search_paths=[ROOT / "src"], resolve_aliases=True)
     assert isinstance(package, griffe.Module)
-    shown = [name for page in sorted(PAGES_OF_NAMES.glob("*.md")) for name in shown_names(page.read_text())]
-    faults = [f"{name} has no docstring: describe it" for name in undocumented(package, shown)]
+    pages = [page.read_text() for page in sorted(PAGES_OF_NAMES.glob("*.md"))]
+    shown, without_members = ([name for page in pages for name in names(page)] for names in (shown_names, alone))
+    faults = [f"{name} has no docstring: describe it" for name in undocumented(package, shown, without_members)]
     faults += [f"{name} is public and not on a page of docs/api" for name in missing(package, shown)]
     print("\n".join(f"error: {fault}" for fault in faults), file=sys.stderr)
     print(f"{len(taken)} files gathered, {len(shown)} names shown")

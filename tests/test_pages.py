@@ -125,7 +125,8 @@ def test_every_command_is_understood(page: Path) -> None:
 
 DATA = os.environ.get("EMABANK_DATA")
 NOT_HERE = {
-    r"--device cuda": "needs a GPU",
+    r"--device cuda|--scale paper(?!.*--dry-run)": "needs a GPU",
+    r"data fetch": "needs a network",
     r"--executor slurm": "needs a cluster with a partition gpu; tests/cluster has a Slurm of its own",
     r"--executor ray --address": "needs a Ray cluster; tests/cluster starts one",
     r"^pip |^git |^cd |^\. ": "what a fresh clone does",

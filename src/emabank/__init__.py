@@ -6,7 +6,7 @@ The public names, nothing else. They resolve on first use, so that `emabank --he
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from emabank.advice import Advice as Advice

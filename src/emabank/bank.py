@@ -49,32 +49,32 @@ Result = TypeVar("Result")
 class EMABank:
     """A bank of weight averages beside a training run.
 
-    `steps`, the length of the run in optimizer steps, is all it needs: five averages, whose half-lives are the paper's
-    (0.44, 0.88, 1.8, 3.5 and 7.1 % of the run). Or give `averages`: a sequence of decays per step (a float is
-    `EMA(decay)`) and rules, or a mapping from names to them.
+    Under DistributedDataParallel and FSDP2 every process has a bank and updates it. Averages of a sharded model are
+    sharded like its parameters. Updates need no communication, except with `on_nonfinite="skip"`, where ranks
+    all-reduce one flag so that all of them skip together. Batch-norm statistics of a DistributedDataParallel model
+    differ between ranks; their mean over the ranks is averaged.
 
-    They are sampled every `every` optimizer steps, which says what averaging costs, not how far an average looks back.
-    None is 1; or, where `steps` says how long the run is, the largest of 1, 2, 4, 8 and 16 that samples the fastest
-    average 16 times in its half-life.
-
-    `parameters` says which parameters are averaged: "all", "trainable", or a
-    function of name and parameter; the others are read from the live model. `buffers="average"` averages batch-norm
-    statistics (`running_mean`, `running_var`) as well, "copy" reads them from the live model; all other buffers are
-    always read from there. Averages are kept in `dtype` (float32 or float64, or wider where the model is), on
-    `device` (None: beside the live tensors).
+    Args:
+        model: The model that trains.
+        averages: Decays per step (a float is `EMA(decay)`) and rules, in a sequence or a mapping from names. None,
+            with `steps`: five averages with the paper's half-lives, 0.44, 0.88, 1.8, 3.5 and 7.1 % of the run.
+        steps: The length of the run in optimizer steps.
+        every: The optimizer steps between two samples. It decides what averaging costs, not how far an average looks
+            back. None is 1; with `steps` the largest of 1, 2, 4, 8 and 16 that samples the fastest average 16 times
+            in its half-life.
+        parameters: Which parameters are averaged: "all", "trainable", or a function of name and parameter. The others
+            are read from the live model.
+        buffers: "average" averages batch-norm statistics (`running_mean`, `running_var`), "copy" reads them from the
+            live model. All other buffers are always read from there.
+        dtype: Of the averages, float32 or float64; wider where the model is.
+        device: Of the averages; None keeps them beside the live tensors.
+        on_nonfinite: What to do if the weights hold NaN or inf: "raise" before any average moves, "skip" the update,
+            or "ignore". The first two read every weight before every update. On an accelerator "raise" does not make
+            the host wait: the error comes with the next update or read and names the step, which has moved no average;
+            "skip" waits. A non-finite average is never handed out or saved.
 
     Wherever an average is read, `batchnorm=None` means recomputed statistics (`recalibrate_batchnorm`) while they are
     current, else averaged ones; "averaged" and "recomputed" insist.
-
-    `on_nonfinite` says what happens when the weights hold NaN or inf: "raise" before any average moves, "skip" that
-    update, or "ignore". The first two read every weight once before every update. On an accelerator "raise" does not
-    make the host wait: the error comes with the next update or read and names the step, which has moved no average;
-    "skip" waits. A non-finite average is never handed out or saved, whatever the setting.
-
-    Under DistributedDataParallel and FSDP2 every process has a bank and updates it. Averages of a sharded model are
-    sharded like its parameters. Updates need no communication, except with "skip", where ranks all-reduce one flag so
-    that all of them skip together. Batch-norm statistics of a DistributedDataParallel model differ between ranks; their
-    mean over the ranks is averaged.
 
     >>> from emabank import Uniform
     >>> model = nn.Linear(2, 1)

@@ -39,8 +39,7 @@ __all__ = ["LikeDecay", "Snapshots", "Synthesis", "snapshot_steps", "synthesize"
 
 NOISE = 0.1
 """How much of the movement of a run is noise: the variance of a sample about its path, relative to the squared distance
-between the first and the last sample. Measured: of 0.03 to 1, it is nearest to the best for all runs of
-tests/test_posthoc_peers.py."""
+between the first and the last sample. Chosen on runs like those of tests/test_posthoc_peers.py."""
 
 _EXACT = 4096  # up to this many samples are fitted one by one; of more, distant ones are binned
 _FINENESS = 512  # a bin spans one part in this many of its distance from the end

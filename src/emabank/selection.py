@@ -439,6 +439,9 @@ class BestTracker:
             if type(state[key]) is not type(own) or state[key] != own:
                 raise ValueError(f"{key} must be the same as in the state, {state[key]!r:.200}; got {own!r}.")
         try:
+            for key in ("history", "recomputed", "per_sample", "weights"):
+                if not isinstance(state[key], list):
+                    raise ValueError(f"{key} must be a list; got {state[key]!r:.50}")
             rows = _rows_from_state(state["history"])
             recomputed = [check_int("epoch", epoch) for epoch in state["recomputed"]]
             saved = {

@@ -98,7 +98,7 @@ def test_what_was_left_out_is_printed_and_on_the_page_a_line_each(bare: Path):
     at = lines.index("Skipped:")
     left = lines[at + 1 : -2]
     assert left[-1] == "  [bold]notes.txt: not a run of emabank"
-    assert len(left) == len(content(bare, "study-demo-sampling-period.json")["pairs"][0]["arms"]) + 10
+    assert len(left) == len(content(bare, "study-demo-sampling-period.json")["pairs"][0]["arms"]) + 11
     assert all(line.startswith("  ") and ": " in line for line in left)
     page = (bare / "report" / "index.html").read_text(encoding="utf-8")
     assert "[bold]notes.txt" in page and page.count("it is not there") == len(left) - 1
@@ -179,7 +179,7 @@ def test_an_ascii_terminal_of_60_columns_is_enough(words: list[str], runs: Path)
 def test_claims_say_what_was_left_out(bare: Path):
     lines = printed(show_claims, bare)
     at = lines.index("Skipped:")
-    assert len(lines) - at - 1 == 13 and all(line.startswith("  digits, ") for line in lines[at + 1 :])
+    assert len(lines) - at - 1 == 14 and all(line.startswith("  digits, ") for line in lines[at + 1 :])
 
 
 # The status ----------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_claims_say_what_was_left_out(bare: Path):
 def test_the_status_has_every_study_and_counts_the_runs(finished: Path):
     lines = printed(show_status, finished)
     assert [line.split() for line in lines[2:-1]] == [[name, "demo", "done"] for name in sorted(NAMES)]
-    assert lines[-1] == "22 runs: 22 done, 0 running, 0 interrupted, 0 failed"
+    assert lines[-1] == "24 runs: 24 done, 0 running, 0 interrupted, 0 failed"
 
 
 def test_a_run_that_was_interrupted_is_named_by_its_setting_rate_and_seed(finished: Path, tmp_path: Path):
@@ -196,7 +196,7 @@ def test_a_run_that_was_interrupted_is_named_by_its_setting_rate_and_seed(finish
     shutil.copytree(run, tmp_path / run.name)
     (tmp_path / run.name / "done.json").unlink()
     config = content(run, "config.json")["config"]
-    where = f"on {config['trained_on']}, rate {config['rate']:g}, seed {config['seed']} ({run.name}) interrupted"
+    where = f", rate {config['rate']:g}, seed {config['seed']} ({run.name}) interrupted"
     line = printed(show_status, tmp_path, width=60)[-1]
     assert line.startswith("  digits, ") and where in line
 
@@ -260,7 +260,7 @@ def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatc
         raise AssertionError(f"{path} was read")
 
     monkeypatch.setattr("emabank.study.runs.reader.read_rows", refuse)
-    assert printed(show_status, finished)[-1].startswith("22 runs: 22 done")
+    assert printed(show_status, finished)[-1].startswith("24 runs: 24 done")
     with pytest.raises(AssertionError, match="was read"):
         printed(show_claims, finished)
 

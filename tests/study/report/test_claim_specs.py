@@ -131,6 +131,8 @@ FALSE = {  # a setting in which one statistic of a claim is false, by the claim'
     ("10", "loss"): lambda: setting(changed={("slowest (loss)", "transfer:other"): 0.45}),
     ("11", "live"): lambda: setting(bootstrap=runs("bootstrap", higher)),
     ("11", "average"): lambda: setting(bootstrap=runs("bootstrap", averages_higher)),
+    ("11", "live5"): lambda: setting(bootstrap_every_5=runs("bootstrap", higher)),
+    ("11", "average5"): lambda: setting(bootstrap_every_5=runs("bootstrap", averages_higher)),
     ("12", "rate"): lambda: setting(**{"tune_at_0.8": runs("t", averages_higher)}),
     ("13", "chosen"): lambda: setting(step=runs("step")),
     ("13", "end"): lambda: setting(step=runs("step", apart_at_end)),

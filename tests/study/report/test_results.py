@@ -30,7 +30,7 @@ from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
 
 MANIFESTS = {name: f"study-demo-{name}.json" for name in NAMES}
-VARIANTS = ("step", "constant", "bootstrap", "posthoc", "every 1", "every 2", "every 4", "every 8")
+VARIANTS = ("step", "constant", "bootstrap", "bootstrap every 5", "posthoc", "every 1", "every 2", "every 4", "every 8")
 
 
 @pytest.fixture(scope="module")
@@ -189,12 +189,16 @@ def test_another_configuration_of_the_same_pair_is_a_setting_of_its_own(setting:
     run_studies(runs, [study], lambda config: replace(small(config), seeds=1))
     results = read_results(runs)
     other, same = sorted(results.settings, key=lambda setting: len(setting.seeds))
-    assert same.protocol == setting.protocol and set(same.variants) == set(setting.variants) - {"bootstrap"}
+    assert same.protocol == setting.protocol and set(same.variants) == set(setting.variants) - {
+        "bootstrap",
+        "bootstrap every 5",
+    }
     assert other.protocol != setting.protocol and other.pair == same.pair and len(other.seeds) == 1
     assert {variant: len(some) for variant, some in other.variants.items()}["bootstrap"] == 1
     assert [each.id for each in other.variants["bootstrap"]] == [each.id for each in setting.variants["bootstrap"][:1]]
     unasked = "not used by any study in this folder"
-    assert results.skipped == (Skipped(setting.variants["bootstrap"][1].id, unasked),)
+    others = sorted(setting.variants[variant][1].id for variant in ("bootstrap", "bootstrap every 5"))
+    assert results.skipped == (Skipped(", ".join(others), unasked),)
 
 
 def test_one_protocol_for_two_pairs_makes_two_settings(setting: Setting, runs: Path):

@@ -102,7 +102,7 @@ def test_runs_and_protocols_that_no_study_asks_for_are_named(setting: Setting, r
     found = lines(runs)
     assert found[setting.protocol].startswith("a protocol of no study (from `emabank protocol`, ")
     (rest,) = (what for what in found if what != setting.protocol)
-    assert rest.endswith("and 19 more") and found[rest].startswith("not used by any study")
+    assert rest.endswith("and 21 more") and found[rest].startswith("not used by any study")
 
 
 def test_runs_that_failed_run_or_wait_are_named_with_the_reason(runs: Path):

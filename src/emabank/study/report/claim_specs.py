@@ -495,6 +495,10 @@ CLAIMS = (
                   below(EQUAL), paired("bootstrap", "tune", _bootstrapped_live)),
         Statistic("average", "bootstrapped minus plain: best validation accuracy of the averages, points", below(EQUAL),
                   paired("bootstrap", "tune", _bootstrapped_averages)),
+        Statistic("live5", "copied back every 5 steps minus plain: best validation accuracy of live weights, points",
+                  below(EQUAL), paired("bootstrap every 5", "tune", _bootstrapped_live)),
+        Statistic("average5", "copied back every 5 steps minus plain: best validation accuracy of averages, points",
+                  below(EQUAL), paired("bootstrap every 5", "tune", _bootstrapped_averages)),
     ), note="less than 1 point is no help"),
     ClaimSpec("12", "The same initial learning rate is best for SGD and for its averages", ("lr-search",),
               (MAIN, "cifar100-wrn-28-10"), (
