@@ -105,16 +105,11 @@ def _undocumented(thing: griffe.Object | griffe.Alias, types: set[str]) -> Itera
         yield thing.path
     described = _fields_described(thing) | _described_by_bases(thing) if thing.is_class else set[str]()
     for member in thing.all_members.values() if thing.is_class or thing.is_module else ():
-        # A name that is imported is described where it comes from; a constant of a module is no part of its face.
+        # A name that is imported, or shown by itself, is described there; a constant of a module is not shown.
         is_imported = isinstance(member, griffe.Alias) and not member.inherited
         is_private = member.name.startswith("_") or member.name in described
-        is_shown_itself = thing.is_module and member.name in types
-        if not (
-            is_imported
-            or is_private
-            or is_shown_itself
-            or (thing.is_module and (member.is_attribute or member.is_module))
-        ):
+        in_module = thing.is_module and (member.is_attribute or member.is_module or member.name in types)
+        if not (is_imported or is_private or in_module):
             yield from _undocumented(member, types)
 
 
