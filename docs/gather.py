@@ -107,9 +107,9 @@ def _undocumented(thing: griffe.Object | griffe.Alias, types: set[str]) -> Itera
     for member in thing.all_members.values() if thing.is_class or thing.is_module else ():
         # A name that is imported, or shown by itself, is described there; a constant of a module is not shown.
         is_imported = isinstance(member, griffe.Alias) and not member.inherited
-        is_private = member.name.startswith("_") or member.name in described
-        in_module = thing.is_module and (member.is_attribute or member.is_module or member.name in types)
-        if not (is_imported or is_private or in_module):
+        if is_imported or member.name.startswith("_") or member.name in described:
+            continue
+        if not (thing.is_module and (member.is_attribute or member.is_module or member.name in types)):
             yield from _undocumented(member, types)
 
 
