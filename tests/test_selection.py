@@ -474,3 +474,17 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert written
     assert sorted(tmp_path.iterdir()) == files
     assert states_equal(run.tracker.state_dict(), before)
+
+
+def test_only_some_averages_are_evaluated_where_only_these_are_asked_for() -> None:
+    bank = EMABank(nn.Linear(2, 1), [0.9, 0.99])
+    tracker = BestTracker(bank, {"accuracy": "max"})
+    calls: list[int] = []
+
+    def validate(model: nn.Module) -> dict[str, float]:
+        calls.append(len(calls))
+        return {"accuracy": 0.5 + 0.1 * len(calls)}
+
+    metrics = tracker.evaluate(1, validate, averages=["live", 0.99])
+    assert list(metrics) == ["live", "ema-0.99"] and len(calls) == 2
+    assert tracker.best("accuracy").average == "ema-0.99"

@@ -219,10 +219,11 @@ class BestTracker:
         epoch: int,
         fn: Callable[[nn.Module], Mapping[str, Any]],
         *,
+        averages: Iterable[str | float] | None = None,
         batchnorm: Statistics | None = None,
         complete: bool = True,
     ) -> dict[str, dict[str, float]]:
-        """Call `fn(model)` with the live weights and with every average in the model, and `observe` its results.
+        """Call `fn(model)` with the live weights and every average, or with `averages`, and `observe` its results.
 
         `fn` returns `{metric: value}`. A value that is a 1-D tensor with several elements is taken as per-sample values
         (see `observe`), and their mean as the metric. The calls are those of `bank.evaluate`: in eval mode, without
@@ -234,7 +235,7 @@ class BestTracker:
         >>> sorted(metrics)
         ['ema-0.9', 'live']
         """
-        results = self._bank.evaluate(fn, batchnorm=batchnorm)
+        results = self._bank.evaluate(fn, averages=averages, batchnorm=batchnorm)
         metrics: dict[str, dict[str, float]] = {}
         per_sample: dict[str, dict[str, Tensor]] = {}
         for average, values in results.items():
