@@ -72,7 +72,7 @@ def _help(description: str) -> str:
 
 @_REGISTRY.primitive_rule
 def _number(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """A number, or one that may be left out; tyro itself speaks of literals and of <class 'NoneType'>."""
+    """A number, or None; tyro's own errors name literals and <class 'NoneType'>."""
     kinds = set(get_args(info.type)) or {info.type}
     numbers = kinds - {NoneType}
     if len(numbers) != 1 or not numbers <= set(_NUMBERS):

@@ -49,7 +49,7 @@ PERIODS: dict[Scale, tuple[int, ...]] = {"paper": (1, 4, 16, 64), "small": (1, 2
 
 
 def protocol_of(pair: str, scale: Scale) -> ProtocolConfig | None:
-    """The protocol that stands for a pair of the paper; None where the scale has none."""
+    """The protocol for a pair of the paper at a scale; None if the scale has none."""
     return {"paper": _PAPER, "small": _SMALL, "demo": _DEMO}[scale].get(pair)
 
 
