@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,11 +32,51 @@ META = torch.device("meta")
 _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.ops.aten._foreach_copy_.default)
 
 
-class Event:
-    """Of a stream: it has happened once the copies that were on their way when it was recorded have arrived."""
+class Stream:
+    """A queue of the device: in place of `torch.Stream`, in a subclass that knows its accelerator.
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator, self._copies = accelerator, list(accelerator.in_flight)
+    Attributes:
+        work: how many operations were put on it.
+        seen: how much work of other streams is done before whatever is put on it next.
+    """
+
+    accelerator: Accelerator
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.work = device, 0
+        self.seen: dict[Stream, int] = {}
+
+    def __enter__(self) -> Stream:
+        self.accelerator.streams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.accelerator.streams.pop()
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError("cannot pickle 'torch.Stream' object")  # nor copy it, as with torch's
+
+    def wait_stream(self, other: Stream) -> None:
+        self.seen[other] = other.work
+
+    def record_event(self) -> Event:
+        return Event(self)
+
+
+@dataclass(eq=False)
+class Copy:
+    """From the device, on a stream, into a host tensor."""
+
+    target: Tensor
+    stream: Stream
+
+
+class Event:
+    """It has happened once the copies that were on their way on its stream when it was recorded have arrived."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._accelerator = stream.accelerator
+        self._copies = [copy for copy in self._accelerator.in_flight if copy.stream is stream]
 
     def synchronize(self) -> None:
         self._accelerator.wait_for(self._copies, "an event")
@@ -48,8 +89,9 @@ class Accelerator(TorchDispatchMode):
         operations: those that work on the device; a view is none, one foreach call is one.
         waits: what the host waited for.
         dtypes: all dtypes of tensors on the device.
-        in_flight: host tensors whose values are still on their way.
+        in_flight: copies whose values are still on their way to the host.
         pinned: how many host tensors were allocated in pinned memory.
+        streams: the current stream is the last; the others are those to come back to.
     """
 
     def __init__(self) -> None:
@@ -57,25 +99,27 @@ class Accelerator(TorchDispatchMode):
         self.operations, self.pinned, self.value = 0, 0, 1.0
         self.waits: list[str] = []
         self.dtypes: set[torch.dtype] = set()
-        self.in_flight: list[Tensor] = []
+        self.in_flight: list[Copy] = []
+        self._stream = type("Stream", (Stream,), {"accelerator": self})
+        self.streams: list[Stream] = [self._stream(META)]
 
-    def wait_for(self, copies: Sequence[Tensor], reason: str) -> None:
+    def wait_for(self, copies: Sequence[Copy], reason: str) -> None:
         """The host waits until these copies have arrived, if they have not."""
-        late = [copy for copy in self.in_flight if any(copy is other for other in copies)]
-        if late:
+        others = [copy for copy in self.in_flight if copy not in copies]
+        if len(others) < len(self.in_flight):
             self.waits.append(reason)
-            self.in_flight = [copy for copy in self.in_flight if not any(copy is other for other in late)]
+            self.in_flight = others
 
-    def record_event(self) -> Event:
-        """For `torch.accelerator.current_stream`, in whose place this object is."""
-        return Event(self)
+    def current_stream(self, device: torch.device) -> Stream:
+        """In place of `torch.accelerator.current_stream`."""
+        return self.streams[-1]
 
     def arrive(self, func: Any, targets: Sequence[Tensor], *, non_blocking: bool) -> None:
         """Values come from the device."""
         for target in targets:
             target.fill_(self.value)
         if non_blocking:
-            self.in_flight += targets
+            self.in_flight += [Copy(target, self.streams[-1]) for target in targets]
         else:
             self.waits.append(str(func))
 
@@ -84,7 +128,8 @@ class Accelerator(TorchDispatchMode):
         """The mode, with streams and events of this device in place of torch's."""
         with (
             mock.patch("torch.accelerator.current_accelerator", return_value=META),
-            mock.patch("torch.accelerator.current_stream", return_value=self),
+            mock.patch("torch.accelerator.current_stream", self.current_stream),
+            mock.patch("torch.Stream", self._stream),
             mock.patch("torch.accelerator.is_available", return_value=False),  # no random stream to preserve
             mock.patch("emabank.bank.check_materialized"),  # which refuses meta tensors
             mock.patch("emabank._model.check_materialized"),
@@ -100,7 +145,7 @@ class Accelerator(TorchDispatchMode):
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         is_copy = func in _COPIES
         if not is_copy:
-            self.wait_for([copy for copy in self.in_flight if any(_overlap(copy, t) for t in inputs)], str(func))
+            self.wait_for([copy for copy in self.in_flight if any(overlap(copy.target, t) for t in inputs)], str(func))
         if not any(tensor.is_meta for tensor in inputs) and torch.device(kwargs.get("device") or "cpu") != META:
             return func(*args, **kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -117,7 +162,7 @@ class Accelerator(TorchDispatchMode):
         output = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if (outputs or func._schema.is_mutable) and not func.is_view:
-            self.operations += 1
+            self._count_operation()
         self.dtypes |= {tensor.dtype for tensor in (*inputs, *outputs) if tensor.is_meta}
         return output
 
@@ -134,15 +179,20 @@ class Accelerator(TorchDispatchMode):
             non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
         if targets[0].is_meta == sources[0].is_meta:
             return False, None
-        self.operations += 1
+        self._count_operation()
         if targets[0].is_meta:
             self.waits.append(str(func))  # even if it need not block, from pageable memory it does
         else:
             self.arrive(func, targets, non_blocking=non_blocking)
         return True, result
 
+    def _count_operation(self) -> None:
+        self.operations += 1
+        self.streams[-1].work += 1
 
-def _overlap(one: Tensor, other: Tensor) -> bool:
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two host tensors share memory."""
     if one.is_meta or other.is_meta or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
         return False
     low, high = one.data_ptr(), one.data_ptr() + one.nbytes

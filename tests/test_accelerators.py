@@ -4,14 +4,16 @@ The meta device plays one (benchmarks/accelerator.py): every operation is counte
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.accelerator import READS, UPDATES, Accelerator, count
+from benchmarks.accelerator import READS, UPDATES, Accelerator, count, overlap
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 
 RULES = {"ema": EMA(0.9), "settled": EMA(0.9, warmup=None), "uniform": Uniform(), "power": PowerEMA(0.1)}
@@ -106,32 +108,87 @@ def test_a_read_waits_once_and_a_recalibration_twice_per_batch(read: str, waits:
         assert len(accelerator.waits) == waits
 
 
-class Numbered(Accelerator):
-    """Every copy from the device brings another number."""
+class Offload(Accelerator):
+    """Checks that no stream and no buffer is used too early. Every copy into a buffer brings another number."""
 
-    number = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = self.overlapped = 0  # copies, and averaging steps during which a copy was on its way
+        self.unread: list[Tensor] = []  # what was copied into a buffer and not averaged yet
 
     def arrive(self, func: Any, targets: Any, *, non_blocking: bool) -> None:
         if func is torch.ops.aten._foreach_copy_.default:
             self.number += 1
-            self.value = float(self.number)
+        if non_blocking:
+            compute, side = self.streams[0], self.streams[-1]
+            assert side is not compute
+            assert side.seen.get(compute) == compute.work, "the copy may miss the optimizer step"
+            assert not any(overlap(target, part) for target in targets for part in self.unread), "still being averaged"
+            self.unread += targets
+        self.value = float(self.number)
         super().arrive(func, targets, non_blocking=non_blocking)
         self.value = 1.0
 
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.lerp_.Tensor:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        late = [copy for copy in self.in_flight if overlap(copy.target, args[1])]
+        assert not late, "averaged before it has arrived"
+        self.overlapped += bool(self.in_flight)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.unread = [part for part in self.unread if not overlap(part, args[1])]
+        return result
 
-def test_offloaded_averages_are_read_through_two_pinned_buffers_in_order() -> None:
-    """The host averages a part only once its copy has arrived, and no copy replaces a part that was not averaged."""
-    with Numbered().running() as accelerator:
-        bank = EMABank(nn.Linear(1000, 1000, device="meta"), [EMA(0.0)], every=1, device="cpu", on_nonfinite="ignore")
+
+def offloaded() -> tuple[nn.Module, EMABank]:
+    """Of a model with parameters of three dtypes, large and small, and one with gaps in its memory."""
+    model = nn.Sequential(
+        nn.Linear(1000, 1000, device="meta"),
+        nn.Linear(700, 700, device="meta", dtype=torch.float64),
+        nn.Linear(700, 700, device="meta", dtype=torch.bfloat16),
+        nn.Linear(300, 300, device="meta"),
+    )
+    model[3].weight = nn.Parameter(torch.empty(300, 600, device="meta")[:, ::2])
+    return model, EMABank(model, [EMA(0.0)], every=1, device="cpu", on_nonfinite="ignore")
+
+
+def copies_of_an_update(accelerator: Offload, model: nn.Module, bank: EMABank) -> int:
+    """The number of copies, after a check that the average has the number of each of them."""
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.detach().mul_(0.9)  # the optimizer step, still in the queue of the device
+        accelerator.waits, accelerator.number, accelerator.overlapped = [], 0, 0
+        bank.update()
+        assert accelerator.in_flight == accelerator.unread == []  # the next step may write into the weights
+    copies = accelerator.number
+    assert copies > 10
+    assert {float(x) for w in bank.weights("ema-0").values() for x in w.unique()} == set(range(1, copies + 1))
+    return copies
+
+
+def test_offloaded_averages_are_read_on_a_side_stream_through_two_pinned_buffers_in_order() -> None:
+    accelerator = Offload()
+    with accelerator.running():
+        model, bank = offloaded()
         assert accelerator.pinned
-        bank.update()
-        accelerator.waits, accelerator.number = [], 0
-        bank.update()
-        copies = accelerator.number
-        assert copies > 4
+        copies = copies_of_an_update(accelerator, model, bank)
         assert accelerator.waits == ["an event"] * copies
-        weights = bank.weights("ema-0")
-        assert {float(value) for tensor in weights.values() for value in tensor.unique()} == set(range(1, copies + 1))
+        assert accelerator.overlapped == copies - 2  # all but the last of each precision
+        twin = copy.deepcopy(bank)
+        assert copies_of_an_update(accelerator, twin.model, twin) == copies
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("torch.accelerator.current_accelerator", lambda: None), ("torch.Stream", object)],
+    ids=["a device that is no accelerator", "torch 2.6"],
+)
+def test_without_streams_every_copy_blocks(name: str, value: object) -> None:
+    accelerator = Offload()
+    with accelerator.running(), mock.patch(name, value):
+        model, bank = offloaded()
+        copies = copies_of_an_update(accelerator, model, bank)
+        assert accelerator.waits == ["aten._foreach_copy_.default"] * copies
 
 
 def test_a_compiled_model_keeps_its_graphs() -> None:
@@ -142,7 +199,7 @@ def test_a_compiled_model_keeps_its_graphs() -> None:
         return graph.forward
 
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    compiled = torch.compile(model, backend=backend)
+    compiled: Any = torch.compile(model, backend=backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train() -> None:
@@ -170,7 +227,7 @@ def test_a_compiled_model_keeps_its_graphs() -> None:
     assert len(compilations) == before
 
 
-RAISING = {
+RAISING: dict[str, Callable[[EMABank], object]] = {
     "update": lambda bank: bank.update(),
     "weights": lambda bank: bank.weights("ema"),
     "applied": lambda bank: bank.applied("ema").__enter__(),

@@ -12,7 +12,9 @@ import math
 import mmap
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -158,11 +160,13 @@ class AverageStorage:
         """
         self._copy_noncontiguous()
         largest = largest_magnitudes(self._flats)
-        fetched, arrived = largest.to("cpu", non_blocking=True), _record_events({largest.device})
+        has_streams = _have_streams({largest.device})
+        fetched = largest.to("cpu", non_blocking=has_streams)
+        arrived = torch.accelerator.current_stream(largest.device).record_event() if has_streams else None
 
         def wait() -> list[int]:
-            for event in arrived:
-                event.synchronize()
+            if arrived is not None:
+                arrived.synchronize()
             return [index for index, value in enumerate(fetched.tolist()) if not math.isfinite(value)]
 
         return (largest < math.inf).all(), wait
@@ -241,16 +245,15 @@ class _Segment:
         """The pieces of these flattened tensors."""
         return [flats[piece.index][piece.low : piece.high] for piece in self.pieces]
 
-    def bind(self, flats: Sequence[Tensor], buffer: Tensor) -> None:
-        """Read from these tensors from now on, through this buffer if there is a need to copy."""
-        parts, self.arrived = self.parts(flats), list[torch.Event]()
+    def bind(self, flats: Sequence[Tensor], buffer: Tensor, streams: Sequence[torch.Stream]) -> None:
+        """Read from these tensors from now on, through this buffer, on these streams, if there is a need to copy."""
+        parts, self._streams, self.arrived = self.parts(flats), streams, list[torch.Event]()
         if not self.is_buffered:
             self.live = parts[0].view(-1, 1, BLOCK)
             return
         flat, on_cpu = buffer.view(-1), buffer.device.type == "cpu"
         self.live, self.copied = buffer[: self.blocks], flat[: self.pieces[-1].end]
         self._copies = [flat[piece.offset : piece.end] for piece in self.pieces], parts
-        self._accelerators = {part.device for part in parts if on_cpu and part.device.type != "cpu"}
         self._runs: list[tuple[Tensor, list[Tensor]]] = []
         if on_cpu and {(part.device, part.dtype) for part in parts} == {(buffer.device, buffer.dtype)}:
             # A `cat` of fewer elements than torch shares among threads is one loop in C, at half the price of copies.
@@ -266,10 +269,12 @@ class _Segment:
         for target, sources in self._runs:
             torch.cat(sources, out=target)
         if not self._runs:
-            # From the CPU a copy blocks: no stream would keep the next optimizer step from writing there meanwhile.
-            _copy_all(*self._copies, non_blocking=bool(self._accelerators))
-        if self._accelerators:
-            self.arrived = _record_events(self._accelerators)
+            with ExitStack() as stack:
+                for stream in self._streams:  # also the owner of memory that a conversion takes on the device
+                    stack.enter_context(stream)
+                # Without a stream a copy blocks: nothing else keeps the next optimizer step from writing meanwhile.
+                _copy_all(*self._copies, non_blocking=bool(self._streams))
+            self.arrived = [stream.record_event() for stream in self._streams]
 
 
 class _FusedGroup:
@@ -298,7 +303,7 @@ class _FusedGroup:
         self._split()
 
     def __getstate__(self) -> dict[str, object]:
-        bound = ("_weights", "_rows", "_zero", "_passes", "_pages", "_large", "_in_buffer")
+        bound = ("_weights", "_rows", "_zero", "_streams", "_passes", "_pages", "_large", "_in_buffer")
         return {key: value for key, value in self.__dict__.items() if key not in bound}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -315,25 +320,27 @@ class _FusedGroup:
         self._pages = [segment for segment in self.segments if segment.is_page]
         self._large = list({segment.pieces[0].index: None for segment in self.segments if not segment.is_page})
         self._in_buffer: _Segment | None = None  # the page that `is_finite` has left there
-        # With each segment, those whose copies start before it is averaged: itself, or of two buffers the next.
+        # In each pass the copy of one segment starts and one segment is averaged: with one buffer that same one, with
+        # two the one before it, whose buffer is free for the next copy afterwards.
         buffered = [segment for segment in reversed(self.segments) if segment.is_buffered]
-        ahead = self._num_buffers - 1
-        starts = [buffered[number + ahead : number + ahead + 1] for number in range(len(buffered))]
-        if buffered:
-            starts[0] = buffered[: self._num_buffers]
         direct = [segment for segment in self.segments if not segment.is_buffered]
-        self._passes = [*zip(buffered, starts, strict=True), *((segment, list[_Segment]()) for segment in direct)]
+        delay: list[_Segment | None] = [None] * (self._num_buffers - 1)
+        self._passes = list(zip_longest(buffered, [*delay, *buffered, *direct]))
         self._weights = torch.zeros(self._count, 1, dtype=self._dtype, device=self.device)
         self._zero = self._weights.new_zeros(1)
         self._rows, self._numbers = self._weights.unbind(), [0.0] * self._count
         longest = max((segment.blocks for segment in buffered), default=0)
-        is_apart = self.device.type == "cpu" and any(flats[index].device.type != "cpu" for index in self._sizes)
+        devices = {flats[index].device for index in self._sizes if flats[index].device.type != "cpu"}
+        is_offloaded = self.device.type == "cpu" and _have_streams(devices)
+        self._streams: list[torch.Stream] = []
+        if is_offloaded and hasattr(torch.Stream, "__enter__"):  # torch 2.6 cannot enter a stream
+            self._streams = [torch.Stream(device) for device in devices]
         buffers = torch.zeros(
             self._num_buffers, longest, 1, BLOCK, dtype=self._dtype, device=self.device,
-            pin_memory=is_apart,  # only then can a copy from an accelerator run beside the host
+            pin_memory=is_offloaded,  # only then can a copy from an accelerator run beside the host
         )  # fmt: skip
         for number, segment in enumerate((*buffered, *direct)):
-            segment.bind(flats, buffers[number % self._num_buffers])
+            segment.bind(flats, buffers[number % self._num_buffers], self._streams)
 
     def lerp_(self, weights: Sequence[float], finite: Tensor | None) -> None:
         """Move every average towards the live tensors, each by its own weight."""
@@ -345,10 +352,15 @@ class _FusedGroup:
         if finite is not None:
             finite = finite.to(self.device, non_blocking=True)
             weight = weight * finite
-        for segment, starts in self._passes:
-            for other in starts:
-                if other is not self._in_buffer:
-                    other.start_copy()
+        for stream in self._streams:
+            # The copies see the optimizer step that was enqueued last. The current stream need not wait for them in
+            # turn: the host has waited for each when this returns, so the next step finds no weight still being copied.
+            stream.wait_stream(torch.accelerator.current_stream(stream.device))
+        for started, segment in self._passes:
+            if started is not None and started is not self._in_buffer:
+                started.start_copy()
+            if segment is None:
+                continue
             for event in segment.arrived:
                 event.synchronize()
             live = segment.live
@@ -417,11 +429,10 @@ def _plan(sizes: Mapping[int, int], copied: set[int], large: int, capacity: int)
     return [*blocks, *(_Segment(pieces, is_page=True, is_buffered=True) for pieces in pages)]
 
 
-def _record_events(devices: set[torch.device]) -> list[torch.Event]:
-    """Events after all work that these accelerators have so far; none for a device without streams."""
+def _have_streams(devices: set[torch.device]) -> bool:
+    """Whether these are accelerators: of all devices, only they have torch's streams and events."""
     accelerator = torch.accelerator.current_accelerator()
-    kind = None if accelerator is None else accelerator.type
-    return [torch.accelerator.current_stream(device).record_event() for device in devices if device.type == kind]
+    return accelerator is not None and {device.type for device in devices} == {accelerator.type}
 
 
 # Finite? --------------------------------------------------------------------------------------------------------------
