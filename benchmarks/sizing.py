@@ -12,6 +12,7 @@ TOKENS = 4e6  # per optimizer step, of all devices
 RATE = 1.6e14  # operations per second that a device achieves in training
 AVERAGES = 5
 LIVE = 2  # bytes of a live weight (bf16); an average has 4
+FETCHED = 4  # bytes of it on the link: a copy that the host does not wait for is converted on the device
 
 
 def traffic(parameters: float, averages: int = AVERAGES) -> float:
@@ -27,7 +28,7 @@ def step_seconds(parameters: float, devices: int) -> float:
 def update_seconds(parameters: float, *, offload: bool) -> float:
     """One update of a device's share; offloaded, the live weights cross the link and the host averages."""
     if offload:
-        return LIVE * parameters / LINK + (traffic(parameters) + 4 * parameters) / HOST_MEMORY
+        return FETCHED * parameters / LINK + (traffic(parameters) + 4 * parameters) / HOST_MEMORY
     return traffic(parameters) / DEVICE_MEMORY
 
 
