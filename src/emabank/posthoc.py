@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,13 +37,11 @@ __all__ = ["LikeDecay", "Snapshots", "Synthesis", "snapshot_steps", "synthesize"
 
 # Sample profiles: the weight of every sample in an average ------------------------------------------------------------
 
-NOISE = 0.1
-"""How much of the movement of a run is noise: the variance of a sample about its path, relative to the squared distance
-between the first and the last sample. Chosen on runs like those of tests/test_posthoc_peers.py."""
-
 _EXACT = 4096  # up to this many samples are fitted one by one; of more, distant ones are binned
 _FINENESS = 512  # a bin spans one part in this many of its distance from the end
 _MIN_ROUNDING = 1e-10  # so that nearly equal averages can still be solved for
+_FITTED = 24  # from so many snapshots, of those there are, the movement of a run is estimated
+_ELEMENTS = 4096  # and from about so many elements of each
 
 
 @dataclass(frozen=True)
@@ -109,6 +107,22 @@ def _weights_of(decays: Tensor) -> Tensor:
     return weights
 
 
+class Movement(NamedTuple):
+    """How the weights of a run move: variances, in units of the mean square of the weights.
+
+    Attributes:
+        noise: of each sample about the path of the run.
+        walk: of the path from its first to its last sample. It moves as far while the number of samples doubles as it
+            did before: variance 1/k at sample k.
+    """
+
+    noise: float
+    walk: float
+
+
+UNKNOWN = Movement(noise=0.1, walk=1.0)
+
+
 class Mixture(NamedTuple):
     """Coefficients that mix averages into another one, and how close they get.
 
@@ -124,16 +138,19 @@ class Mixture(NamedTuple):
 
 
 def mixture(
-    profile_of: Callable[[int], Tensor], lengths: Sequence[int], target: Tensor, roundings: Sequence[float]
+    profile_of: Callable[[int], Tensor],
+    lengths: Sequence[int],
+    target: Tensor,
+    roundings: Sequence[float],
+    movement: Movement = UNKNOWN,
 ) -> Mixture:
     """The mixture of profiles that is expected to be nearest to a target.
 
-    If the sample weights are off by e (with sum 0), the average is off by Σ eₖ θₖ. What that is depends on the run. We
-    expect a random walk that moves as far while its steps double as it did before (variance 1/k per sample, in units of
-    the whole distance), plus independent noise, plus the roundings of the stored averages, which are of the size of the
-    weights. The expected square of the error is then, with E the cumulative sums of e and c the coefficients,
+    If the sample weights are off by e (with sum 0), the average is off by Σ eₖ θₖ. For a run that moves as `movement`
+    says, and stored averages with roundings r, the expected square of that is, with E the cumulative sums of e and c
+    the coefficients,
 
-        NOISE Σ eₖ² + Σ Eₖ² / (k + 1) / Σ (1/k) + Σ (rᵢ cᵢ)²
+        noise Σ eₖ² + walk Σ Eₖ² / (k + 1) / Σ (1/k) + Σ (rᵢ cᵢ)²
 
     Noise alone, which is Karras et al.'s choice, leaves weight on the earliest samples, far from where a run ends.
 
@@ -143,26 +160,86 @@ def mixture(
         lengths: of the profiles.
         target: the profile of the average to synthesize.
         roundings: the relative errors of the stored averages.
+        movement: of the run.
     """
-    sizes = _bin_sizes(len(target), lengths)
-    bins = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    ends = sizes.cumsum(0)[:-1]
-    steps = (sizes[:-1] + sizes[1:]) / 2 / ends  # variance of the walk from one bin to the next
-    movement = (steps / max(1.0, float(steps.sum())) / NOISE).sqrt()
+    for number, length in enumerate(lengths):
+        if length == len(target) and torch.equal(profile_of(number), target):  # it is stored as it is
+            coefficients = [float(other == number) for other in range(len(lengths))]
+            return Mixture(coefficients, roundings[number] / math.sqrt(movement.noise), roundings[number])
+    bins = _Bins(len(target), lengths)
 
     def rows(weights: Tensor) -> Tensor:
-        sums = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, bins[: len(weights)], weights.double())
-        return torch.cat([sums / sizes.sqrt(), sums.cumsum(0)[:-1] * movement])
+        noise, walk = bins.rows(weights)
+        return torch.cat([math.sqrt(movement.noise) * noise, math.sqrt(movement.walk) * walk])
 
-    noise = torch.tensor(roundings, dtype=torch.float64)
-    columns, goal = torch.stack([rows(profile_of(number)) for number in range(len(lengths))], dim=1), rows(target)
-    coefficients = _solve(columns, goal, noise / math.sqrt(NOISE))
+    rounded = torch.tensor(roundings, dtype=torch.float64)
+    columns = torch.stack([rows(profile_of(number)) for number in range(len(lengths))], dim=1)
+    coefficients = _solve(columns, rows(target), rounded)
     difference = -target.double()
     for number, coefficient in enumerate(coefficients):
         difference[: lengths[number]] += coefficient * profile_of(number)
-    rounding = float(torch.linalg.vector_norm(noise * torch.tensor(coefficients, dtype=torch.float64)))
-    distance = math.hypot(float(torch.linalg.vector_norm(difference)), rounding / math.sqrt(NOISE))
+    rounding = float(torch.linalg.vector_norm(rounded * torch.tensor(coefficients, dtype=torch.float64)))
+    distance = math.hypot(float(torch.linalg.vector_norm(difference)), rounding / math.sqrt(movement.noise))
     return Mixture(coefficients, distance / float(torch.linalg.vector_norm(target.double())), rounding)
+
+
+def estimate_movement(
+    profile_of: Callable[[int], Tensor], lengths: Sequence[int], roundings: Sequence[float], elements: Tensor
+) -> Movement:
+    """The movement under which stored averages are the most likely.
+
+    Their differences are taken to be normal with the covariance C = noise N + walk W + R, where N and W follow from
+    the profiles and R from rounding. Multiplying each variance by the root of tr(C⁻¹SC⁻¹N) / tr(C⁻¹N), where S is the
+    observed covariance, raises the likelihood in every round (Zhou et al. 2019, "MM algorithms for variance components
+    models").
+
+    Args:
+        profile_of, lengths, roundings: of the averages, as for `mixture`; the last is the longest.
+        elements: some elements of each average, [averages, elements], in units of the size of the weights.
+    """
+    differences = elements[:-1] - elements[-1]
+    total = float(differences.square().mean()) if differences.numel() else 0.0
+    if total < max(roundings) ** 2:
+        return UNKNOWN
+    bins = _Bins(lengths[-1], lengths)
+    noise, walk = zip(*(bins.rows(profile_of(number)) for number in range(len(lengths))), strict=True)
+    # Square roots of all covariances but C, whose products with their transposes lose no digits.
+    parts = [_root(torch.stack(rows[:-1]) - rows[-1]) for rows in (noise, walk)]
+    observed = _root(differences) / math.sqrt(differences.shape[1])
+    variances = torch.tensor(roundings, dtype=torch.float64).square() + 1e-12 * total  # solvable if averages coincide
+    rounded = torch.diag(variances[:-1]) + variances[-1]
+    estimates = [total * UNKNOWN.noise, total * UNKNOWN.walk]
+    for _ in range(60):
+        covariance = sum((value * part @ part.T for value, part in zip(estimates, parts, strict=True)), rounded)
+        factor = torch.linalg.cholesky(covariance)
+        white = torch.linalg.solve_triangular(factor, observed, upper=False)
+        for number, part in enumerate(parts):
+            whitened = torch.linalg.solve_triangular(factor, part, upper=False)
+            estimates[number] *= math.sqrt(float((whitened.T @ white).square().sum() / whitened.square().sum()))
+    # A path that looks smooth in the snapshots is not known to be smooth between them.
+    return Movement(max(estimates[0], 0.01 * estimates[1]), estimates[1])
+
+
+def _root(rows: Tensor) -> Tensor:
+    """A small matrix R with R Rᵀ = rows rowsᵀ."""
+    return torch.linalg.qr(rows.T, mode="r").R.T
+
+
+class _Bins:
+    """Profiles of a run as rows of the least-squares problem; neighbouring samples of a long run are binned."""
+
+    def __init__(self, length: int, lengths: Sequence[int]) -> None:
+        sizes = _bin_sizes(length, lengths)
+        self._index = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
+        self._widths = sizes.sqrt()
+        steps = (sizes[:-1] + sizes[1:]) / 2 / sizes.cumsum(0)[:-1]  # variance of the walk from one bin to the next
+        self._steps = (steps / max(1.0, float(steps.sum()))).sqrt()
+
+    def rows(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """What independent noise, and what a walk, makes of sample weights: their squares are variances."""
+        sums = torch.zeros(len(self._widths), dtype=torch.float64)
+        sums.index_add_(0, self._index[: len(weights)], weights.double())
+        return sums / self._widths, sums.cumsum(0)[:-1] * self._steps
 
 
 def _solve(columns: Tensor, goal: Tensor, noise: Tensor) -> list[float]:
@@ -403,7 +480,7 @@ def synthesize(folder: str | os.PathLike[str], target: Target, *, at_step: int |
 def synthesize_many(
     folder: str | os.PathLike[str], targets: Mapping[str, Target], *, at_step: int | None = None
 ) -> dict[str, Synthesis]:
-    """Synthesize several averages, by name, at one step. Every snapshot is read once, and one at a time.
+    """Synthesize several averages, by name, at one step. Snapshots are read one at a time, and at most 24 twice.
 
     >>> from emabank import EMA
     >>> synthesize_many("no/such/folder", {"slow": EMA(half_life=100)})
@@ -423,7 +500,7 @@ def synthesize_many(
     reason = _unusable_reason(last)
     if reason:
         raise ValueError(f"{paths[max(paths)]} cannot be used: {reason}.")
-    keys, mixtures = _mixtures(last, sorted(paths), targets, at_step)
+    keys, mixtures = _mixtures(paths, last, targets, at_step)
     coefficients = {name: dict(zip(keys, mixed.coefficients, strict=True)) for name, mixed in mixtures.items()}
     weights = _mix(paths, last, coefficients)
     return {
@@ -442,10 +519,10 @@ def snapshot_steps(folder: str | os.PathLike[str]) -> list[int]:
 
 
 def _mixtures(
-    last: Mapping[str, Any], steps: Sequence[int], targets: Mapping[str, Target], at_step: int
+    paths: Mapping[int, Path], last: Mapping[str, Any], targets: Mapping[str, Target], at_step: int
 ) -> tuple[list[SnapshotKey], dict[str, Mixture]]:
-    """How to mix the averages of the snapshots at these steps, whose keys come first, into each target."""
-    every: int = last["every"]
+    """How to mix the averages of the snapshots, whose keys come first, into each target."""
+    steps, every = sorted(paths), last["every"]
     rules = {name: rule_from_dict(rule) for name, rule in _rules(last).items()}
     decays = {name: _decays(rule, max(steps), every) for name, rule in rules.items()}
     # Before the second sample all averages are equal, so one is enough.
@@ -456,10 +533,36 @@ def _mixtures(
     def profile_of(number: int) -> Tensor:
         return _weights_of(decays[keys[number][1]][: lengths[number]])
 
+    fitted = set(steps[:: -max(1, math.ceil(len(steps) / _FITTED))])
+    some = [number for number, (step, _) in enumerate(keys) if step in fitted]
+    movement = estimate_movement(
+        lambda number: profile_of(some[number]),
+        [lengths[number] for number in some],
+        [roundings[number] for number in some],
+        _elements({step: paths[step] for step in fitted}, last, [keys[number] for number in some]),
+    )
     return keys, {
-        name: mixture(profile_of, lengths, profile(target, at_step, every=every), roundings)
+        name: mixture(profile_of, lengths, profile(target, at_step, every=every), roundings, movement)
         for name, target in targets.items()
     }
+
+
+def _elements(paths: Mapping[int, Path], last: Mapping[str, Any], keys: Sequence[SnapshotKey]) -> Tensor:
+    """Some elements of each average, in units of the size of their tensor."""
+    base: dict[str, Tensor] = next(iter(last["averages"].values()))["tensors"]
+    apart = math.ceil(sum(tensor.numel() for tensor in base.values()) / _ELEMENTS) or 1
+
+    def some(tensor: Tensor) -> Tensor:
+        elements = _wide(tensor.flatten()[::apart])
+        return torch.view_as_real(elements).flatten() if elements.is_complex() else elements
+
+    sizes = {key: float(some(tensor).square().mean().sqrt()) for key, tensor in base.items() if tensor.numel()}
+    rows = {
+        (step, name): torch.cat([some(saved["tensors"][key]) / (size or 1.0) for key, size in sizes.items()])
+        for step, state in _states(paths, last)
+        for name, saved in state["averages"].items()
+    }
+    return torch.stack([rows[key] for key in keys])
 
 
 def _mix(
@@ -471,9 +574,7 @@ def _mix(
     """
     base: dict[str, Tensor] = next(iter(last["averages"].values()))["tensors"]
     totals = {name: {key: _wide(tensor) for key, tensor in base.items()} for name in coefficients}
-    for step, path in sorted(paths.items(), reverse=True):
-        state = last if step == last["step"] else _read(path, step)
-        _check_same_run(path, state, last)
+    for step, state in _states(paths, last):
         for average, saved in state["averages"].items():
             for key, tensor in saved["tensors"].items():
                 difference = _wide(tensor) - _wide(base[key])
@@ -484,6 +585,14 @@ def _mix(
         averaged = {key: total[key].to(torch.promote_types(base[key].dtype, torch.float32)) for key in base}
         state_dicts[name] = {key: averaged[key] if key in averaged else last["rest"][key] for key in last["keys"]}
     return state_dicts
+
+
+def _states(paths: Mapping[int, Path], last: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The snapshots from the latest on, one at a time, each checked to be of the same run."""
+    for step, path in sorted(paths.items(), reverse=True):
+        state = dict(last) if step == last["step"] else _read(path, step)
+        _check_same_run(path, state, last)
+        yield step, state
 
 
 def _check_same_run(path: Path, state: Mapping[str, Any], last: Mapping[str, Any]) -> None:
