@@ -89,7 +89,7 @@ def test_a_folder_of_runs_is_a_table(run: RunFolder, tmp_path: Path):
     said = shown(run.path.parent)
     assert run.id in said
     assert advise_run(run).kept in said
-    with pytest.raises(ValueError, match=r"is neither the folder of a run nor one with such folders in it$"):
+    with pytest.raises(ValueError, match=r"contains no runs; pass the folder that `emabank run` wrote"):
         shown(tmp_path)
 
 

@@ -17,7 +17,7 @@ try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
 except ImportError:
     raise ImportError(
-        "emabank.integrations.accelerate needs Accelerate: python -m pip install 'emabank[accelerate]'."
+        "emabank.integrations.accelerate needs Accelerate: pip install accelerate."
     ) from None
 
 

@@ -32,7 +32,7 @@ else:
             from pytorch_lightning.loggers.logger import DummyLogger
         except ImportError:
             raise ImportError(
-                "emabank.integrations.lightning needs Lightning: python -m pip install 'emabank[lightning]'."
+                "emabank.integrations.lightning needs Lightning: pip install lightning."
             ) from None
 
 
