@@ -163,7 +163,9 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
         return
     folders = [RunFolder(entry) for entry in sorted(path.iterdir()) if (entry / CONFIG).exists()]
     if not folders:
-        raise ValueError(f"{path} contains no runs; pass the folder that `emabank run` wrote its runs to, or one of its runs")
+        raise ValueError(
+            f"{path} contains no runs; pass the folder that `emabank run` wrote its runs to, or one of its runs"
+        )
     lines = [("run", "trained", "ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
     left_out = 0
     for folder in folders:

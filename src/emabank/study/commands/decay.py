@@ -35,7 +35,9 @@ class DecayArguments:
     Give one or more decays, or another form: `emabank decay 0.999`, `emabank decay --half-life 693`.
     """
 
-    decay: Annotated[tyro.conf.Positional[tuple[float, ...]], tyro.conf.arg(metavar="[DECAY ...]", help_behavior_hint="")] = ()
+    decay: Annotated[
+        tyro.conf.Positional[tuple[float, ...]], tyro.conf.arg(metavar="[DECAY ...]", help_behavior_hint="")
+    ] = ()
     """The weight of the past per optimizer step."""
     per_update: tuple[float, ...] = ()
     """Instead: the weight of the past per update, as in the paper."""
@@ -142,8 +144,8 @@ def _explain(asked: DecayArguments, rules: Sequence[str], console: Console) -> N
         say(
             console,
             f"For batches of {asked.to_batch}: decay^{asked.to_batch / asked.batch:g} remembers as many samples as the "
-            f"decay did at {asked.batch}. Steps are those of the new batch size. Scale the learning rate too (Busbridge "
-            "et al. 2023).",
+            f"decay did at {asked.batch}. Steps are those of the new batch size. Scale the learning rate too "
+            "(Busbridge et al. 2023).",
         )
     period = f", every={asked.every}" if asked.per_update and asked.batch is None else ""
     say(
