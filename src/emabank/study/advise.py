@@ -18,11 +18,13 @@ from rich.text import Text
 from emabank import Best
 from emabank.advice import Advice, advise, critical_value, gain_text
 from emabank.study.averages import kept_name
+from emabank.study.config import RunConfig
 from emabank.study.executors.progress import say
 from emabank.study.metrics.classification import log_softmax
 from emabank.study.runs.reader import CONFIG, RunFolder
 from emabank.study.runs.rows import Row
 from emabank.study.runs.storage import Predictions
+from emabank.study.serialize import from_dict
 
 Criterion = Literal["accuracy", "loss"]
 
@@ -95,7 +97,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
     if kept is None:
         advice = advise({LIVE: curves[LIVE]}, criterion=criterion, better=better)
         advice = replace(advice, epoch=live.epoch, value=live.value, live=live, stop=min(advice.stop, live.epoch))
-        return RunAdvice(folder.id, _title(rows[0]), advice, gains, f"{LIVE}-accuracy")
+        return RunAdvice(folder.id, _title(folder), advice, gains, f"{LIVE}-accuracy")
     gain, error = kept.on_val
     # It was chosen among every epoch of every average, and the kept ones once more with recomputed statistics.
     choices = sum(len(curve) for name, curve in curves.items() if name != LIVE) + len(gains)
@@ -115,7 +117,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
         stop=min(advice.stop, shipped.epoch),
     )
     name = kept.weights if gain > 0.0 else f"{LIVE}-accuracy"
-    return RunAdvice(folder.id, _title(rows[0]), advice, gains, name)
+    return RunAdvice(folder.id, _title(folder), advice, gains, name)
 
 
 def _as_best(row: Row) -> Best:
@@ -145,8 +147,9 @@ def _scores(logits: np.ndarray, labels: np.ndarray, criterion: Criterion) -> np.
     return log_softmax(logits)[np.arange(len(labels)), labels]
 
 
-def _title(row: Row) -> str:
-    return f"{row.network} on {row.dataset}, seed {row.seed}"
+def _title(folder: RunFolder) -> str:
+    config = from_dict(RunConfig, folder.config(), where=CONFIG)
+    return f"{config.recipe.title}: {config.title}"
 
 
 # What is shown -------------------------------------------------------------------------------------------------------

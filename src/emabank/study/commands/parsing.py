@@ -108,7 +108,7 @@ def _wrapped(text: str) -> str:
     first, *parts = text.split("\n\n")
     columns = shutil.get_terminal_size().columns
     filled = [textwrap.fill(part, columns, initial_indent="  ", subsequent_indent="  ") for part in parts]
-    return "\n\n".join([first, *filled])
+    return "\n".join([first, *filled])
 
 
 def _show_useful_defaults(kind: type[Any]) -> None:

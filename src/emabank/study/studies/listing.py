@@ -5,9 +5,7 @@ from collections.abc import Iterable
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from emabank.study.config import ProtocolConfig
 from emabank.study.studies.catalogue import STUDIES, Setting, settings_of
@@ -30,10 +28,11 @@ def list_studies(scale: Scale, console: Console | None = None) -> None:
     shared = "all of these; shared runs are trained once"
     table.add_row("all", shared, "", str(_runs(everything)), style="bold")
     console.print(table)
+    explained = Table.grid(padding=(0, 2))
     for setting in everything:
         paper = "" if scale == "paper" else f" (in place of the paper's {setting.name})"
-        line = Text(f"{letters[setting.name]}  {setting.config.title}{paper}")
-        console.print(Padding(line, (0, 0, 0, 2)), highlight=False)
+        explained.add_row(f"  {letters[setting.name]}", setting.config.title + paper)
+    console.print(explained, highlight=False)
     console.print(
         f"Scale {scale}, {len(everything[0].config.seed_numbers)} seeds. `emabank run STUDY --scale {scale} --dry-run` "
         "shows which runs are done, and estimates the time for the others on this machine.",
