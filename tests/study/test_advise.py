@@ -70,7 +70,7 @@ def test_it_is_shown_with_its_reason_and_where_the_weights_are(run: RunFolder):
     said, found = shown(run.path), advise_run(run)
     assert str(found.advice) in said
     assert f"{found.kept}.safetensors" in said
-    assert "On test images, which chose nothing" in said
+    assert "On the test images, which took no part in the choice" in said
 
 
 def test_by_loss(run: RunFolder):
