@@ -1,4 +1,4 @@
-# Needs python3 (3.11 or newer), make and git; everything else is installed into .venv by the first target that wants it.
+# Needs python3 (3.11 or newer), make and git; everything else is installed into .venv by the first target that needs it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,20 +7,20 @@ LOWEST := .venv-lowest
 NOT_LOWEST := src/emabank/integrations tests/integrations tests/compat tests/test_site.py tests/test_benchmarks.py
 # Peers of the drop-ins without what they bring: timm wants torchvision, and the tests need one file of it.
 PEERS := timm diffusers
-SAY_SO = @echo "installing into $(VENV) what this needs, torch first of all: minutes, the first time";
+SAY_SO = @echo "Installing packages into $(VENV), torch first; this takes minutes the first time.";
 INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cluster test-commands test-lowest test-paper torture docs lint format bench gate experiments clean
 
-help: ## say what each target does
+help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 19
 
 demo: $(VENV)/study.stamp ## train on digits with wrong labels and compare weight averages (about a minute)
 	$(BIN)/emabank demo
-	@echo 'With `. $(BIN)/activate` emabank is a command of this shell.'
+	@echo 'Run `. $(BIN)/activate` to use the command emabank in this shell.'
 
-test: lint ## everything that has to pass before a change goes in: lint, types, import rules, tests
+test: lint ## all checks before a change goes in: lint, types, import rules, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-cluster: $(VENV)/cluster.stamp ## runs on a real Ray and a real Slurm, which the tests start (minutes)
@@ -51,20 +51,20 @@ lint: $(VENV)/dev.stamp ## style, types and import rules
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-format: $(VENV)/dev.stamp ## put the code into the one style
+format: $(VENV)/dev.stamp ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 bench: $(VENV)/bench.stamp ## time an update against other libraries and the memory limit (minutes, idle machine)
 	$(BIN)/python benchmarks/update.py
 
-gate: $(VENV)/bench.stamp ## say what became slower than it was by more than 10 % (minutes, idle machine)
+gate: $(VENV)/bench.stamp ## show what became more than 10 % slower (minutes, idle machine)
 	$(BIN)/python benchmarks/gate.py --measure
 
 experiments: $(VENV)/study.stamp ## averages for the heat equation (2 minutes); experiments/README.md has the other one
 	$(BIN)/python experiments/heat_equation.py --out runs/heat_equation
 
-clean: ## remove the environment, the caches and what the demo wrote
+clean: ## remove the environments, caches, site and demo
 	rm -rf $(VENV) $(LOWEST) torture site emabank-demo build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -77,7 +77,7 @@ $(BIN)/python:
 # Of the tools only pytest is at its lower bound: the others are not what is tested here.
 $(LOWEST)/lowest.stamp: pyproject.toml constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST)
-	@echo "installing into $(LOWEST) the lowest versions, torch first of all: minutes, the first time"; \
+	@echo "Installing the lowest versions into $(LOWEST), torch first; this takes minutes the first time."; \
 	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-lowest.txt -e ".[study]" \
 		tensorboard pytest pytest-xdist hypothesis scikit-learn scipy selenium
 	@touch $@

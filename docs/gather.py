@@ -141,6 +141,9 @@ def main() -> int:
         return 1
     package = griffe.load("emabank", search_paths=[ROOT / "src"], resolve_aliases=True)
     assert isinstance(package, griffe.Module)
+    version = str(package["__version__"].value).strip("'\"")
+    with open(GATHERED / "index.md", "a") as start:
+        start.write(f"\n*Version {version}*\n")
     pages = [page.read_text() for page in sorted(PAGES_OF_NAMES.glob("*.md"))]
     shown, without_members = ([name for page in pages for name in names(page)] for names in (shown_names, alone))
     faults = [f"{name} has no docstring: describe it" for name in undocumented(package, shown, without_members)]

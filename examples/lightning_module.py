@@ -1,6 +1,6 @@
 """A Lightning module whose averages are validated, watched by early stopping, and the best of them shipped.
 
-`python examples/lightning_module.py OUT.pt`, a few seconds; needs `pip install "emabank[lightning,study]"`.
+`python examples/lightning_module.py OUT.pt`, a few seconds; needs `pip install ".[lightning,study]"`.
 """
 
 import sys

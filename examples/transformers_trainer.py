@@ -1,6 +1,6 @@
 """A small GPT-2 trained on text by the Trainer of transformers, its averages evaluated and saved with its checkpoints.
 
-`python examples/transformers_trainer.py FOLDER`, under a minute; needs `pip install "emabank[transformers]"`.
+`python examples/transformers_trainer.py FOLDER`, under a minute; needs `pip install ".[transformers]"`.
 """
 
 import argparse

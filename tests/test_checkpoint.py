@@ -158,7 +158,7 @@ def test_extra_state_is_kept_where_it_loads_safely(tmp_path: Path) -> None:
     model = WithExtraState(None)
     model.load_state_dict(torch.load(tmp_path / "extra.pt", weights_only=True))
     assert model.extra == {"scale": 3}
-    with pytest.raises(ValueError, match=r"The safetensors format holds tensors only, and _extra_state.*'\.pt'"):
+    with pytest.raises(ValueError, match=r"The safetensors format holds only tensors, but _extra_state.*'\.pt'"):
         export(bank, 0.96, tmp_path / "extra.safetensors")
     with pytest.raises(ValueError, match=r"'_extra_state' of the model's state is a .*Path.*get_extra_state"):
         export(EMABank(WithExtraState(Path("x")), [0.96]), 0.96, tmp_path / "unsafe.pt")

@@ -88,20 +88,21 @@ def test_version(capsys: Capture):
         ("demmo", "emabank: there is no command 'demmo' (did you mean demo?); `emabank --help` lists the commands"),
         ("--version demo", "--version"),
         ("demo --epoch 3", "--epochs"),
-        ("demo --epochs three", "--epochs: give a whole number, such as 3; got 'three'"),
-        ("run all --jobs two", "--jobs: give a whole number, such as 3; got 'two'"),
-        ("run all --seeds abc", "--seeds: seeds is 'abc'; give a count, such as 3, or seeds, such as 10-19"),
+        ("demo --epochs three", "--epochs must be a whole number, such as 3; got 'three'"),
+        ("run all --jobs two", "--jobs must be a whole number, such as 3; got 'two'"),
+        ("run all --seeds abc", "seeds is 'abc'; give a count, such as 3, or seeds, such as 10-19"),
         ("demo --epochs 0", "epochs is 0; give 1 or more"),
         ("demo --noise 40", "noise is 40.0; give a share from 0 to 1"),
         ("protocol --dataset cifar11", "cifar11"),
         ("data check cifar11", "cifar11"),
         ("run", "emabank run --help"),
         ("run nonsense", "there is no study 'nonsense'; give all, or one of generalization, "),
-        ("run dynamics --scale huge", "emabank run --help"),
+        ("run dynamics --scale smal", "--scale must be one of demo, small, paper (did you mean small?); got 'smal'"),
+        ("bench --averages 1 x", "--averages must be a whole number, such as 3; got 'x'"),
         ("run dynamics --seeds 0", "seeds is 0; give 1 or more"),
         ("run dynamics --set nonsense", "--set: 'nonsense' is no setting; give key=value, "),
         ("run dynamics --set colour=red", "--set: there is no setting 'colour'; there are "),
-        ("list --scale huge", "emabank list --help"),
+        ("list --scale=huge", "--scale must be one of demo, small, paper; got 'huge'"),
     ],
 )
 def test_words_that_make_no_sense_are_named_with_code_2(words: str, says: str, launch: Called, capsys: Capture):
@@ -218,7 +219,8 @@ def test_a_library_only_installation_says_what_to_install(missing: str, tmp_path
     assert "Traceback" not in done.stderr
     # The last line: without numpy torch has a warning of its own before it.
     assert done.stderr.splitlines()[-1] == (
-        f'emabank: the commands need the package {missing}, which is missing: pip install "emabank[study]"'
+        f"emabank: the commands need the package {missing}, which is not installed; in the clone of emabank, "
+        "pip install '.[study]'"
     )
 
 
@@ -369,7 +371,7 @@ def test_a_study_is_interrupted_resumes_is_reported_and_costs_nothing_again(
         assert "emabank: " not in printed.err
         return printed.out + printed.err
 
-    assert "1 runs: 0 done, 0 running, 1 interrupted, 0 failed" in command("status")
+    assert "1 run: 0 done, 1 interrupted" in command("status")
     printed = command("report")
     assert "study bootstrap, demo: interrupted; `emabank run bootstrap " in printed
     assert f"  {interrupted.name}: interrupted before its end; the same command resumes" in printed
@@ -378,7 +380,7 @@ def test_a_study_is_interrupted_resumes_is_reported_and_costs_nothing_again(
     printed = command(*words[len(COMMAND) :])
     assert "done: bootstrap" in printed and "Next: `emabank report` for tables, figures and an HTML page" in printed
     assert len(json.loads((interrupted / "environment.json").read_text())["sessions"]) == 2, "it resumed"
-    assert "3 runs: 3 done, 0 running, 0 interrupted, 0 failed" in command("status")
+    assert "3 runs: 3 done" in command("status")
     assert "Skipped:" not in command("report") and (tmp_path / "runs/report/index.html").exists()
     assert "started" not in command(*words[len(COMMAND) :]), "all of it is done already"
 

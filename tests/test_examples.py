@@ -128,7 +128,7 @@ def test_data_parallel(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:.*`isinstance.treespec, LeafSpec.`")  # inside Lightning
 def test_lightning_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("lightning", reason="lightning is not installed: pip install emabank[lightning]")
+    pytest.importorskip("lightning", reason="lightning is not installed: pip install '.[lightning]'")
     module = example("lightning_module")
     module["main"](str(tmp_path / "best.pt"), epochs=4)
     output = capsys.readouterr().out
@@ -139,7 +139,7 @@ def test_lightning_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_transformers_trainer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed: pip install emabank[transformers]")
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[transformers]'")
     averages = example("transformers_trainer")["main"](str(tmp_path / "run"), steps=12)
     output = capsys.readouterr().out
     assert re.search(r"Ship \S+ of step \d", output)

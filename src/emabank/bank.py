@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 
 class EMABank:
-    """A bank of weight averages beside a training run.
+    """Several averages of a model's weights, kept while it trains.
 
     Under DistributedDataParallel and FSDP2 every process has a bank and updates it. Averages of a sharded model are
     sharded like its parameters. Updates need no communication, except with `on_nonfinite="skip"`, where ranks
@@ -66,15 +66,15 @@ class EMABank:
             are read from the live model.
         buffers: "average" averages batch-norm statistics (`running_mean`, `running_var`), "copy" reads them from the
             live model. All other buffers are always read from there.
-        dtype: Of the averages, float32 or float64; wider where the model is.
-        device: Of the averages; None keeps them beside the live tensors.
+        dtype: The dtype of the averages, float32 or float64; float64 where the model has it.
+        device: The device of the averages; None keeps each on the device of its live tensor.
         on_nonfinite: What to do if the weights hold NaN or inf: "raise" before any average moves, "skip" the update,
             or "ignore". The first two read every weight before every update. On an accelerator "raise" does not make
             the host wait: the error comes with the next update or read and names the step, which has moved no average;
             "skip" waits. A non-finite average is never handed out or saved.
 
     Wherever an average is read, `batchnorm=None` means recomputed statistics (`recalibrate_batchnorm`) while they are
-    current, else averaged ones; "averaged" and "recomputed" insist.
+    current, and averaged ones otherwise; "averaged" and "recomputed" insist on one.
 
     >>> from emabank import Uniform
     >>> model = nn.Linear(2, 1)
@@ -137,7 +137,7 @@ class EMABank:
     # Counting and averaging -------------------------------------------------------------------------------------------
 
     def update(self) -> bool:
-        """Count one optimizer step; every `every`-th, average. True when it averaged.
+        """Count one optimizer step, and average at every `every`-th one. True when it averaged.
 
         >>> bank = EMABank(nn.Linear(2, 1), [0.99], every=2)
         >>> [bank.update() for _ in range(4)]
@@ -148,9 +148,9 @@ class EMABank:
         return self._count_step()
 
     def attach(self, optimizer: Optimizer) -> RemovableHandle:
-        """Count the steps of `optimizer` from now on, in place of calls to `update`; `remove()` on the handle ends it.
+        """Count the steps of `optimizer` from now on, instead of calls to `update`, until `remove()` on the handle.
 
-        Steps that gradient accumulation or a loss scaler leaves out are not counted.
+        Steps that gradient accumulation or a loss scaler skips are not counted.
 
         >>> model = nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -169,7 +169,7 @@ class EMABank:
         return self._handle
 
     def flush(self) -> bool:
-        """Take the live weights in now, between two samples; the period does not shift. False if nothing is new.
+        """Sample the live weights now, without shifting the period. False if there was no step since the last sample.
 
         The decay is scaled to the elapsed time: α^Δ, where Δ is the number of steps since the last sample.
 
@@ -181,7 +181,7 @@ class EMABank:
         return self._schedule.is_new(self._steps) and self._sample()
 
     def reset(self, name: str | float | None = None) -> None:
-        """Start an average (or all of them) afresh from the live weights, as if the bank were built now.
+        """Restart an average (or all of them) from the live weights, as if the bank were built now.
 
         >>> bank = EMABank(nn.Linear(2, 1), [0.9], every=1)
         >>> _ = bank.update()
@@ -255,7 +255,7 @@ class EMABank:
         return self._skipped
 
     def decay(self, name: str | float) -> float:
-        """An average's decay per optimizer step, in its last update; before any, in its first.
+        """The decay per optimizer step in an average's last update; before any update, in its first.
 
         >>> round(EMABank(nn.Linear(2, 1), [0.999], every=16).decay(0.999), 3)  # the warm-up holds it down
         0.972
@@ -266,10 +266,10 @@ class EMABank:
 
     @contextmanager
     def applied(self, name: str | float, *, batchnorm: Statistics | None = None) -> Generator[nn.Module]:
-        """The live model with an average in it, in place; restored at the end, whatever happens.
+        """Put an average into the live model, in place; the live weights return at the end, whatever happens.
 
-        Evaluate in it, in eval mode: parameters and batch-norm layers are restored, but what a forward pass in training
-        mode writes into other buffers (vectors of spectral norm, counters of your own) stays.
+        Evaluate inside the block, in eval mode: it restores parameters and batch-norm layers, but not other buffers
+        that a forward pass in training mode changes (vectors of spectral norm, counters of your own).
 
         >>> model = nn.Linear(2, 1)
         >>> bank = EMABank(model, [0.9])
@@ -319,8 +319,8 @@ class EMABank:
     def weights(self, name: str | float, *, batchnorm: Statistics | None = None, full: bool = False) -> dict[str, Any]:
         """An average as a plain state dict of copies, with the model's own keys, in the stored precision.
 
-        Of a sharded model (FSDP2) it holds sharded tensors, each process its part. `full=True` gathers them, one after
-        the other, so that every process has the whole average; all of them must ask for it.
+        For a sharded model (FSDP2) it holds sharded tensors. `full=True` gathers them one by one,
+        so that every rank has the whole average; all ranks must call it.
 
         >>> model = nn.Linear(2, 1)
         >>> sorted(EMABank(model, [0.9]).weights(0.9))
@@ -334,7 +334,7 @@ class EMABank:
 
     @outside_inference_mode
     def module(self, name: str | float, *, batchnorm: Statistics | None = None) -> nn.Module:
-        """A stand-alone copy of the model with an average in it: eval mode, no grad, none of the user's hooks.
+        """A stand-alone copy of the model with an average in it, in eval mode, without gradients or hooks.
 
         >>> EMABank(nn.Linear(2, 1), [0.9]).module(0.9).training
         False
@@ -349,7 +349,7 @@ class EMABank:
             ) from error
 
     def copy_to(self, model: nn.Module, name: str | float, *, batchnorm: Statistics | None = None) -> None:
-        """Copy an average, and what is not averaged, into the tensors of a model of the same architecture.
+        """Copy an average, and the tensors that are not averaged, into a model of the same architecture.
 
         >>> model, other = nn.Linear(2, 1), nn.Linear(2, 1)
         >>> EMABank(model, [0.9]).copy_to(other, 0.9)
@@ -372,7 +372,7 @@ class EMABank:
 
     @torch.no_grad()
     def call(self, name: str | float, *inputs: Any, batchnorm: Statistics | None = None, **keywords: Any) -> Any:
-        """The model's output with an average's weights, in eval mode, without a touch to the live ones.
+        """The model's output with an average's weights, in eval mode; the live weights are not touched.
 
         The average is gathered at the first call and kept until the next update.
 
@@ -402,7 +402,7 @@ class EMABank:
         """
         if fsdp_modules(self._model):
             raise RuntimeError(
-                "functional() of a model with fully_shard: its forward pass gathers the live weights, whatever "
+                "functional() does not work with fully_shard, whose forward pass gathers the live weights, whatever "
                 "functional_call puts in their place; use bank.call(name, ...) or bank.applied(name)."
             )
         return functional_params(self._model, self._values(name, batchnorm))
@@ -418,7 +418,7 @@ class EMABank:
         return self._schedule.names
 
     def resolve(self, name: str | float) -> str:
-        """The name of the average that is meant: by its name, by the number of its `EMA(decay=)`, or "live".
+        """The name of an average, given its name, the number of its `EMA(decay=)`, or "live".
 
         >>> EMABank(nn.Linear(2, 1), {"slow": 0.999}).resolve(0.999)
         'slow'
@@ -488,7 +488,7 @@ class EMABank:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where the bank that returned `state` was. It must have the same averages, period and tensors.
 
-        Raises a ValueError on a state that is damaged or does not fit, and has then changed nothing.
+        Raises a ValueError, and changes nothing, if the state is damaged or does not match.
 
         >>> bank = EMABank(nn.Linear(2, 1), [0.9])
         >>> bank.load_state_dict(bank.state_dict())
@@ -512,7 +512,7 @@ class EMABank:
             self._recomputed[name] = (saved["step"], {key: value.clone() for key, value in saved["tensors"].items()})
 
     def to(self, device: torch.device | str | None) -> "EMABank":
-        """Move the averages to a device, or (None) each beside its live tensor.
+        """Move the averages to a device; None moves each to the device of its live tensor.
 
         >>> EMABank(nn.Linear(2, 1), [0.9]).to("cpu").names
         ('ema-0.9',)
@@ -602,7 +602,7 @@ class EMABank:
         self._check_not_applied("update()")
         if self._is_attached():
             raise RuntimeError(
-                "update() while the bank is attached to an optimizer would count every step twice: leave the call out, "
+                "update() while the bank is attached to an optimizer would count every step twice: drop the call, "
                 "or remove() the handle that attach() returned."
             )
         self._handle = None
@@ -653,7 +653,7 @@ class EMABank:
             keys = [repr(key) for average, key in bad if average == name]
             raise FloatingPointError(
                 f"The average {name!r} holds NaN or inf in {', '.join(keys[:5])}, taken in from the live "
-                f"weights in its last updates: load a state from before, or start it afresh with bank.reset({name!r})."
+                f"weights in its last updates: load an earlier state, or restart it with bank.reset({name!r})."
             )
         return averages
 

@@ -58,13 +58,13 @@ def recalibrate_batchnorm(
 ) -> Recalibration:
     """Measure batch-norm statistics on data, for all averages of a bank in one pass, or for a module in place.
 
-    A bank keeps them beside the averaged ones, and reads averages with them, until its next update. About 1,024 images
-    are enough for a look during training (docs/speed.md has the curve); use all of them for what you ship.
+    A bank keeps them next to the averaged ones, and reads averages with them until its next update. About 1,024 images
+    are enough during training (docs/speed.md has the curve); use all images for the model that you ship.
 
     The model is in eval mode, but its batch-norm layers normalise each batch by its own statistics, as in training.
     Frozen layers (in eval mode inside a model in training mode) stay as they are. If the input of a layer holds NaN, if
     batches of one sample come first, or if a layer cannot be measured (TorchScript, its own arithmetic), an error names
-    the layer, and nothing has changed.
+    the layer, and nothing changes.
 
     All ranks of a DistributedDataParallel or FSDP2 model must call it, each with its own share of the data (for FSDP2,
     the same number of batches). Their measurements are pooled, so all ranks have the same statistics.
@@ -94,7 +94,7 @@ def recalibrate_batchnorm(
     elif averages is None:
         model, names = target, [""]
     else:
-        raise ValueError("averages must be left out for a module: it chooses among the averages of a bank.")
+        raise ValueError("averages must be None for a module; it selects averages of a bank.")
     layers, frozen = _find_layers(model)
     moments = {name: {key: RunningMoments(_channels(layer)) for key, layer in layers.items()} for name in names}
     batches = 0

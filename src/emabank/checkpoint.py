@@ -114,7 +114,7 @@ def export(
         write_atomically(path, lambda temporary: write_safetensors(temporary, content, {"format": "pt"}))
     else:
         raise ValueError(
-            f"The safetensors format holds tensors only, and {', '.join(others)} of the model's state is none: export "
+            f"The safetensors format holds only tensors, but {', '.join(others)} in the model's state is none: export "
             f"to a '.pt' file instead of {path}."
         )
 

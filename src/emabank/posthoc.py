@@ -283,7 +283,7 @@ class Snapshots:
     """Writes the power-function averages of a bank to a folder at regular steps, for `synthesize`.
 
     The bank needs two of them with different widths; `PowerEMA(0.05)` and `PowerEMA(0.1)` are a good pair. Build it
-    when training starts, so that the initial weights are saved as well, or after loading the bank to resume. Snapshots
+    when training starts, so that it also saves the initial weights, or after loading the bank to resume. Snapshots
     later than the bank's step, left by a run that is now resumed from an earlier checkpoint, are deleted. Call
     `update()` after each `bank.update()`, or less often. If several processes train one model, each has a `Snapshots`;
     the first one writes.
@@ -433,7 +433,7 @@ class Synthesis:
 
     Attributes:
         weights: a state dict of the model, like that of `bank.weights(name)`.
-        step: the step that it is the average of.
+        step: the step of the average.
         error: distance of the weights of its samples from those in the true average, relative to their norm. Near 0 it
             is that average; above 0.5 it is another one.
         rounding: relative error of the weights that comes from the precision of the snapshots.

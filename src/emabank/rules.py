@@ -1,4 +1,4 @@
-"""What an average is: each rule turns counts into a decay, the weight of the past in the next sample.
+"""The kinds of average. Each rule turns counts into a decay: the weight of the past in the next sample.
 
 Every average here is `average ← decay * average + (1 - decay) * live`; the rules differ in the decay only. Pure maths
 in Python floats (so 1 - decay is never rounded to a tensor's dtype); imports nothing of ours, not even torch.
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeGuard, TypeVar
 
 
 def per_step(decay: float, every: int) -> float:
-    """The decay of one step that makes `decay` in `every` steps: α^(1/T) (the paper's table of equivalent decays).
+    """The decay per step that amounts to `decay` over `every` steps: α^(1/T) (the paper's table of equivalent decays).
 
     >>> round(per_step(0.998, 16), 6)
     0.999875
@@ -27,7 +27,7 @@ def per_step(decay: float, every: int) -> float:
 
 
 def per_update(decay: float, every: int) -> float:
-    """The decay of one update, taken every `every` steps, that has the horizon of `decay` at each step: α^T.
+    """The decay per update, one every `every` steps, with the same horizon as `decay` per step: α^T.
 
     >>> round(per_update(0.999875, 16), 6)
     0.998002
@@ -36,7 +36,7 @@ def per_update(decay: float, every: int) -> float:
 
 
 def half_life(decay: float) -> float:
-    """After how many applications of `decay` half of the past is left: log ½ / log α.
+    """The number of steps after which half of the past is left: log ½ / log α.
 
     >>> round(half_life(0.999), 1)
     692.8
@@ -47,7 +47,7 @@ def half_life(decay: float) -> float:
 
 
 def from_half_life(steps: float) -> float:
-    """The decay of one step with a half-life of `steps`: ½^(1/h).
+    """The decay per step with a half-life of `steps`: ½^(1/h).
 
     >>> round(from_half_life(692.8), 6)
     0.999
@@ -92,7 +92,7 @@ def power_warmup_decay(t: int) -> float:
 
 
 def warmup_end(decay: float) -> float:
-    """The first count t at which the warm-up no longer holds `decay` down: ⌈(10α - 1) / (1 - α)⌉, at least 0.
+    """The first count t at which the warm-up no longer caps `decay`: ⌈(10α - 1) / (1 - α)⌉, at least 0.
 
     >>> warmup_end(0.998)
     4490
@@ -166,7 +166,7 @@ class _Rule:
     """The optimizer step after which the average begins."""
 
     def resolved(self: _Self, run: int | None) -> _Self:
-        """The same rule in a run of so many steps: what is a share of the run becomes a number of steps."""
+        """The rule for a run of this many steps: shares of the run become numbers of steps."""
         return self
 
 
@@ -222,8 +222,7 @@ class EMA(_Rule):
         if callable(self.decay):
             if self.warmup not in ("steps", None):
                 raise ValueError(
-                    "warmup must be left out where decay is a function, which is its own schedule; "
-                    f"got {self.warmup!r}."
+                    f"warmup must not be set if decay is a function, which is its own schedule; got {self.warmup!r}."
                 )
             _set(self, warmup=None)
         elif self.decay is not None:
@@ -258,13 +257,13 @@ class EMA(_Rule):
             return self
         if run is None:
             raise ValueError(
-                f'EMA(half_life="{self.half_life}") is a share of the run: say how long it is, '
+                f'EMA(half_life="{self.half_life}") needs the length of the run, '
                 "as in EMABank(model, averages, steps=epochs * len(loader))."
             )
         return EMA(half_life=_percent(self.half_life) * run / 100.0, warmup=self.warmup, start=self.start)
 
     def per_step(self, every: int) -> float:
-        """The decay per optimizer step after the warm-up, in a bank that samples every so many steps.
+        """The decay per optimizer step after the warm-up, in a bank that samples every `every` steps.
 
         >>> round(EMA(per_update=0.998).per_step(16), 6)
         0.999875
@@ -276,7 +275,7 @@ class EMA(_Rule):
         return self.decay if self.decay is not None else from_half_life(self.half_life or 1.0)
 
     def decay_over(self, elapsed: int, every: int) -> float:
-        """The weight of the past over so many steps, once the warm-up has ended."""
+        """The weight of the past over this many steps after the warm-up."""
         return self.per_update ** (elapsed / every) if self.per_update is not None else self.per_step(every) ** elapsed
 
     def decay_at(self, *, steps: int, elapsed: int, samples: int, every: int) -> float:
@@ -409,7 +408,7 @@ class Ramp(_Rule):
     """An EMA whose decay per step goes from `begin` to `end` over the run, for teachers: BYOL, DINO, I-JEPA.
 
     The first optimizer step has the decay `begin`; after `steps` of them it stays at `end`. Without `steps` the ramp
-    lasts as long as the run (the bank then needs `steps=`). `shape` is half a cosine, or a line. There is no warm-up.
+    lasts as long as the run (the bank then needs `steps=`). `shape` is half a cosine or a line. It has no warm-up.
 
     >>> [round(Ramp(0.9, 1.0, steps=4).decay_at(steps=t, elapsed=1, samples=t - 1, every=1), 4) for t in (1, 3, 5, 9)]
     [0.9, 0.95, 1.0, 1.0]
@@ -440,7 +439,7 @@ class Ramp(_Rule):
             return self
         if run is None:
             raise ValueError(
-                f"How long is the ramp? Say so in Ramp({self.begin:g}, {self.end:g}, steps=...), or give the length of "
+                f"Ramp({self.begin:g}, {self.end:g}) needs its length: pass steps=... to it, or the length of "
                 "the run, as in EMABank(model, averages, steps=epochs * len(loader))."
             )
         return Ramp(self.begin, self.end, steps=run, shape=self.shape)
@@ -483,8 +482,8 @@ def as_rule(value: object) -> Rule:
 def rule_to_dict(rule: Rule, steps: int = 0) -> dict[str, Any]:
     """A rule as plain values, for a state dict.
 
-    A function cannot be saved: its name stands in, and decays that it gave over `steps` steps, which `check_rule`
-    compares when the state is loaded.
+    A function cannot be saved: its name is saved instead, with some of its decays over `steps` steps, which
+    `check_rule` compares when the state is loaded.
     """
     state = {"rule": type(rule).__name__, **{field.name: getattr(rule, field.name) for field in fields(rule)}}
     if isinstance(rule, EMA) and callable(rule.decay):
@@ -583,7 +582,7 @@ def check_choice(argument: str, value: object, allowed: tuple[object, ...]) -> N
 
 
 def format_decay(decay: float) -> str:
-    """With three digits of its distance from 1.
+    """A decay with three digits of its distance from 1.
 
     >>> format_decay(0.99987487), format_decay(0.99)
     ('0.999875', '0.99')
@@ -609,9 +608,9 @@ def _plain(value: float, digits: int) -> str:
 
 
 def for_batch_size(decay: float, batch: int, to_batch: int) -> float:
-    """The decay per step that remembers as many samples of the data after the batch size changes: α^κ, κ = to / from.
+    """The decay per step that remembers as many data samples at another batch size: α^κ, κ = to / from.
 
-    Busbridge et al. 2023, "How to scale your EMA", where the learning rate is scaled as well: by κ for SGD, by √κ for
+    Busbridge et al. 2023, "How to scale your EMA", which also scales the learning rate: by κ for SGD, by √κ for
     Adam.
 
     >>> round(for_batch_size(0.9999, 256, 4096), 6)
@@ -634,7 +633,7 @@ DECAY_SHAPES: Mapping[str, Callable[[float], float]] = {
 
 
 def decay_merge_weights(steps: Sequence[int], shape: DecayShape, *, control: DecayControl | None = None) -> list[float]:
-    """The weights of checkpoints at these steps whose sum is like the model after a learning-rate decay over them.
+    """Weights for checkpoints at these steps, so that their sum approximates the model after a learning-rate decay.
 
     With wⱼ the mean factor of the rate between the checkpoints j - 1 and j, the decay would have ended at
     θ₀ + Σ wⱼ (θⱼ - θⱼ₋₁). So checkpoint j has the weight wⱼ - wⱼ₊₁, and the first 1 - w₁. A linear decay gives the
@@ -642,7 +641,7 @@ def decay_merge_weights(steps: Sequence[int], shape: DecayShape, *, control: Dec
 
     Args:
         steps: in ascending order, at constant learning rate; the decay begins at the first and ends at the last.
-        shape: of the decay.
+        shape: the shape of the decay.
         control: "reversed" or "scrambled" gives the same weights to the checkpoints in another order.
 
     >>> decay_merge_weights([100, 101, 102, 103, 104], "linear")

@@ -101,7 +101,7 @@ class BestTracker:
 
     @property
     def criteria(self) -> dict[str, Direction]:
-        """Every criterion and its direction (a copy)."""
+        """The criteria and their directions (a copy)."""
         return dict(self._criteria)
 
     @property
@@ -276,7 +276,7 @@ class BestTracker:
         return best
 
     def weights(self, criterion: str, average: Name | Iterable[Name] | None = None) -> dict[str, Any]:
-        """A copy of the weights that were best, as a plain state dict on the CPU; arguments as for `best`.
+        """A copy of the best weights, as a plain state dict on the CPU; arguments as for `best`.
 
         >>> model = torch.nn.Linear(2, 1)
         >>> tracker = BestTracker(EMABank(model, [0.9]), {"loss": "min"})
@@ -296,7 +296,7 @@ class BestTracker:
         return self._snapshots.copy(key)
 
     def should_stop(self, patience: int, *, criterion: str | None = None) -> bool:
-        """Whether the last `patience` epochs brought nothing better, by the criterion, or by any of them.
+        """Whether the last `patience` epochs improved neither the criterion nor, without one, any of them.
 
         >>> tracker = BestTracker(EMABank(torch.nn.Linear(2, 1), [0.9]), {"loss": "min"})
         >>> for epoch, loss in enumerate([0.5, 0.3, 0.4, 0.4]):
@@ -316,7 +316,7 @@ class BestTracker:
         """Which average to ship, from which epoch, with what gain over the live weights, and whether training could
         have stopped earlier. `print(tracker.advice())` says it in sentences.
 
-        The gain is over the live weights at their own best epoch, so observe "live" as well. If every complete
+        The gain is over the live weights at their own best epoch, so also observe "live". If every complete
         observation has per-sample values, of 20 samples or more, a paired test gives the standard error of the gain and
         says whether it is clear. The test allows for the choice among averages and epochs: without a real gain, it
         calls one clear in at most 5 % of cases.
@@ -419,7 +419,7 @@ class BestTracker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state. Criteria, `snapshots` and averages must be the same; `folder` may differ.
 
-        Raises a ValueError on a state that is damaged or does not fit, and has then changed nothing.
+        Raises a ValueError, and changes nothing, if the state is damaged or does not match.
 
         >>> bank = EMABank(torch.nn.Linear(2, 1), [0.9])
         >>> BestTracker(bank, {"loss": "min"}).load_state_dict(BestTracker(bank, {"loss": "max"}).state_dict())

@@ -17,7 +17,7 @@ from tests.study.small_runs import left
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import SOURCE, is_alive, wait_until
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install emabank[ray]")
+pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 from emabank.study.executors.ray import RayExecutor
 
 pytestmark = pytest.mark.cluster

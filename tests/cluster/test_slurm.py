@@ -20,7 +20,7 @@ from tests.study.small_runs import left
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import SOURCE, wait_until
 
-pytest.importorskip("submitit", reason="submitit is not installed: pip install emabank[slurm]")
+pytest.importorskip("submitit", reason="submitit is not installed: pip install '.[slurm]'")
 from emabank.study.executors.slurm import SlurmExecutor
 
 pytestmark = pytest.mark.cluster

@@ -129,7 +129,7 @@ for name in ("lightning", "transformers", "accelerate"):
     try:
         import_module(f"emabank.integrations.{name}")
     except ImportError as error:
-        assert f"emabank[{name}]" in str(error), error
+        assert f"pip install {name}" in str(error), error
     else:
         raise AssertionError(name)
 """

@@ -100,7 +100,7 @@ def torture(part: Part, folder: Path, count: Faults, *, most: int | None) -> Non
             with disk(place, fails_at=at, number=number) as broken:
                 work(place)
         except OSError as error:
-            count.count(told=1)
+            count.count(reported=1)
             assert error.errno == number, f"{told}, {broken.failed}: {error!r}"
         assert broken.failed, told
         work(place)
@@ -148,7 +148,7 @@ def fill(part: Part, folder: Path, count: Faults, *, times: int) -> None:
                 except OSError as error:
                     told = 1
                     assert error.errno == errno.ENOSPC, f"seed {count.seed}, space {space}: {error!r}"
-            count.count(faults=1, told=told)
+            count.count(faults=1, reported=told)
             work(place)
             assert difference(left(place), wanted) == [], f"seed {count.seed}, time {number}, space {space}"
             shutil.rmtree(place)

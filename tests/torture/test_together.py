@@ -57,7 +57,7 @@ def test_two_processes_on_one_study_do_its_runs_once_and_end_as_one(tmp_path: Pa
                 assert "the study constant-lr at scale demo is in use by process" in said, said
             assert 0 in codes, said
             assert difference(left(place), left(undisturbed("study"))) == [], f"seed {count.seed}, {number}"
-            count.count(processes=2, told=codes.count(1))
+            count.count(processes=2, reported=codes.count(1))
         count.count(lost=0)
 
 

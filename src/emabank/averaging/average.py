@@ -310,8 +310,8 @@ class CheckpointList:
 def find_checkpoints(paths: Sequence[Path]) -> CheckpointList:
     """List the checkpoints in files and folders.
 
-    Files, and folders that are a checkpoint, keep their order. A folder of checkpoints stands for all of them, sorted
-    by the numbers in their names; if some have a number, those without one (`last.ckpt`) are left out.
+    Files, and folders that are a checkpoint, keep their order. A folder of checkpoints means all of them, sorted
+    by the numbers in their names; if some have a number, those without one (`last.ckpt`) are skipped.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

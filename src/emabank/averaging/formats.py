@@ -376,8 +376,8 @@ def _unreadable(path: Path, error: Exception) -> str:
             "hyper-parameters that are plain numbers, strings, lists and dicts)."
         )
     text = text.partition("WeightsUnpickler error:")[2].strip() or text  # drops torch's advice to load it unsafely
-    reason = text.splitlines()[0][:200] if text else type(error).__name__
-    return f"{path} is damaged or not a file of torch.save ({reason}); use another copy of it."
+    reason = "" if not text or text.isdecimal() else f" ({text.splitlines()[0][:200]})"  # pickle names bytes by number
+    return f"{path} is damaged or was not written by torch.save{reason}; use another copy of it."
 
 
 # torch.distributed.checkpoint ----------------------------------------------------------------------------------------

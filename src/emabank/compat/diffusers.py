@@ -33,7 +33,7 @@ class EMAModel:
         model_cls: the diffusers class of the model, for `save_pretrained`.
         model_config: its configuration, for `save_pretrained`.
         on_nonfinite: what to do when parameters hold NaN or inf. "ignore" averages them, as diffusers does; "raise"
-            raises a FloatingPointError before anything moves; "skip" leaves this step out.
+            raises a FloatingPointError before anything moves; "skip" skips this step.
 
     Attributes:
         shadow_params: the averages.

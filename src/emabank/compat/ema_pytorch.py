@@ -38,7 +38,7 @@ class EMA(nn.Module):
         coerce_dtype: makes no difference: the live model may have another dtype.
         lazy_init_ema: whether the copy is made by the first update.
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as ema_pytorch does; "raise"
-            raises a FloatingPointError before anything moves; "skip" leaves this update out.
+            raises a FloatingPointError before anything moves; "skip" skips this update.
 
     Attributes:
         online_model: the live model, in a list if it is not a submodule.
@@ -84,7 +84,7 @@ class EMA(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a module; got a {type(model).__name__}. Put its tensors into a module.")
         if lazy_init_ema and ema_model is not None:
-            raise ValueError("ema_model must be left out with lazy_init_ema, which copies the model; got both.")
+            raise ValueError("ema_model must be None with lazy_init_ema, which copies the model; got both.")
         self.beta, self.update_after_step, self.update_every = beta, update_after_step, update_every
         self.inv_gamma, self.power, self.min_value = inv_gamma, power, min_value
         self.param_or_buffer_names_no_ema = set(param_or_buffer_names_no_ema)

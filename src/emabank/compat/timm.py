@@ -46,7 +46,7 @@ class ModelEmaV2(_ModelEma):
         decay: the decay per call of `update`; it may be changed at any time.
         device: where the average is kept. None means where the model is.
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as timm does; "raise"
-            raises a FloatingPointError before anything moves; "skip" leaves this update out.
+            raises a FloatingPointError before anything moves; "skip" skips this update.
 
     Attributes:
         module: the average, a module like the live model.
@@ -90,7 +90,7 @@ class ModelEmaV3(_ModelEma):
         foreach: makes no difference: updates are always fused.
         exclude_buffers: whether buffers are copied and not averaged.
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as timm does; "raise"
-            raises a FloatingPointError before anything moves; "skip" leaves this update out.
+            raises a FloatingPointError before anything moves; "skip" skips this update.
 
     Attributes:
         module: the average, a module like the live model.

@@ -27,7 +27,7 @@ class AveragedModel(nn.Module):
         multi_avg_fn: `multi_avg_fn(averages, lives, n_averaged)` changes the averages of one device and dtype in place.
         use_buffers: whether buffers are averaged too.
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as torch does; "raise"
-            raises a FloatingPointError before anything moves; "skip" leaves this update out.
+            raises a FloatingPointError before anything moves; "skip" skips this update.
 
     Attributes:
         module: the average, a module like the live model.
@@ -55,7 +55,7 @@ class AveragedModel(nn.Module):
     ) -> None:
         super().__init__()
         if avg_fn is not None and multi_avg_fn is not None:
-            raise ValueError("avg_fn must be left out where there is a multi_avg_fn; got both.")
+            raise ValueError("avg_fn must be None if multi_avg_fn is set; got both.")
         self.module = deepcopy(model)
         if device is not None:
             self.module.to(device)

@@ -25,7 +25,7 @@ class ExponentialMovingAverage:
         decay: the decay per call of `update`.
         use_num_updates: whether update n has at most the decay (1 + n) / (10 + n).
         on_nonfinite: what to do when parameters hold NaN or inf. "ignore" averages them, as torch_ema does; "raise"
-            raises a FloatingPointError before anything moves; "skip" leaves this update out.
+            raises a FloatingPointError before anything moves; "skip" skips this update.
 
     Attributes:
         shadow_params: the averages.

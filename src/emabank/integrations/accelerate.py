@@ -16,9 +16,7 @@ from emabank.rules import LIVE
 try:
     from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
 except ImportError:
-    raise ImportError(
-        "emabank.integrations.accelerate needs Accelerate: python -m pip install 'emabank[accelerate]'."
-    ) from None
+    raise ImportError("emabank.integrations.accelerate needs Accelerate: pip install accelerate.") from None
 
 
 class AcceleratedBank(CallbackSession):

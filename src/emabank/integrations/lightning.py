@@ -31,13 +31,11 @@ else:
             import pytorch_lightning as pl
             from pytorch_lightning.loggers.logger import DummyLogger
         except ImportError:
-            raise ImportError(
-                "emabank.integrations.lightning needs Lightning: python -m pip install 'emabank[lightning]'."
-            ) from None
+            raise ImportError("emabank.integrations.lightning needs Lightning: pip install lightning.") from None
 
 
 class EMABankCallback(CallbackSession, pl.Callback):
-    """Averages of a LightningModule's weights beside its training.
+    """Keeps averages of a LightningModule's weights while it trains.
 
     At each validation during `fit` every average goes through the validation loop too. The callback logs what the
     module logs there as `<metric>/<average>`, such as `val_loss/ema-3.5%`, for loggers, `EarlyStopping` and

@@ -19,7 +19,7 @@ try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError:
     raise ImportError(
-        "emabank.integrations.transformers needs transformers: python -m pip install 'emabank[transformers]'."
+        "emabank.integrations.transformers needs transformers: pip install transformers accelerate."
     ) from None
 
 FILE = "emabank.pt"

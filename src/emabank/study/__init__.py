@@ -1,4 +1,4 @@
-"""The study: the paper's protocol from data to report. Needs `pip install "emabank[study]"`.
+"""The study: the paper's protocol from data to report. Needs the extra `study`.
 
 It uses the public names of the library only, and the library never imports it. Its own public names resolve on first
 use, so that reading results loads no torch.

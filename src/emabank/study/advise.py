@@ -18,11 +18,13 @@ from rich.text import Text
 from emabank import Best
 from emabank.advice import Advice, advise, critical_value, gain_text
 from emabank.study.averages import kept_name
+from emabank.study.config import RunConfig
 from emabank.study.executors.progress import say
 from emabank.study.metrics.classification import log_softmax
 from emabank.study.runs.reader import CONFIG, RunFolder
 from emabank.study.runs.rows import Row
 from emabank.study.runs.storage import Predictions
+from emabank.study.serialize import from_dict
 
 Criterion = Literal["accuracy", "loss"]
 
@@ -67,10 +69,10 @@ class RunAdvice:
 
 
 def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvice:
-    """What to ship of a finished run; `ValueError` says why there is nothing to advise."""
+    """What to ship of a finished run; `ValueError` says why there is no advice."""
     if not folder.is_done():
         wrong = folder.failure() or folder.what_is_wrong() or f"it is {folder.state()}"
-        raise ValueError(f"{folder.path} has nothing to advise on yet: {wrong}")
+        raise ValueError(f"no advice for {folder.path} yet: {wrong}")
     summary = folder.summary()
     if summary.get("diverged"):
         raise ValueError(f"{folder.path} diverged; there is nothing in it to ship")
@@ -79,8 +81,8 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
     epochs = [row for row in on_val if row.selected_by is None]
     if not epochs:
         raise ValueError(
-            f"{folder.path} has no validation images, because it was trained on all of them: what it keeps was chosen "
-            "by the run of 80% with the same rate; ask about that one"
+            f"{folder.path} was trained on all images, so it has none to validate on; pass the run with the same rate "
+            "that was trained on 80% of them"
         )
     better = "max" if criterion == "accuracy" else "min"
     curves: dict[str, dict[int, float]] = {}
@@ -95,7 +97,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
     if kept is None:
         advice = advise({LIVE: curves[LIVE]}, criterion=criterion, better=better)
         advice = replace(advice, epoch=live.epoch, value=live.value, live=live, stop=min(advice.stop, live.epoch))
-        return RunAdvice(folder.id, _title(rows[0]), advice, gains, f"{LIVE}-accuracy")
+        return RunAdvice(folder.id, _title(folder), advice, gains, f"{LIVE}-accuracy")
     gain, error = kept.on_val
     # It was chosen among every epoch of every average, and the kept ones once more with recomputed statistics.
     choices = sum(len(curve) for name, curve in curves.items() if name != LIVE) + len(gains)
@@ -115,7 +117,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
         stop=min(advice.stop, shipped.epoch),
     )
     name = kept.weights if gain > 0.0 else f"{LIVE}-accuracy"
-    return RunAdvice(folder.id, _title(rows[0]), advice, gains, name)
+    return RunAdvice(folder.id, _title(folder), advice, gains, name)
 
 
 def _as_best(row: Row) -> Best:
@@ -145,8 +147,9 @@ def _scores(logits: np.ndarray, labels: np.ndarray, criterion: Criterion) -> np.
     return log_softmax(logits)[np.arange(len(labels)), labels]
 
 
-def _title(row: Row) -> str:
-    return f"{row.network} on {row.dataset}, seed {row.seed}"
+def _title(folder: RunFolder) -> str:
+    config = from_dict(RunConfig, folder.config(), where=CONFIG)
+    return f"{config.recipe.title}: {config.title}"
 
 
 # What is shown -------------------------------------------------------------------------------------------------------
@@ -155,12 +158,17 @@ def _title(row: Row) -> str:
 def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console | None = None) -> None:
     """Print what to ship of a run, or of every finished run with validation images in a folder of runs."""
     console = console or Console()
+    if not path.is_dir():
+        reason = "is not a folder" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {reason}; pass the folder that `emabank run` wrote its runs to, or one of its runs")
     if (path / CONFIG).exists():
         _show(RunFolder(path), advise_run(RunFolder(path), criterion), console)
         return
     folders = [RunFolder(entry) for entry in sorted(path.iterdir()) if (entry / CONFIG).exists()]
     if not folders:
-        raise ValueError(f"{path} is neither the folder of a run nor one with such folders in it")
+        raise ValueError(
+            f"{path} contains no runs; pass the folder that `emabank run` wrote its runs to, or one of its runs"
+        )
     lines = [("run", "trained", "ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
     left_out = 0
     for folder in folders:
@@ -177,7 +185,7 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:  # in full, however narrow the terminal
         say(console, "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    say(console, f"{left_out} runs have nothing to advise on: unfinished, diverged, or trained on all images.")
+    say(console, f"No advice for {left_out} runs: unfinished, diverged, or trained on all images.")
 
 
 def _show(folder: RunFolder, advised: RunAdvice, console: Console) -> None:
@@ -187,7 +195,7 @@ def _show(folder: RunFolder, advised: RunAdvice, console: Console) -> None:
         gain, error = advised.on_test.on_test
         article = "a" if gain > critical_value() * error else "no"
         amount = _gain(advised.advice.criterion, gain, error)
-        say(console, f"On test images, which chose nothing, it gains {amount}: {article} clear gain.")
+        say(console, f"On the test images, which took no part in the choice, it gains {amount}: {article} clear gain.")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("kept weights", "gain on validation", "gain on test"):
         table.add_column(head)

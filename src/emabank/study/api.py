@@ -36,17 +36,16 @@ def run_protocol(
     size: int | None = None,
     console: Console | None = None,
 ) -> Protocol:
-    """Tune, choose, refit and test a model of your own on data of your own, with a bank of averages beside it.
+    """Tune, choose, refit and test your own model on your own data, with a bank of averages.
 
-    `make_model` builds a new model, with logits as its output; it is called with torch's random numbers seeded. `data`
-    is (training images, labels, test images, labels) as tensors, images uint8 `[n, channels, height, width]`; or a
-    folder with `train` and `test` in it, each with a folder of images for every class (`size` brings images to so many
-    pixels square). `config` says the rest; its data set and network are yours. With `config.transfer` the model needs a
-    method `features(x)`, what its last layer sees, and files of that data set are looked for in the folder `data`.
+    `make_model` builds a new model that outputs logits; torch's random numbers are seeded before each call. `data` is
+    (training images, labels, test images, labels) as tensors, with images as uint8 `[n, channels, height, width]`; or a
+    folder with `train` and `test`, each with a folder of images per class (`size` resizes images to that many pixels
+    square). `config` has everything else. With `config.transfer` the model needs a method `features(x)` that returns
+    the input of its last layer, and the files of that data set are read from the folder `data`.
 
-    The runs are trained in this process, one after the other. Called again with the same arguments it resumes where it
-    was interrupted, and trains nothing twice: a run is known by its configuration, the data, and the model as it is
-    when it is new.
+    Runs are trained in this process, one after the other. Call it again with the same arguments to resume; no run is
+    trained twice. A run is identified by its configuration, the data, and the new model.
 
     >>> import tempfile
     >>> from emabank.study import ProtocolConfig, TrainingConfig, run_protocol

@@ -65,31 +65,30 @@ _CROP = {"tiny-imagenet": 8, "own": 0, **dict.fromkeys(_SMALL, 0)}  # pixels; 4 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is learned from."""
+    """The training, validation and test images."""
 
     dataset: DatasetName = "digits"
-    """Which data set; `digits` comes with the package, as do the halves of it that are for transfer."""
+    """Which data set. The digits come with the package; their halves are for transfer."""
     labels: HumanLabels | None = None
-    """Which human labels: CIFAR-10N has worse, which is its default, aggregate, random1 to 3; CIFAR-100N has noisy."""
+    """Human labels of CIFAR-10N (worse, the default; aggregate; random1 to random3) or CIFAR-100N (noisy)."""
     noise: float = 0.0
-    """Share of the training images that get a wrong label at random, from 0 to 1."""
+    """Share of the training images that get a random wrong label, from 0 to 1."""
     noise_seed: int = 0
     """Which images get which wrong labels."""
     subset: int | None = None
-    """So many training images only, with all classes alike; validation images come out of them. By default all."""
+    """Use only this many training images, equally many per class; a fifth of them validate. By default all."""
     test_subset: int | None = None
-    """So many test images only. By default all."""
+    """Use only this many test images. By default all."""
     size: int | None = field(default=None, metadata=IF_USED)
-    """Images averaged to so many pixels square, a divisor of their own size: 16 or 8 of 32. By default as they are."""
+    """Shrink images to this many pixels square, a divisor of their size: 16 or 8 for 32. By default unchanged."""
     split_seed: int = 0
     """Which fifth of the training images is held out for validation."""
     validation_labels: Literal["clean", "noisy"] = "clean"
-    """Where some labels are wrong, epochs and averages are chosen by the true and by the wrong labels of the held-out
-    images; these decide on the learning rate, and from which epoch a study holds it."""
+    """Which labels of the held-out images choose the rate, where labels are wrong; both choose epochs and averages."""
     crop: int | None = None
-    """Pixels of padding, by reflection, for random crops. By default 4, on Tiny-ImageNet 8, on digits 0: no crops."""
+    """Pixels of reflected padding for random crops. By default 4; 8 for Tiny-ImageNet; 0, no crops, for digits."""
     flip: bool | None = None
-    """Whether images are mirrored at random. By default all but digits are."""
+    """Mirror images at random. By default yes, except for digits."""
 
     def __post_init__(self) -> None:
         check(self, noise_seed=0, split_seed=0, crop=0, subset=10, test_subset=10, size=2)
@@ -119,29 +118,29 @@ class TrainingConfig:
     """How the network is trained: SGD with Nesterov momentum, on cross entropy."""
 
     network: Network = "resnet8"
-    """Which network; those with a small number or name are for a CPU."""
+    """Which network. For a CPU: resnet8, resnet20, vgg-small, whitened-cnn."""
     width: int | None = None
-    """Channels of the first stage: resnet8, resnet20 and vgg-small have 16 by default, whitened-cnn 32."""
+    """Channels of the first stage. By default 16 for resnet8, resnet20 and vgg-small, 32 for whitened-cnn."""
     epochs: int = 60
-    """How often every training image is seen."""
+    """Passes over the training images."""
     batch: int = 128
-    """Images a step."""
+    """Images per step."""
     momentum: float = 0.9
-    """Of Nesterov's method."""
+    """Nesterov momentum."""
     weight_decay: float | None = None
-    """On all parameters. By default that of the network's family: 5e-4 for WideResNet and VGG, 1e-4 for the others."""
+    """For all parameters. By default 5e-4 for WideResNet and VGG, 1e-4 for the others."""
     schedule: Literal["cosine", "step"] = "cosine"
     """The learning rate after its warm-up: a cosine to 0, or divided by the factor at each milestone."""
     warmup_epochs: float | None = None
-    """Epochs in which the learning rate rises to its peak. By default a fortieth of the run: 5 of 200."""
+    """Epochs until the learning rate reaches its peak. By default a fortieth of the run: 5 of 200."""
     milestones: tuple[float, ...] = (0.3, 0.6, 0.8)
     """Shares of the run at which the rate falls, for the step schedule: 60, 120 and 160 of 200 epochs."""
     factor: float = 5.0
-    """By how much it falls there."""
+    """The step schedule divides the rate by this at each milestone."""
     bootstrap: str | None = None
-    """An average, such as ema-7.1%, to copy into the live weights after each epoch; not with SWA. By default none."""
+    """Copy this average, such as ema-7.1%, into the live weights after each epoch; not with SWA. By default none."""
     bootstrap_every: int | None = field(default=None, metadata=IF_USED)
-    """Steps from one such copy to the next; the average takes the live weights in just before. By default an epoch."""
+    """Optimizer steps between such copies; the average is updated just before. By default an epoch."""
 
     def __post_init__(self) -> None:
         check(self, epochs=1, batch=2, width=1, weight_decay=0, warmup_epochs=0, bootstrap_every=1)
@@ -177,16 +176,16 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AveragesConfig:
-    """Which averages are kept beside the training."""
+    """Which averages to keep during training."""
 
     decays: tuple[float, ...] = ()
-    """Decays per update, in place of half-lives: the paper's are 0.968 0.984 0.992 0.996 0.998, with every 16."""
+    """Decays per update instead of half-lives; the paper has 0.968 0.984 0.992 0.996 0.998 with --every 16."""
     half_lives: tuple[float, ...] = (0.44, 0.88, 1.8, 3.5, 7.1)
-    """Half-lives in percent of the run: the paper's five horizons in a run of any length. Decays take their place."""
+    """Half-lives in percent of the run: by default the paper's five horizons. --decays replaces them."""
     every: int = 1
-    """Optimizer steps from one update to the next: 16 in the paper, 1 for runs of a few hundred steps."""
+    """Optimizer steps between updates: 16 in the paper, 1 for runs of a few hundred steps."""
     decay_warmup: Literal["steps", "updates", "none"] = "none"
-    """Whether the decay is held down at first, as in the paper; a run of a few hundred steps never leaves that."""
+    """Keep the decay low at the start, as in the paper; too long for a run of a few hundred steps."""
 
     def __post_init__(self) -> None:
         check(self, every=1)
@@ -212,23 +211,18 @@ class AveragesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringConfig:
-    """What is measured while it trains. Every epoch: the live weights and every average on the validation images.
-
-    The rest is for figures and for runs on all training images, where nothing is chosen.
-    """
+    """What to measure besides the validation accuracy of the live weights and every average after each epoch."""
 
     recompute: Literal["chosen", "each-epoch"] = "chosen"
-    """When batch-norm statistics are recomputed: for the weights that were chosen, or for every average each epoch."""
+    """Recompute batch-norm statistics for the chosen weights only, or for every average after each epoch."""
     on_train: bool = False
-    """Whether all are measured on the training images as well: how much wrong labels are memorised."""
+    """Also measure on the training images: how many wrong labels are memorised."""
     train_every: int = field(default=1, metadata=IF_USED)
-    """Epochs from one such measurement to the next; after the last epoch there always is one."""
+    """Epochs between measurements on the training images; the last epoch is always measured."""
     test_curves: bool = False
-    """Whether all are measured on the test images each epoch."""
+    """Also measure on the test images after each epoch."""
     curve_images: int | None = field(default=None, metadata=IF_USED)
-    """So many training and test images only for what is measured each epoch beside validation, and for recomputed
-    statistics there: the same every epoch, with all classes alike. At the end all test images are measured, and as many
-    training images. By default all."""
+    """Measure training and test curves, and recompute, on only this many images; the end uses all. By default all."""
 
     def __post_init__(self) -> None:
         check(self, curve_images=10, train_every=1)
@@ -236,20 +230,20 @@ class MeasuringConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """What is computed where; part of a run's identity, because the last digits depend on it."""
+    """The device and its arithmetic; part of a run's identity, because the last digits depend on it."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train; auto: a GPU where there is one."""
+    """Where to train; auto: on a GPU if there is one."""
     threads: int = 1
-    """CPU threads of one run. With 1, as many runs as there are cores may run at once."""
+    """CPU threads per run. With 1, one run per core can train at once."""
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Of the forward and backward pass; weights and averages are float32."""
+    """Precision of the forward and backward pass; weights and averages stay float32."""
     channels_last: bool | None = None
-    """Memory order of images and convolutions. By default the faster one: this on a CPU, and on a GPU below float32."""
+    """Store images channels-last. By default where that is faster: on a CPU, and on a GPU below float32."""
     fused: bool | None = None
-    """Whether an optimizer step is one pass over all parameters. By default so on a CPU or cuda, but not with fp16."""
+    """Use the fused optimizer. By default on a CPU or cuda, except with fp16."""
     compile: bool = False
-    """Whether torch.compile is used for the training steps; on a CPU it takes a minute and a C++ compiler first."""
+    """Use torch.compile for training steps; on a CPU this needs a C++ compiler and a minute to start."""
 
     def __post_init__(self) -> None:
         check(self, threads=1)
@@ -414,13 +408,13 @@ class ProtocolConfig(Recipe):
     """
 
     rates: tuple[float, ...] = (0.4, 0.8)
-    """Learning rates to try; one is chosen for each seed by the validation accuracy of the live weights."""
+    """Learning rates to try. Per seed, the validation accuracy of the live weights chooses one."""
     seeds: Seeds = 3
-    """How many seeds, from 0 on; or which, as 10-19 or 10,12,15."""
+    """How many seeds, counted from 0; or which, such as 10-19 or 10,12,15."""
     swa: bool = True
-    """Whether a run with SWA is forked from each refit at three quarters of it."""
+    """By default a run with SWA forks from each refit at three quarters of its epochs."""
     transfer: tuple[LearntName, ...] = ()
-    """Data sets on whose images the frozen features are evaluated with a linear head. By default none."""
+    """Data sets for linear evaluation of the frozen features. By default none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -507,31 +501,30 @@ def _check_targets(names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where files are and how the work is done; no part of any result."""
+    """Where files are and how runs are started; results do not depend on it."""
 
     data: Path = Path("data")
-    """Folder with the data sets; digits need none."""
+    """Folder with the data sets; the digits need none."""
     cache: Path | None = None
     """Folder for decoded images; by default .emabank-cache in the data folder."""
     runs: Path = Path("runs")
-    """Folder for the runs; made if it is not there."""
+    """Folder for the runs; created if missing."""
     jobs: int | None = None
-    """Runs at a time, each a process. By default as many as there are cores for their threads, and on a GPU one; on a
-    cluster as many as fit."""
+    """Runs at a time. By default one per core (with --threads 1), one on a GPU, as many as fit on a cluster."""
     executor: Literal["local", "slurm", "ray"] = "local"
-    """Where runs are trained: processes of this machine, jobs of Slurm, or tasks of Ray."""
+    """Train runs as processes on this machine, as Slurm jobs, or as Ray tasks."""
     address: str | None = None
-    """Of a Ray cluster, such as auto or ray://head:10001. By default a Ray of this machine alone."""
+    """Address of a Ray cluster, such as auto or ray://head:10001. By default Ray on this machine alone."""
     slurm: tuple[str, ...] = ()
-    """Settings for Slurm's jobs, such as partition=gpu time=120 (minutes) mem=16GB. By default 60 minutes."""
+    """Settings for Slurm jobs, such as partition=gpu time=120 (minutes) mem=16GB. By default 60 minutes."""
     retries: int = 2
-    """How often a run on a cluster whose worker died is started again, from its checkpoint."""
+    """How often to restart a cluster run from its checkpoint after its worker died."""
     checkpoint_seconds: float = 60.0
-    """Seconds between two checkpoints of a run."""
+    """Seconds between checkpoints of a run."""
     tensorboard: bool = False
-    """Whether curves are written for TensorBoard as well, into each run's folder."""
+    """Also write curves for TensorBoard into each run's folder."""
     wandb: str | None = None
-    """The Weights & Biases project that runs are logged to as well. By default none."""
+    """Also log runs to this Weights & Biases project. By default none."""
 
     def __post_init__(self) -> None:
         check(self, jobs=1, checkpoint_seconds=0, retries=0)
@@ -540,7 +533,7 @@ class Place:
             wanted = "ray" if name == "address" else "slurm"
             if value and self.executor != wanted:
                 raise ValueError(
-                    f"{name} is {value!r}, which is for --executor {wanted}; the executor is {self.executor}"
+                    f"{name} is {value!r}, which needs --executor {wanted}; the executor is {self.executor}"
                 )
 
     def slurm_settings(self) -> dict[str, int | str]:
@@ -568,7 +561,7 @@ class Place:
             spec = find_spec(name) if asked else None
             # Without an origin it is a folder of that name, such as wandb makes where it is used.
             if asked and (spec is None or spec.origin is None):
-                raise ValueError(f'--{name} needs the {name} package: pip install "emabank[trackers]"')
+                raise ValueError(f"--{name} needs the package {name}: pip install {name}")
 
 
 # Checks --------------------------------------------------------------------------------------------------------------

@@ -56,9 +56,9 @@ def run_demo(config: "DemoArguments", console: Console | None = None) -> Record:
     console.print(terminal(demo_table(record), width=console.width))
     console.print(closing_line(record), highlight=False)
     console.print(
-        f"Open {(config.out / 'index.html').resolve().as_uri()} in a browser (beside it: curves.svg, curves.pdf, "
-        "rows.json); next: "
-        "`emabank run all` runs the paper's studies on these digits, `emabank report` shows them",
+        f"\nOpen {(config.out / 'index.html').resolve().as_uri()} in a browser; the same folder has curves.svg, "
+        "curves.pdf and rows.json.\nNext: `emabank run all` runs the paper's studies on these digits; `emabank report` "
+        "shows them.",
         highlight=False,
         soft_wrap=True,
     )
@@ -165,9 +165,10 @@ def _chosen(training: Training, averages: dict[str, EMA], rows: list[Row]) -> li
 def _opening_lines(config: "DemoArguments") -> str:
     averages = len(AveragesConfig().names)
     return (
-        f"ResNet-8, 1297 handwritten digits, {100 * config.noise:g}% of them with a wrong label.\n"
-        f"{config.epochs} epochs, seed {config.seed}; beside it {averages} averages of its weights.\n"
-        "All are measured after each epoch on 500 other digits, whose labels are right."
+        f"Training a ResNet-8 on 1297 handwritten digits, {100 * config.noise:g}% of them with a wrong label: "
+        f"{config.epochs} epochs, seed {config.seed}.\n"
+        f"The live weights and {averages} averages of them are measured after each epoch on 500 other digits with "
+        "clean labels."
     )
 
 

@@ -17,7 +17,7 @@ from emabank.study.config import DataConfig, HardwareConfig, Place, ProtocolConf
 from emabank.study.data.datasets import load_dataset
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import join_group, under_torchrun
-from emabank.study.executors import Executor, Outcome
+from emabank.study.executors import Executor, Outcome, engine
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.executors.progress import counting, duration, say
 from emabank.study.executors.torchrun import TorchrunExecutor, follow
@@ -158,6 +158,7 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
     if place.executor == "slurm":
         from emabank.study.executors.slurm import SlurmExecutor
 
+        engine("submitit", executor="slurm")  # before the manifest of a study says that it runs
         return SlurmExecutor(
             folder=place.runs.absolute() / "slurm",
             jobs=place.jobs,
@@ -169,6 +170,7 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
     if place.executor == "ray":
         from emabank.study.executors.ray import RayExecutor
 
+        engine("ray", executor="ray")
         return RayExecutor(address=place.address, jobs=place.jobs, cpus=threads, gpus=gpus, retries=place.retries)
     jobs = place.jobs or (max(1, cores() // threads) if on_cpu else 1)
     # A GPU is left to processes that start from nothing.

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -104,8 +105,12 @@ def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     keys = {f"{name}.{field}".removeprefix("."): (name, field) for name, table in tables.items() for field in table}
     matches = [full for full in keys if key in (full, keys[full][1]) and keys[full][1] not in tables]
     if len(matches) != 1:
-        known = ", ".join(full for full in keys if full not in tables)
-        raise ValueError(f"--set: there is no setting {key!r}; there are {known}")
+        known = [full for full in keys if full not in tables]
+        close = get_close_matches(key, known, n=3)
+        raise ValueError(
+            f"--set: there is no setting {key!r}; "
+            + (f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}")
+        )
     table, name = keys[matches[0]]
     return tables[table], name
 

@@ -39,8 +39,11 @@ def _show_status(runs: Path, console: Console) -> None:
         console.print(table)
     folders = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / CONFIG).exists()]
     states = ["interrupted" if state == "waiting" else state for state in (folder.state() for folder in folders)]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in _STATES)
-    say(console, f"{len(folders)} runs: {counts}")
+    counts = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state == "done" or state in states)
+    say(
+        console,
+        f"{len(folders)} runs: {counts}" if folders else "This folder contains no runs; `emabank run` makes some.",
+    )
     for folder, state in zip(folders, states, strict=True):
         if state == "failed":
             say(console, f"  {_title(folder)} failed: {folder.failure()}")

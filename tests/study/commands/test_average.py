@@ -164,12 +164,12 @@ def test_arguments(capsys: pytest.CaptureFixture[str]):
     )
     for words, message in (
         (["--dry-run"], "checkpoints"),
-        (["a"], "--out"),
-        (["a", "-o", "b", "--decay", "0.9", "--last", "3"], "decay and last"),
+        (["a"], "-o PATH"),
+        (["a", "-o", "b", "--decay", "0.9", "--last", "3"], "--decay and --last"),
         (["a", "-o", "b", "--last", "0"], "last is 0"),
-        (["a", "-o", "b", "--like-decay", "linear", "--best", "3"], "like-decay and best"),
+        (["a", "-o", "b", "--like-decay", "linear", "--best", "3"], "--like-decay and --best"),
         (["a", "-o", "b", "--window", "3"], "--like-decay"),
-        (["a", "-o", "b", "--greedy", "validate"], "with {}"),
+        (["a", "-o", "b", "--greedy", "validate"], "{} for the path"),
     ):
         assert message in refused(capsys, "average", *words)
 

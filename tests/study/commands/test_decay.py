@@ -109,17 +109,17 @@ def test_the_ends():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "nothing is given; give one of decay, per_update, half_life"),
-        ("0.9 --half-life 3", "decay and half_life is given; give one of"),
+        ("", "give decays, such as 0.999, or one of --per-update, --half-life, "),
+        ("0.9 --half-life 3", "got a decay and --half-life"),
         ("0.9 --every 0", "every is 0; give 1 or more"),
-        ("0.9 --steps-per-epoch 0", "steps_per_epoch is 0.0; give a number above 0"),
-        ("--half-life-epochs 2", "half_life_epochs needs to know how long an epoch is; give steps_per_epoch"),
-        ("1.5", "decay is 1.5; a decay must be from 0 to 1"),
-        ("--per-update nan", "per_update is nan; a decay must be"),
-        ("--half-life 0", "a half-life of 0 steps: give a number above 0"),
-        ("0.9 --batch 256", "batch and to_batch belong together"),
+        ("0.9 --steps-per-epoch 0", "--steps-per-epoch must be above 0, such as 391; got 0"),
+        ("--half-life-epochs 2", "--half-life-epochs needs --steps-per-epoch"),
+        ("1.5", "a decay must be from 0 to 1, such as 0.999; got 1.5"),
+        ("--per-update nan", "--per-update must be from 0 to 1, such as 0.999; got nan"),
+        ("--half-life 0", "a half-life must be above 0 steps; got 0"),
+        ("0.9 --batch 256", "--batch needs --to-batch"),
         ("0.9 --batch 256 --to-batch 0", "to_batch is 0; give 1 or more"),
-        ("--window 0.5", "a window of 0.5 steps: give 1 step or more"),
+        ("--window 0.5", "a window must be 1 step or more; got 0.5"),
     ],
 )
 def test_what_makes_no_decay_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]):

@@ -56,7 +56,7 @@ def test_trackers_that_are_not_installed_are_refused_before_any_run(
     for words, name in ((["--tensorboard"], "tensorboard"), (["--wandb", "mine"], "wandb")):
         for command in (["run", "dynamics"], ["protocol"]):
             message = refused(capsys, *command, *words)
-            assert f'--{name} needs the {name} package: pip install "emabank[trackers]"' in message
+            assert f"--{name} needs the package {name}: pip install {name}" in message
 
 
 # A file for other defaults -------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_none_undoes_what_a_file_gives(file: Path, capsys: pytest.CaptureFixture
 
 def test_help_shows_the_defaults_of_the_file(file: Path, capsys: pytest.CaptureFixture[str]):
     printed = ended(capsys, "protocol", "--config", str(file), "--help", code=0)
-    assert " --epochs INT How often every training image is seen. (default: 7) " in printed
+    assert " --epochs INT Passes over the training images. (default: 7) " in printed
     assert "(default: mine)" in printed
 
 
@@ -102,8 +102,8 @@ def test_help_shows_the_defaults_of_the_file(file: Path, capsys: pytest.CaptureF
         ("epochs = 7", "study.toml: unknown key 'epochs'; there are data, training, .*, place"),
         ("[place]\nrun = 'a'", "study.toml, place: unknown key 'run'; there are data, cache, runs, "),
         ("[place]\njobs = 0", "study.toml, place: jobs is 0; give 1 or more"),
-        ("[training]\nnetwork = 'own'", "study.toml, training: network is own, which no command can know; use emabank"),
-        ("[data]\ndataset = 'own'", "study.toml, data: dataset is own, which no command can know; use emabank"),
+        ("[training]\nnetwork = 'own'", "study.toml, training: network is own, which needs Python: use emabank"),
+        ("[data]\ndataset = 'own'", "study.toml, data: dataset is own, which needs Python: use emabank"),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_sentence(tmp_path: Path, text: str, message: str):
@@ -115,7 +115,7 @@ def test_a_file_that_does_not_fit_is_one_sentence(tmp_path: Path, text: str, mes
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     for path in ("no.toml", str(tmp_path)):
-        with pytest.raises(ValueError, match=f"^--config is {path}, which is no file; give a TOML file$"):
+        with pytest.raises(ValueError, match=f"^--config must be a TOML file; got {path}"):
             parsed("protocol", "--config", path)
 
 

@@ -34,7 +34,7 @@ def _run(words: list[str]) -> int:
 
     try:
         command: Any = parse(words or ["--help"], description=_DESCRIPTION)
-    except ValueError as error:  # a file of settings that does not fit; tyro itself ends the process
+    except ValueError as error:  # what a command refuses; tyro itself ends the process for options it does not know
         sys.exit(_failed(str(error), 2))
     return command.run(words) or 0
 
@@ -49,7 +49,8 @@ def _exit_code(command: Callable[[], int], *, resumable: bool) -> int:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "emabank"):
             raise
-        return _failed(f'the commands need the package {missing}, which is missing: pip install "emabank[study]"', 2)
+        extra = "in the clone of emabank, pip install '.[study]'"
+        return _failed(f"the commands need the package {missing}, which is not installed; {extra}", 2)
     except BrokenPipeError:  # whoever reads the output, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
         return 1

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 10  # checkpoints at the beginning and at the end of a long list
 _MB = 10**6
+_CHECKPOINTS = tyro.conf.arg(metavar="CHECKPOINT [CHECKPOINT ...]", help_behavior_hint="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,35 +34,32 @@ class AverageArguments:
     the largest checkpoints need little memory.
     """
 
-    checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="CHECKPOINT [CHECKPOINT ...]")]
-    """Files or folders, in order. A folder of checkpoints stands for all of them, sorted by number."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",))] = None
+    checkpoints: Annotated[tyro.conf.Positional[tuple[Path, ...]], _CHECKPOINTS]
+    """Files or folders, in order. A folder of checkpoints means all of them, sorted by number."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=("-o",), help_behavior_hint="")] = None
     """Where to write the average: a file if the checkpoints are files, a folder if they are folders."""
     decay: float | None = None
-    """Exponential moving average: a checkpoint counts this many times as much as the next one; at least 0, below 1. By
-    default off."""
+    """Exponential moving average: weigh a checkpoint by this factor, from 0 to below 1, relative to the next one."""
     last: int | None = None
-    """Average only this many checkpoints at the end (LAWA). By default all."""
+    """Average only the last INT checkpoints (LAWA). By default all."""
     weights: tuple[float, ...] = ()
     """One weight per checkpoint, relative to each other. By default all are equal."""
     like_decay: DecayShape | None = None
-    """Merge checkpoints of a run at constant learning rate into the model after a decay of this shape. Their names must
-    have their steps."""
+    """Merge checkpoints of a constant-rate run into the model after a decay of this shape; file names need steps."""
     window: int | None = None
     """With --like-decay: the steps of the decay. By default from the first checkpoint to the last."""
     min_interval: int = 1
     """With --like-decay: use checkpoints at least this many steps apart."""
     control: DecayControl | None = None
-    """With --like-decay: give the same weights to the checkpoints in another order. It should be worse."""
+    """With --like-decay: a control experiment with the same weights in another order, which should be worse."""
     best: int | None = None
-    """Average only this many checkpoints, those with the best --metric."""
+    """Average only the INT checkpoints with the best --metric."""
     metric: str = "metric"
     """With --best: the name of a number in the file (timm: metric) or in its name (val_acc=0.91)."""
     lowest: bool = False
     """With --best: the lowest metric is best, as for a loss."""
     greedy: str | None = None
-    """Greedy soup: add a checkpoint only if that improves the score. This command gets a path in place of {} and prints
-    the score as its last word; higher is better."""
+    """Greedy soup: keep a checkpoint only if it improves the last number this command prints; {} becomes a path."""
     key: str | None = None
     """Key of the state dict in torch files. By default it is detected (state_dict, model, ...)."""
     force: bool = False
@@ -71,18 +69,18 @@ class AverageArguments:
 
     def __post_init__(self) -> None:
         if not self.checkpoints:
-            raise ValueError("checkpoints must not be empty; name two or more, or a folder of them")
+            raise ValueError("name two checkpoints or more, or a folder of them")
         if self.out is None and not self.dry_run:
-            raise ValueError("--out is required, unless --dry-run is set")
+            raise ValueError("name the output with -o PATH, or use --dry-run to look first")
         options = ("decay", "last", "weights", "like_decay", "best", "greedy")
-        used = [name.replace("_", "-") for name in options if getattr(self, name) not in (None, ())]
+        used = [f"--{name.replace('_', '-')}" for name in options if getattr(self, name) not in (None, ())]
         if len(used) > 1:
             raise ValueError(f"{' and '.join(used)} exclude each other; choose one, or none for the plain mean")
         if self.like_decay is None and (self.window is not None or self.control is not None or self.min_interval != 1):
-            raise ValueError("window, min-interval and control need --like-decay")
+            raise ValueError("--window, --min-interval and --control need --like-decay")
         if self.greedy is not None and ("{}" not in self.greedy or self.dry_run):
             raise ValueError(
-                "greedy must be a command with {} for the path, as in 'python validate.py {}', and has no dry run"
+                "--greedy must be a command with {} for the path, such as 'python validate.py {}', without --dry-run"
             )
         for name in ("last", "best", "window", "min_interval"):
             check_at_least(name, getattr(self, name), 1)
@@ -168,7 +166,7 @@ def _cook(arguments: AverageArguments, paths: Sequence[Path], console: Console) 
             return float(process.stdout.split()[-1])
         except (ValueError, IndexError) as error:
             raise ValueError(
-                f"greedy must be a command whose last word is a score; {shlex.join(words)}: {error}"
+                f"--greedy must be a command that prints a score as its last word; {shlex.join(words)}: {error}"
             ) from None
 
     def report(path: Path, value: float, is_added: bool) -> None:

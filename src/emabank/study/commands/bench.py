@@ -13,8 +13,8 @@ BenchModel = Literal["resnet20", "resnet18", "wrn-28-10", "transformer"]
 class BenchArguments:
     """Time an update of averages here: memory limit, emabank, torch.
 
-    One update of all averages, compared with the memory limit, which is the time of the memory traffic that no update
-    avoids, and with torch's AveragedModel. Takes half a minute; leave the machine idle meanwhile.
+    Compares one update of all averages with the memory limit (the time of the memory traffic that no update avoids) and
+    with torch's AveragedModel. Takes half a minute; leave the machine idle.
     """
 
     model: BenchModel = "resnet18"

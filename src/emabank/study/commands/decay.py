@@ -1,9 +1,10 @@
-"""The command `decay`: what a decay means, in every way that people say it. Imports no torch.
+"""The command `decay`: converts a decay to every common form. Imports no torch.
 
 The maths is in the library's rules, whose conversions are public.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -29,19 +30,21 @@ from emabank.study.executors.progress import say
 
 @dataclass(frozen=True, kw_only=True)
 class DecayArguments:
-    """Convert a decay into all its forms: per step, per update, half-life, window, warm-up.
+    """Convert a decay: per step, per update, half-life, window, warm-up.
 
     Give one or more decays, or another form: `emabank decay 0.999`, `emabank decay --half-life 693`.
     """
 
-    decay: Annotated[tyro.conf.Positional[tuple[float, ...]], tyro.conf.arg(metavar="[DECAY ...]")] = ()
+    decay: Annotated[
+        tyro.conf.Positional[tuple[float, ...]], tyro.conf.arg(metavar="[DECAY ...]", help_behavior_hint="")
+    ] = ()
     """The weight of the past per optimizer step."""
     per_update: tuple[float, ...] = ()
     """Instead: the weight of the past per update, as in the paper."""
     half_life: tuple[float, ...] = ()
-    """Instead: after how many optimizer steps half of the past is left."""
+    """Instead: the optimizer steps after which half of the past is left."""
     window: tuple[float, ...] = ()
-    """Instead: how many optimizer steps it remembers."""
+    """Instead: 1 / (1 - decay), the optimizer steps that an average remembers."""
     half_life_epochs: tuple[float, ...] = ()
     """Instead: the half-life in epochs."""
     window_epochs: tuple[float, ...] = ()
@@ -51,33 +54,35 @@ class DecayArguments:
     to_batch: int | None = None
     """The batch size that you want: the decay becomes decay^(to-batch / batch)."""
     every: int = 16
-    """How many optimizer steps there are between two updates."""
+    """Optimizer steps between two updates."""
     steps_per_epoch: float | None = None
-    """How many optimizer steps an epoch has, to say it in epochs too. By default that is unknown."""
+    """Optimizer steps per epoch, to show everything in epochs as well."""
 
     def __post_init__(self) -> None:
         check_at_least("every", self.every, 1)
         check_at_least("batch", self.batch, 1)
         check_at_least("to_batch", self.to_batch, 1)
         if (self.batch is None) != (self.to_batch is None):
-            raise ValueError("batch and to_batch belong together; give both, such as --batch 256 --to-batch 4096")
+            raise ValueError("--batch needs --to-batch; give both, such as --batch 256 --to-batch 4096")
         if self.steps_per_epoch is not None and not 0 < self.steps_per_epoch < math.inf:
-            raise ValueError(f"steps_per_epoch is {self.steps_per_epoch}; give a number above 0, such as 391")
+            raise ValueError(f"--steps-per-epoch must be above 0, such as 391; got {self.steps_per_epoch:g}")
         forms = ("decay", "per_update", "half_life", "window", "half_life_epochs", "window_epochs")
         used = [name for name in forms if getattr(self, name)]
         if len(used) != 1:
-            raise ValueError(f"{' and '.join(used) or 'nothing'} is given; give one of {', '.join(forms)}")
+            got = " and ".join(_option(name) for name in used) or "none"
+            options = ", ".join(_option(name) for name in forms[1:])
+            raise ValueError(f"give decays, such as 0.999, or one of {options}; got {got}")
         if used[0].endswith("_epochs") and self.steps_per_epoch is None:
-            raise ValueError(f"{used[0]} needs to know how long an epoch is; give steps_per_epoch, such as 391")
+            raise ValueError(f"{_option(used[0])} needs --steps-per-epoch, such as 391")
         for decay in (*self.decay, *self.per_update):
             if not 0 <= decay <= 1:
-                raise ValueError(f"{used[0]} is {decay}; a decay must be from 0 to 1, such as 0.999")
+                raise ValueError(f"{_option(used[0])} must be from 0 to 1, such as 0.999; got {decay:g}")
         for steps in self.half_lives:
             if not 0 < steps < math.inf:
-                raise ValueError(f"a half-life of {steps:g} steps: give a number above 0")
+                raise ValueError(f"a half-life must be above 0 steps; got {steps:g}")
         for steps in self.windows:
             if not 1 <= steps < math.inf:
-                raise ValueError(f"a window of {steps:g} steps: give 1 step or more")
+                raise ValueError(f"a window must be 1 step or more; got {steps:g}")
 
     @property
     def half_lives(self) -> tuple[float, ...]:
@@ -94,7 +99,7 @@ class DecayArguments:
 
 
 def decays_of(asked: DecayArguments) -> list[tuple[str, float]]:
-    """The decays that were asked for: the rule that gives each to a bank, and its value per optimizer step."""
+    """The requested decays: the rule that gives each to a bank, and its value per optimizer step."""
     decays = (
         [(f"{decay!r}", decay) for decay in asked.decay]
         + [(f"EMA(per_update={decay!r})", per_step(decay, asked.every)) for decay in asked.per_update]
@@ -111,8 +116,15 @@ def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
     """Print what decays mean."""
     console = console or Console()
     rules, decays = zip(*decays_of(asked), strict=True)
+    fitting = max(1, (console.width - 35) // 11)  # so that a narrow terminal cuts nothing
+    for start in range(0, len(decays), fitting):
+        console.print(_table(asked, decays[start : start + fitting]))
+    _explain(asked, rules, console)
+
+
+def _table(asked: DecayArguments, decays: Sequence[float]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("decay per step")
+    table.add_column("decay per step", no_wrap=True)
     for decay in decays:
         table.add_column(format_decay(decay), justify="right", no_wrap=True)
     table.add_row(f"decay per update, every {asked.every} steps", *(f"{decay**asked.every:.6g}" for decay in decays))
@@ -124,20 +136,28 @@ def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
         table.add_row(name, *map(_steps, steps))
         if asked.steps_per_epoch is not None:
             table.add_row("  in epochs", *(_epochs(count / asked.steps_per_epoch) for count in steps), style="dim")
-    console.print(table)
+    return table
+
+
+def _explain(asked: DecayArguments, rules: Sequence[str], console: Console) -> None:
     if asked.batch is not None and asked.to_batch is not None:
         say(
             console,
-            f"For batches of {asked.to_batch}: decay^{asked.to_batch / asked.batch:g} remembers as many samples as at "
-            f"{asked.batch}, and the steps here are the new ones. Scale the learning rate too (Busbridge et al. 2023).",
+            f"For batches of {asked.to_batch}: decay^{asked.to_batch / asked.batch:g} remembers as many samples as the "
+            f"decay did at {asked.batch}. Steps are those of the new batch size. Scale the learning rate too "
+            "(Busbridge et al. 2023).",
         )
     period = f", every={asked.every}" if asked.per_update and asked.batch is None else ""
     say(
         console,
-        "After a half-life half of the past is left. The window, 1 / (1 - decay), is what an average remembers. The "
-        "warm-up holds the decay down at the beginning.",
+        "Half of the past is left after one half-life. An average remembers about one window, 1 / (1 - decay). The "
+        "warm-up keeps the decay low at the start.",
     )
     say(console, f"In Python: EMABank(model, [{', '.join(rules)}]{period})")
+
+
+def _option(name: str) -> str:
+    return "a decay" if name == "decay" else f"--{name.replace('_', '-')}"
 
 
 def _steps(value: float) -> str:

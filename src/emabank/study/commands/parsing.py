@@ -1,8 +1,16 @@
 """From words to a command, with tyro."""
 
+import contextlib
+import inspect
+import io
+import shutil
 import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -37,17 +45,15 @@ COMMANDS: dict[str, type[Any]] = {
     "decay": DecayArguments,
     "bench": BenchArguments,
 }
-_MARKERS = (tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
-_NUMBERS = {int: ("INT", "a whole number, such as 3"), float: ("FLOAT", "a number, such as 0.5")}
-
+_MARKERS = (tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes)
 _REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 def parse(words: list[str], *, description: str) -> Any:
     """The command that the words after `emabank` mean, with its arguments.
 
-    Ends the process, as argparse does, where help is asked for or the words are refused; `ValueError` where a file of
-    settings does not fit.
+    Ends the process, as argparse does, after help and for options that do not exist; `ValueError` for values that a
+    command refuses.
     """
     name, *rest = words
     if name in ("-h", "--help"):
@@ -55,10 +61,40 @@ def parse(words: list[str], *, description: str) -> Any:
         sys.exit(0)
     if name not in COMMANDS:
         close = did_you_mean(name, COMMANDS)
-        print(f"emabank: there is no command {name!r}{close}; `emabank --help` lists the commands", file=sys.stderr)
-        sys.exit(2)
+        raise ValueError(f"there is no command {name!r}{close}; `emabank --help` lists the commands")
     defaults: dict[str, Any] = {"default": protocol_defaults(rest)} if name == "protocol" else {}
-    return tyro.cli(COMMANDS[name], prog=f"emabank {name}", args=rest, config=_MARKERS, registry=_REGISTRY, **defaults)
+    _show_useful_defaults(COMMANDS[name])
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                COMMANDS[name],
+                prog=f"emabank {name}",
+                description=_wrapped(inspect.getdoc(COMMANDS[name]) or ""),
+                args=rest,
+                config=_MARKERS,
+                registry=_REGISTRY,
+                **defaults,
+            )
+    except SystemExit as stopped:
+        refused = _cause(stopped)
+        if isinstance(refused, _Unreadable):
+            raise ValueError(f"{_option_of(refused.text, rest)} must be {refused}; got {refused.text!r}") from None
+        if refused is not None:
+            raise refused from None
+        print(said.getvalue(), end="", file=sys.stderr)
+        raise
+
+
+def _cause(stopped: SystemExit) -> ValueError | None:
+    """The refusal of a class or of a value, which tyro shows in a box under the name of the class."""
+    error: BaseException | None = stopped
+    while error is not None and not isinstance(error, ValueError):
+        error = error.__context__
+    return error
+
+
+# Help ----------------------------------------------------------------------------------------------------------------
 
 
 def _help(description: str) -> str:
@@ -67,32 +103,110 @@ def _help(description: str) -> str:
     return "\n".join(["usage: emabank COMMAND [OPTIONS]", "", description, "", *lines])
 
 
+def _wrapped(text: str) -> str:
+    """A docstring for the terminal, indented after its first line: tyro joins other lines to one."""
+    first, *parts = text.split("\n\n")
+    columns = shutil.get_terminal_size().columns
+    filled = [textwrap.fill(part, columns, initial_indent="  ", subsequent_indent="  ") for part in parts]
+    return "\n".join([first, *filled])
+
+
+def _show_useful_defaults(kind: type[Any]) -> None:
+    """Have tyro's help leave out "(default: None)" and the like: such an option says what happens without it."""
+    hint = tyro.conf.arg(help_behavior_hint=_default_hint)
+    for owner in kind.__mro__:
+        for name, annotation in vars(owner).get("__annotations__", {}).items():
+            if "Annotated" not in str(annotation):
+                owner.__annotations__[name] = Annotated[annotation, hint]
+    for field in fields(kind):
+        inner = get_type_hints(kind)[field.name]
+        if is_dataclass(inner) and isinstance(inner, type):
+            _show_useful_defaults(inner)
+
+
+def _default_hint(default: str) -> str:
+    return "" if default in ("", "None", "False", "True") else f"(default: {default})"
+
+
 # How values are written on a command line ----------------------------------------------------------------------------
 
 
-@_REGISTRY.primitive_rule
-def _number(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """A number, or None; tyro's own errors name literals and <class 'NoneType'>."""
-    kinds = set(get_args(info.type)) or {info.type}
-    numbers = kinds - {NoneType}
-    if len(numbers) != 1 or not numbers <= set(_NUMBERS):
-        return None
-    (number,) = numbers
-    metavar, words = _NUMBERS[number]
+class _Unreadable(ValueError):
+    """A word that is not what its option takes; the message is what it must be."""
 
-    def read(texts: list[str]) -> Any:
-        if texts[0] == "None" and NoneType in kinds:
-            return None
+    def __init__(self, must_be: str, text: str) -> None:
+        super().__init__(must_be)
+        self.text = text
+
+
+def _option_of(text: str, words: Sequence[str]) -> str:
+    """The option that a word was given to."""
+    option = "the argument"
+    for word in words:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            option = name
+        if text in (word, value if equals else word):
+            break
+    return option
+
+
+def _number(kind: type[int] | type[float], must_be: str) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
         try:
-            return number(texts[0])
+            return kind(text)
         except ValueError:
-            raise ValueError(f"give {words}; got {texts[0]!r}") from None
+            raise _Unreadable(must_be, text) from None
 
+    return read
+
+
+def _choice(choices: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            close = did_you_mean(text, choices)
+            raise _Unreadable(f"one of {', '.join(choices)}{close}", text)
+        return text
+
+    return read
+
+
+_READERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
+    int: ("INT", _number(int, "a whole number, such as 3")),
+    float: ("FLOAT", _number(float, "a number, such as 0.5")),
+    str: ("TEXT", str),
+    Path: ("PATH", Path),
+}
+
+
+@_REGISTRY.primitive_rule
+def _value(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
+    """A number, text, path or choice, or several, or None; tyro's own errors name classes."""
+    kinds = {info.type} if get_origin(info.type) in (tuple, Literal) else set(get_args(info.type)) or {info.type}
+    kind, *others = kinds - {NoneType} or {None}
+    several = get_origin(kind) is tuple and get_args(kind)[1:] == (...,)
+    kind = get_args(kind)[0] if several else kind
+    if others:
+        return None
+    if get_origin(kind) is Literal:
+        metavar, read = f"{{{','.join(get_args(kind))}}}", _choice(get_args(kind))
+    elif kind in _READERS:
+        metavar, read = _READERS[kind]
+    else:
+        return None
+    if several:
+        return tyro.constructors.PrimitiveConstructorSpec(
+            nargs="*",
+            metavar=f"[{metavar} ...]",
+            instance_from_str=lambda texts: tuple(map(read, texts)),
+            is_instance=lambda value: isinstance(value, tuple),
+            str_from_instance=lambda values: list(map(str, values)),
+        )
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=read,
-        is_instance=lambda value: (value is None and NoneType in kinds) or isinstance(value, int | float),
+        instance_from_str=lambda texts: None if texts == ["None"] and NoneType in kinds else read(texts[0]),
+        is_instance=lambda value: value is not None or NoneType in kinds,
         str_from_instance=lambda value: [str(value)],
     )
 

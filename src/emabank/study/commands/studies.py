@@ -18,20 +18,20 @@ from emabank.study.studies.scales import Scale, protocol_of
 class DemoArguments:
     """Train on digits with wrong labels, and compare weight averages.
 
-    A small network, its live weights and five averages of them. It takes about a minute on two CPU cores, needs no
-    download, and writes a page to look at, its figure and rows.json.
+    Compares a small network's live weights with five averages of them. Takes about a minute on two CPU cores, needs no
+    download, and writes an HTML page, its figure and rows.json.
     """
 
     epochs: int = 60
-    """How often the network sees the 1297 training images."""
+    """Passes over the 1297 training images."""
     noise: float = 0.4
     """Share of the training images that get a wrong label, from 0 to 1."""
     seed: int = 0
-    """The same seed gives the same numbers, on the same machine with the same number of threads."""
+    """The same seed gives the same numbers on the same machine with the same --threads."""
     out: Path = Path("emabank-demo")
-    """Folder for the figure and the numbers; made if it is not there."""
+    """Folder for the page, the figure and the numbers; created if missing."""
     threads: int = 1
-    """CPU threads. So small a network gains little from more, and one gives the same numbers whatever else runs."""
+    """CPU threads. More than one helps little with a network this small."""
 
     def __post_init__(self) -> None:
         check(self, epochs=1, seed=0, threads=1)
@@ -47,18 +47,19 @@ class DemoArguments:
 class ProtocolArguments:
     """Tune, choose, refit and test with settings of your own.
 
-    Tune on 80% of the training images, choose on the rest, refit on all, and measure on the test images. For each seed
-    and learning rate one run is trained, with the averages beside it; each seed chooses a learning rate, and for best
-    accuracy and lowest loss the average and the epoch. The same command resumes where it was interrupted, and does
-    nothing where all is done. To see it at work: emabank protocol --noise 0.4 --epochs 20 --seeds 1
+    Tunes on 80% of the training images, chooses on the rest, refits on all, and measures on the test images. One run
+    per seed and learning rate keeps all averages. Each seed then chooses a learning rate, and the average and epoch
+    with the best accuracy and with the lowest loss. Run the same command again to resume.
+
+    Example: emabank protocol --noise 0.4 --epochs 20 --seeds 1
     """
 
     protocol: Annotated[ProtocolConfig, tyro.conf.arg(name="")] = field(default_factory=ProtocolConfig)
     place: Place = field(default_factory=Place)
     config: Path | None = None
-    """A TOML file with other defaults; a box below is a table there, such as [data]. `None` undoes one of them."""
+    """A TOML file with other defaults. Each box below is a table there, such as [data]; None unsets an option."""
     dry_run: bool = False
-    """Say what would be trained, as such a TOML file, and train nothing."""
+    """Print the settings as such a TOML file, and train nothing."""
 
     def __post_init__(self) -> None:
         self.place.check_trackers()  # before the first run, which would look for them only in its own process
@@ -74,7 +75,7 @@ class ProtocolArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ListArguments:
-    """List the paper's studies: what each makes, from how many runs."""
+    """List the paper's studies: what each produces, from how many runs."""
 
     scale: Scale = "demo"
     """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
@@ -93,18 +94,18 @@ class RunArguments:
     """
 
     study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
-    """Its name, or all."""
+    """The name of a study, or all."""
     scale: Scale = "demo"
     """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
     seeds: Seeds | None = None
-    """How many seeds, from 0 on; or which, as 10-19 or 10,12,15. By default 3."""
+    """How many seeds, counted from 0; or which, such as 10-19 or 10,12,15. By default 3."""
     set: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()
-    """Other settings for all that is trained, such as training.epochs=10 rates=[0.1,0.2]. By default none."""
+    """Change settings of all runs, such as training.epochs=10 rates=[0.1,0.2]."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train; auto: a GPU where there is one."""
+    """Where to train; auto: on a GPU if there is one."""
     place: Place = field(default_factory=Place)
     dry_run: bool = False
-    """Say which runs there are, which are done, and what the others would cost on this machine; train nothing."""
+    """List the runs, which are done, and how long the others would take on this machine; train nothing."""
 
     def __post_init__(self) -> None:
         pairs = {pair for study in studies_named(self.study) for pair in study.pairs_at(self.scale)}
@@ -138,9 +139,9 @@ class ReportArguments:
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that `emabank run` wrote to."""
     out: Path | None = None
-    """Where to write. By default the folder report in that of the runs."""
+    """Where to write. By default the folder report inside the folder of runs."""
     tables: str = ""
-    """Print the tables that have this in their name, or all. By default the headline."""
+    """Print the tables whose names contain this, or all. By default the headline table."""
 
     def run(self, words: list[str]) -> None:
         from emabank.study.reporting import make_report
@@ -152,13 +153,13 @@ class ReportArguments:
 class ClaimsArguments:
     """Check the paper's claims against a folder of runs.
 
-    For each of the nineteen: primary statistic, interval, seeds, verdict.
+    Shows the primary statistic, interval, seeds and verdict of each of the nineteen claims.
     """
 
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that `emabank run` wrote to."""
     all: bool = False
-    """Show the secondary statistics too, setting by setting; they decide nothing."""
+    """Also show the secondary statistics per setting, which do not count for the verdict."""
 
     def run(self, words: list[str]) -> None:
         from emabank.study.reporting import show_claims
@@ -181,15 +182,15 @@ class StatusArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class AdviseArguments:
-    """Say which weights of a run to ship.
+    """Recommend which weights of a run to ship.
 
-    Which average, of which epoch, with what gain, and whether it could have stopped earlier.
+    Names the average and epoch, the gain over the live weights, and when training could have stopped.
     """
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")] = Path("runs")
-    """The folder of a run, or a folder of runs, such as `emabank run` wrote."""
+    """The folder of one run, or the folder that `emabank run` wrote to."""
     criterion: Literal["accuracy", "loss"] = "accuracy"
-    """What is to be best on validation images."""
+    """What to optimise on the validation images."""
 
     def run(self, words: list[str]) -> None:
         from emabank.study.advise import show_advice
@@ -219,10 +220,10 @@ def protocol_defaults(words: list[str]) -> ProtocolArguments:
     if path is None:
         return ProtocolArguments()
     if not os.path.isfile(path):
-        raise ValueError(f"--config is {path}, which is no file; give a TOML file")
+        raise ValueError(f"--config must be a TOML file; got {path}, which does not exist or is a folder")
     file = read_toml(path, _File)
     for key, value in (("data: dataset", file.data.dataset), ("training: network", file.training.network)):
         if value == "own":
-            raise ValueError(f"{path}, {key} is own, which no command can know; use emabank.study.run_protocol for it")
+            raise ValueError(f"{path}, {key} is own, which needs Python: use emabank.study.run_protocol")
     protocol = ProtocolConfig(**{field.name: getattr(file, field.name) for field in fields(ProtocolConfig)})
     return ProtocolArguments(protocol=protocol, place=file.place, config=path)

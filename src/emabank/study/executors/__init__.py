@@ -94,6 +94,4 @@ def engine(package: str, *, executor: str) -> Any:
     try:
         return import_module(package)
     except ModuleNotFoundError:
-        raise ValueError(
-            f'--executor {executor} needs the package {package}: pip install "emabank[{executor}]"'
-        ) from None
+        raise ValueError(f"--executor {executor} needs the package {package}: pip install {package}") from None

@@ -70,10 +70,10 @@ def demo_table(record: Record) -> Table:
         rows=[
             Row(selected.average, _cells(selected, best=selected.average == record.best)) for selected in record.chosen
         ],
-        caption="ema-7.1%: half-life 7.1% of the run. chosen: at the epoch that was best on 250 validation images with "
-        "clean labels. validation, test: accuracy there and on 250 others, in %; chance alone moves it by about 2 "
-        "points near 90%. recomputed: on test, with batch-norm statistics measured anew. memorised: wrongly labelled "
-        "training images predicted as that wrong label, in %. One run. Bold: what validation chose.",
+        caption="ema-7.1%: an average with a half-life of 7.1% of the run. chosen: at the best epoch on 250 validation "
+        "images with clean labels. validation, test: accuracy on those and on 250 other images, in %; near 90% its "
+        "standard error is about 2 points. recomputed: test accuracy with recomputed batch-norm statistics. memorised: "
+        "wrongly labelled training images predicted as that wrong label, in %. One run. Bold: chosen on validation.",
         study="demo",
     )
 
@@ -135,7 +135,7 @@ def demo_figure(record: Record) -> Figure:
     return Figure(
         name="demo/curves",
         title=f"ResNet-8 on handwritten digits, {noise:g}% of the training labels wrong",
-        caption="One run. The point: what was chosen on validation images with clean labels. Beneath: the rate.",
+        caption="One run. The point marks the weights that validation images with clean labels chose. Below: the rate.",
         columns=2,
         study="demo",
         panels=panels,

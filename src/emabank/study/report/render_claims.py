@@ -41,12 +41,12 @@ def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Grou
         (claim.number, [_stated(claim.primary), *_exceptions(claim)], claim.primary, _verdict(claim)) for claim in ran
     ]
     shown: list[RenderableType] = [
-        _grid(rows),
-        Text(f"\n{claims_summary(claims)}.", style="bold"),
+        *([_grid(rows), Text("")] if rows else []),
+        Text(f"{claims_summary(claims)}.", style="bold"),
         *([Text(f"Not run: {', '.join(claim.number for claim in missing)}.")] if missing else []),
     ]
     if not secondary:
-        more = "--all shows every setting, the secondary statistics, and what to run for the others."
+        more = "`emabank claims --all` shows every setting, the secondary statistics, and what to run for the others."
         return Group(*shown, Text(more, style="dim"))
     for claim in ran:
         rows = [

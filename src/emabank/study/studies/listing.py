@@ -17,23 +17,25 @@ def list_studies(scale: Scale, console: Console | None = None) -> None:
     """Print every study: what it makes, of which settings, and how many runs that is."""
     console = console or Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for head in ("study", "makes", "settings", "runs"):
-        table.add_column(head, justify="left" if head in ("study", "makes") else "right", no_wrap=head != "makes")
+    for head in ("study", "produces", "settings", "runs"):
+        table.add_column(head, justify="left" if head in ("study", "produces") else "right", no_wrap=head != "produces")
     everything = settings_of(STUDIES.values(), scale)
     letters = {setting.name: chr(ord("a") + place) for place, setting in enumerate(everything)}
     for study in STUDIES.values():
         settings = settings_of([study], scale)
         marks = "".join(letters[setting.name] for setting in settings)
         table.add_row(study.name, study.makes, marks, str(_runs(settings)))
-    shared = "all of these; runs that they share are trained once"
+    shared = "all of these; shared runs are trained once"
     table.add_row("all", shared, "", str(_runs(everything)), style="bold")
     console.print(table)
+    explained = Table.grid(padding=(0, 2))
     for setting in everything:
-        line = f"  {letters[setting.name]}  {setting.config.title}, for {setting.name}"
-        console.print(line, highlight=False)
+        paper = "" if scale == "paper" else f" (in place of the paper's {setting.name})"
+        explained.add_row(f"  {letters[setting.name]}", setting.config.title + paper)
+    console.print(explained, highlight=False)
     console.print(
         f"Scale {scale}, {len(everything[0].config.seed_numbers)} seeds. `emabank run STUDY --scale {scale} --dry-run` "
-        "estimates the time on this machine, and says which runs are done.",
+        "shows which runs are done, and estimates the time for the others on this machine.",
         highlight=False,
     )
 
