@@ -23,9 +23,8 @@ from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
 from emabank.study.evaluate import is_transferred, predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.executors import Task
-from emabank.study.executors.worker import LOCKED, stop_with_executor
+from emabank.study.executors.worker import LOCKED, keep_freed_memory, stop_with_executor
 from emabank.study.loggers import loggers
-from emabank.study.malloc import keep_freed_memory
 from emabank.study.models import build_network
 from emabank.study.posthoc import evaluate_grid
 from emabank.study.runs import storage

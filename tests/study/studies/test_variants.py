@@ -29,17 +29,6 @@ def refit_of(config: ProtocolConfig) -> RunConfig:
     return placeholder_choices(config, Place()).refits[0].config
 
 
-# What a run is told --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arm", ["", "steps", "every", "SWA"])
-def test_an_unknown_variant_is_one_sentence(arm: str):
-    with pytest.raises(
-        ValueError, match=f"^there is no arm {arm!r}; give step, constant, bootstrap, posthoc, every or tune at"
-    ):
-        variant_config(arm, CONFIG, refit_of(CONFIG), held_from=1)
-
-
 # How many ------------------------------------------------------------------------------------------------------------
 
 
