@@ -149,7 +149,7 @@ def _train(
     if state is not None:
         _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
     snapshots = folder_of(config, place).path / POSTHOC
-    training.recorder.keep_in(snapshots)
+    training.recorder.keep_in(snapshots, is_first=group.is_first)
     started, first = time.monotonic(), training.epoch
 
     def tell_both(epoch: int, words: str) -> None:
@@ -270,7 +270,7 @@ class StopRequest:
 
 def encode_job(job: Job, place: Place) -> str:
     """A job as text, for the command line of a worker."""
-    fork = None if job.fork is None else str(job.fork)
+    fork = None if job.fork is None else str(job.fork.absolute())  # a worker of a cluster starts elsewhere
     return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
 
 
