@@ -40,7 +40,6 @@ from tests.study.studies.small_studies import (
     runs_in,
     small_scale,
 )
-from tests.study.studies.small_studies import finished_studies as finished_studies
 
 SPEED = Speed(1.0, 0.125, 1e6)
 

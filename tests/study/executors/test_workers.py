@@ -334,7 +334,8 @@ def test_ctrl_c_pressed_again_hastens_the_end(tmp_path: Path, warm: tuple[str, .
 
 @BOTH
 def test_deaf_workers_are_killed_when_their_time_is_over(tmp_path: Path, warm: tuple[str, ...]):
-    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=0.1, warm=warm) as executing:
+    soon = "from emabank.study.executors import local; local._AFTER_SIGTERM = 0.1"
+    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=0.1, warm=warm, before=soon) as executing:
         executing.until_ready("ab")
         executing.process.send_signal(signal.SIGINT)
         executing.ended()
@@ -414,12 +415,11 @@ def test_an_ignored_interrupt_is_heard_again():
 
 FAULTS = """
 import resource, sys
-import torch
 from emabank.study.executors.worker import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def fill():
-    [torch.ones(2_000_000) for _ in range(10)]  # 8 MB each, as the activations of a few layers
+    [b"x" * 8_000_000 for _ in range(10)]  # as the activations of a few layers
 for _ in range(20):  # the heap finds its shape
     fill()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -429,7 +429,6 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is asked for")
-@pytest.mark.slow
 def test_memory_that_was_freed_is_not_fetched_again():
     # How much is given back is chance otherwise: it depends on what lies at the top of the heap.
     generous = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
