@@ -73,3 +73,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runs(finished: Path, tmp_path: Path) -> Path:
     """A copy of the folder."""
     return Path(shutil.copytree(finished, tmp_path / "runs"))
+
+
+@pytest.fixture
+def bare(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the folder without its runs, for many looks at it: all variants are skipped."""
+    folder = tmp_path / "runs"
+    shutil.copytree(finished, folder, ignore=lambda at, names: [name for name in names if name[0] not in "psr"])
+    return folder

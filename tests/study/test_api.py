@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from emabank.study import DataConfig, MeasuringConfig, ProtocolConfig, TrainingConfig, load_results, run_protocol
+from emabank.study import ProtocolConfig, TrainingConfig, load_results, run_protocol
 from emabank.study.data.images import Dataset, make_images
 from emabank.study.protocol import Protocol
 from emabank.study.report.results import read_setting
@@ -85,21 +85,6 @@ def test_tensors_and_any_model_are_all_it_takes(tmp_path: Path, make_model: Any)
     assert f"Rows and tables: {done.folder}" in said.replace("\n", "")
 
 
-def test_kept_weights_load_into_the_model_and_give_the_kept_predictions(tmp_path: Path):
-    done, _ = carried_out(tmp_path, with_batchnorm)
-    run = done.refitted[0]
-    for name in run.snapshots():
-        tensors, notes = run.load_snapshot(name)
-        model = with_batchnorm()
-        model.load_state_dict(tensors)
-        scaled = (TENSORS[2].float() - torch.tensor(notes["mean"])) / torch.tensor(notes["std"])
-        with torch.no_grad():
-            logits = model.eval()(scaled).numpy()
-        kept = run.load_predictions(name)["test"]
-        assert np.allclose(kept.logits, logits, atol=1e-5)
-        assert np.array_equal(kept.labels, TENSORS[3].numpy())
-
-
 def test_called_again_it_trains_nothing_and_says_the_same(tmp_path: Path):
     first, _ = carried_out(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/done.json")}
@@ -167,17 +152,6 @@ def test_the_callers_random_numbers_and_threads_are_left_alone(tmp_path: Path):
     assert torch.equal(torch.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], numpys)
     assert torch.get_num_threads() == threads
-
-
-def test_wrong_labels_can_be_asked_for_and_what_is_memorised_is_measured(tmp_path: Path):
-    config = replace(CONFIG, data=DataConfig(noise=0.25), measuring=MeasuringConfig(on_train=True))
-    done, _ = carried_out(tmp_path, config=config)
-    frame = load_results(tmp_path)
-    assert {"memorised", "clean_accuracy"} <= set(frame.metric)
-    given = done.refitted[0].load_predictions("live-last")["train"].labels
-    assert (given != TENSORS[1].numpy()).sum() == 15
-    tested = done.refitted[0].load_predictions("live-last")["test"].labels
-    assert np.array_equal(tested, TENSORS[3].numpy()), "test labels stay as they are"
 
 
 def test_data_with_known_wrong_labels_comes_as_a_dataset(tmp_path: Path):

@@ -10,11 +10,11 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.special import logsumexp
 
-from emabank.study.averages import TableStage
+from emabank.study.averages import TableStage, rows_by_name
 from emabank.study.comparisons import pairs, with_tuned_temperatures
 from emabank.study.config import Keep
 from emabank.study.report.results import Column as ResultColumn
-from emabank.study.report.results import make_column, rows_by_name
+from emabank.study.report.results import make_column
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row
 from emabank.study.runs.writer import open_run

@@ -15,15 +15,14 @@ from tests.support.ranks import together
 SHORT = {"epochs": 2, "warmup_epochs": 0.4}
 
 
-@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "world"),
     [
-        {"training": SHORT, "measuring": training.MEASURED},
-        {"training": SHORT, "data": {"subset": 163}},  # 130 images: two are left for the last batch
-        {"training": {**SHORT, "network": "vgg-small"}},
-        {"training": {**SHORT, "network": "whitened-cnn"}},
-        {"training": SHORT, "trained_on": "100%", "measuring": training.MEASURED},
+        ({"training": SHORT, "measuring": training.MEASURED}, 2),
+        ({"training": SHORT, "data": {"subset": 163}}, 3),  # 130 images: two are left for the last batch
+        ({"training": {**SHORT, "network": "vgg-small"}}, 2),
+        ({"training": {**SHORT, "network": "whitened-cnn"}}, 2),
+        ({"training": SHORT, "trained_on": "100%", "measuring": training.MEASURED}, 3),
     ],
     ids=["resnet8", "a last batch of two", "without batch norm", "whitened", "refit"],
 )

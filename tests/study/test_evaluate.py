@@ -174,18 +174,6 @@ def test_the_temperature_is_the_best_on_validation_and_scales_all_parts(training
             assert found[split, f"ece_ts{which}"] == pytest.approx(expected_calibration_error(scaled, right))
 
 
-def test_memorised_and_clean_accuracy_count_the_training_images(training, kept):
-    train = parts_of(training.config).train
-    for each in kept.values():
-        found = rows_of(training, each)
-        said = each.predictions["train"][0].argmax(axis=1).tolist()
-        given, clean = train.labels.tolist(), train.clean.tolist()
-        wrong = [s == g for s, g, c in zip(said, given, clean, strict=True) if g != c]
-        right = [s == g for s, g, c in zip(said, given, clean, strict=True) if g == c]
-        assert found["train", "memorised"] == sum(wrong) / len(wrong)
-        assert found["train", "clean_accuracy"] == sum(right) / len(right)
-
-
 def test_rows_have_the_fields_of_the_study_and_say_what_was_kept(training, kept):
     for each in kept.values():
         for row in rows_of_kept(RUN, training.config, each, parts_of(training.config)):

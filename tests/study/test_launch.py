@@ -1,9 +1,8 @@
-"""The commands `protocol` and `run` as people use them: real processes, killed, interrupted and started again."""
+"""The commands `run` and `protocol` as people use them: real processes, killed, interrupted and started again."""
 
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,16 +17,14 @@ from rich.console import Console
 from emabank.study import launch
 from emabank.study.commands import main
 from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Place, ProtocolConfig, TrainingConfig
-from emabank.study.data.datasets import load_dataset
 from emabank.study.executors import Outcome, Task
 from emabank.study.launch import executor_for, jobs_on, launch_protocol
 from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.results import read_setting
 from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.serialize import read_toml
-from emabank.study.studies.catalogue import Setting
-from emabank.study.studies.scheduler import RunJobs, placeholder_choices, run_setting, variant_jobs
-from tests.study.studies.small_studies import manifests, runs_in
+from emabank.study.studies.scheduler import RunJobs, placeholder_choices, variant_jobs
+from tests.study.studies.small_studies import manifests, run_words, runs_in
 from tests.support.processes import SOURCE, is_alive, wait_until
 
 CONFIG = ProtocolConfig(
@@ -40,11 +37,11 @@ CONFIG = ProtocolConfig(
 )
 WORDS = ["--subset", "200", "--test-subset", "100", "--width", "4", "--epochs", "8", "--device", "cpu"]
 WORDS += ["--rates", "0.1", "--seeds", "2", "--no-swa"]
-
-
 SETTING = "digits, 200 images, ResNet-8 of width 4"
+
 STUDY = ["run", "constant-lr", "--seeds", "2", "--device", "cpu"]
-SETTINGS = ["epochs=6", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
+SETTINGS = ["epochs=8", "warmup_epochs=0.5", "subset=200", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
+STUDIED = "digits, 40% of 200 with wrong labels, ResNet-8 of width 4"
 
 
 class Command:
@@ -118,72 +115,70 @@ def leads(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at processes through /proc")
-def test_killed_interrupted_and_started_again_it_ends_as_if_nothing_had_happened(
+def test_killed_interrupted_and_started_again_a_study_ends_as_if_nothing_had_happened(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    runs = tmp_path / "runs"
+    place, study = Place(runs=tmp_path / "runs"), [*STUDY, "--set", *SETTINGS]
 
-    protocol = ["protocol", *WORDS]
-    with Command(protocol, runs) as first:  # a worker is killed, as by the system for want of memory
+    with Command(study, place.runs) as first:  # a worker is killed, as by the system for want of memory
         first.until("tune, rate 0.1, seed 0")
         wait_until(lambda: bool(first.look()))
         os.kill(min(first.workers), signal.SIGKILL)
         assert first.end() == 1
     report = first.printed[first.printed.index("1 of 2 runs failed:") :]
     seed = int(report[1].partition("seed ")[2][0])  # the first of two workers need not have the first seed
-    assert report[1] == f"- {SETTING}: tune, rate 0.1, seed {seed}: killed by SIGKILL (possibly out of memory)"
+    assert report[1] == f"- {STUDIED}: tune, rate 0.1, seed {seed}: killed by SIGKILL (possibly out of memory)"
     assert any(line.startswith("done in") and f"seed {1 - seed}" in line for line in first.printed), "the other is done"
     log = report[-2].removeprefix("  log: ")
     assert report[-1] == (
-        f"emabank: 1 of 2 runs failed, the first with killed by SIGKILL (possibly out of memory): {SETTING}: tune, "
-        f"rate 0.1, seed {seed}; see {log}, then start it again"
+        "constant-lr could not be finished: cifar100n-resnet18: 1 of 2 runs failed, the first with killed by SIGKILL "
+        f"(possibly out of memory): {STUDIED}: tune, rate 0.1, seed {seed}; see {log}, then start it again"
     )
-    assert Path(log).exists() and Path(log).is_relative_to(runs)
+    assert Path(log).exists() and Path(log).is_relative_to(place.runs)
+    assert manifests(place)["constant-lr"].state == "failed"
 
-    with Command(protocol, runs) as second:  # Ctrl-C, when the refits have begun
-        second.until(f"started: {SETTING}: refit, rate 0.1, seed 1")
-        wait_until(lambda: bool(second.look()))
-        second.process.send_signal(signal.SIGINT)
-        assert second.end() == 130
+    with Command(study, place.runs) as second:  # the command itself is killed, when the refits have begun
+        second.until(": refit, rate 0.1, seed 1")
+        second.process.kill()
+        second.end()
     assert [line for line in second.printed if "already done" in line] == [
-        f"already done: {SETTING}: tune, rate 0.1, seed {1 - seed} [1 of 4]"
+        f"already done: {STUDIED}: tune, rate 0.1, seed {1 - seed} [1 of 6]"
     ]
-    assert second.workers
-    assert second.printed[-1] == "emabank: interrupted; the same command resumes"
-    assert not list(runs.glob("protocol-*"))
+    assert manifests(place)["constant-lr"].state == "running"
+    done = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in runs_in(place)}
+    assert len(done) >= 2, "tuning is over"
 
-    with Command(protocol, runs) as third:
-        assert third.end() == 0
-    said = "\n".join(third.printed)
-    assert said.count("started: ") == said.count(f"started: {SETTING}: refit, rate 0.1, seed ") == 2
-    assert third.printed[-1].endswith("[4 of 4]"), "one total for all rounds"
-    said = third.result.read_text()
-    assert re.search(r"trained on 100%, measured on\s+test", said) and "learning rate" in said
-    assert "…" not in said
-    [summary] = runs.glob("protocol-*/summary.json")
-    last = f"Rows and tables: {summary.parent}, and each run's folder beside it"
-    assert said.splitlines()[-1] == last
+    with Command(study, place.runs) as third:  # Ctrl-C, when what starts from the refits has begun
+        third.until(f"started: {STUDIED}: rate held from epoch")
+        third.process.send_signal(signal.SIGINT)
+        assert third.end() == 130
+    assert third.workers
+    assert third.printed[-1] == "emabank: interrupted; the same command resumes"
+    assert not list(place.runs.glob("protocol-*"))
 
-    undisturbed = in_this_process(tmp_path / "undisturbed")
-    assert summary.read_bytes() == (undisturbed / "summary.json").read_bytes()
-    assert (summary.parent / "rows.jsonl").read_bytes() == (undisturbed / "rows.jsonl").read_bytes()
-    assert summary.parent.name == undisturbed.name
+    with Command(study, place.runs) as fourth:
+        assert fourth.end() == 0, fourth.printed
+    assert fourth.printed[-1].endswith("[6 of 6]"), "one total for all rounds"
+    *headline, done_line, following = fourth.result.read_text().splitlines()
+    assert "rate held" in " ".join(headline), "it ends with the result"
+    assert done_line == "done: constant-lr" and f"`emabank report {os.path.relpath(place.runs)}`" in following
+    manifest = manifests(place)["constant-lr"]
+    assert manifest.state == "done" and len(runs_in(place)) == 6
+    now = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in done}
+    assert now == done, "what was done is not trained again"
 
-    ended = {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")}
-    assert len(ended) == 4
+    elsewhere = run_words([*STUDY, "--runs", str(tmp_path / "undisturbed"), "--set", *SETTINGS])
+    assert runs_in(place) == runs_in(elsewhere)
+    [ran] = manifest.pairs
+    for name in (f"{ran.protocol}/summary.json", f"{ran.protocol}/rows.jsonl", *map("{}/rows.jsonl".format, now)):
+        assert (place.runs / name).read_bytes() == (elsewhere.runs / name).read_bytes()
+
+    ended = {path: path.stat().st_mtime_ns for path in place.runs.glob("*/done.json")}
     capsys.readouterr()
-    assert main([*protocol, "--runs", str(runs), "--jobs", "2"]) == 0
+    assert main([*study, "--runs", str(place.runs), "--jobs", "2"]) == 0
     printed = capsys.readouterr()
-    assert "started: " not in printed.err and printed.out.splitlines()[-1] == last
-    assert {path: path.stat().st_mtime_ns for path in runs.glob("*/done.json")} == ended
-
-
-def in_this_process(runs: Path) -> Path:
-    """The folder of the same protocol, carried out without a command, workers or interruptions."""
-    config, place = resolve(CONFIG), Place(runs=runs)
-    dataset = load_dataset(config.data, place.data)
-    setting = Setting(name="protocol", config=config)
-    return run_setting(setting, place, dataset=dataset, run_jobs=here(place), say=lambda sentence: None).folder
+    assert "started: " not in printed.err and "done: constant-lr" in printed.out
+    assert {path: path.stat().st_mtime_ns for path in place.runs.glob("*/done.json")} == ended
 
 
 def here(place: Place) -> RunJobs:
@@ -193,70 +188,6 @@ def here(place: Place) -> RunJobs:
         return {run_job(job, place).id: Outcome(task=task_of(job, place), state="done") for job in jobs}
 
     return run_jobs
-
-
-@pytest.mark.slow
-def test_a_study_that_was_killed_and_started_again_ends_as_if_nothing_had_happened(tmp_path: Path):
-    place, study = Place(runs=tmp_path / "runs"), [*STUDY, "--set", *SETTINGS]
-    with Command(study, place.runs) as first:
-        first.until(": refit, rate 0.1, seed 1")
-        first.process.kill()
-        first.end()
-    assert manifests(place)["constant-lr"].state == "running"
-    done = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in runs_in(place)}
-    assert len(done) >= 2, "tuning is over"
-
-    with Command(study, place.runs) as second:
-        assert second.end() == 0, second.printed
-    tuned = [line for line in second.printed if line.startswith("already done: ") and ": tune, " in line]
-    assert "tuning: 2 of 6 runs" in second.printed and len(tuned) == 2
-    *headline, done_line, following = second.result.read_text().splitlines()
-    assert "rate held" in " ".join(headline), "it ends with the result"
-    assert done_line == "done: constant-lr" and f"`emabank report {os.path.relpath(place.runs)}`" in following
-    manifest = manifests(place)["constant-lr"]
-    assert manifest.state == "done" and len(runs_in(place)) == 6
-    now = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in done}
-    assert now == done, "what was done is not trained again"
-
-    elsewhere = study_undisturbed(tmp_path / "undisturbed")
-    [ran] = manifest.pairs
-    for name in ("summary.json", "rows.jsonl"):
-        mine, other = (where.runs / str(ran.protocol) / name for where in (place, elsewhere))
-        assert mine.read_bytes() == other.read_bytes()
-    assert runs_in(place) == runs_in(elsewhere)
-    for run in ran.arms["constant"]:
-        mine, other = (where.runs / run / "rows.jsonl" for where in (place, elsewhere))
-        assert mine.read_bytes() == other.read_bytes()
-
-    with Command(study, place.runs) as third:
-        assert third.end() == 0
-    assert "started: " not in "\n".join(third.printed)
-
-
-def study_undisturbed(runs: Path) -> Place:
-    """The same study without a command, workers or interruptions."""
-    code = f"""
-import sys
-sys.path[:0] = {sys.path!r}
-import torch
-torch.set_num_threads(1)
-from pathlib import Path
-from emabank.study.commands.parsing import parse
-from emabank.study.config import Place
-from emabank.study.protocol import resolve
-from emabank.study.studies.catalogue import STUDIES, settings_of
-from emabank.study.studies.scheduler import run_studies
-from tests.study.studies.small_studies import DIGITS, Counting
-command = parse({[*STUDY, "--runs", str(runs), "--set", *SETTINGS]!r}, description="")
-studies, place = [STUDIES["constant-lr"]], command.place
-settings = settings_of(studies, "demo", lambda config: resolve(command.change(config)))
-run_studies(
-    studies, "demo", settings, place, command="", load=lambda config: DIGITS, run_jobs=Counting(place)
-)
-"""
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr
-    return Place(runs=runs)
 
 
 # In this process -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from rich.console import Console
 from emabank.study import launch as launching
 from emabank.study import run_job as run_job_module
 from emabank.study.commands import main
-from emabank.study.config import Place, ProtocolConfig, RunConfig
+from emabank.study.config import DataConfig, Place, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.progress import duration
@@ -40,7 +40,6 @@ from tests.study.studies.small_studies import (
     runs_in,
     small_scale,
 )
-from tests.study.studies.small_studies import finished_studies as finished_studies
 
 SPEED = Speed(1.0, 0.125, 1e6)
 
@@ -179,8 +178,8 @@ def test_when_tuning_is_done_all_runs_are_known_and_when_all_is_done_none_is_lef
 def test_without_the_data_the_plan_says_so_and_still_what_it_would_cost(
     finished: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def read(config: ProtocolConfig, place: Place, console: Console) -> Dataset:
-        if config.data.noise:
+    def read(data: DataConfig, place: Place, console: Console) -> Dataset:
+        if data.noise:
             raise FileNotFoundError("there is no file [batches]; fetch it with `emabank data`")
         return DIGITS
 
@@ -284,9 +283,9 @@ def test_each_data_set_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     read: list[Any] = []
     really = launching.read_data
 
-    def reading(config: ProtocolConfig, place: Place, console: Console) -> Dataset:
-        read.append(config.data)
-        return really(config, place, console)
+    def reading(data: DataConfig, place: Place, console: Console) -> Dataset:
+        read.append(data)
+        return really(data, place, console)
 
     monkeypatch.setattr(launching, "read_data", reading)
     done, _, _ = launched(["generalization", "constant-lr"], finished.place, monkeypatch)

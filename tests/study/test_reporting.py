@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from emabank.study.commands import main
 from emabank.study.report import write
 from emabank.study.report.write import Report
 from emabank.study.reporting import make_report, show_claims
@@ -23,6 +23,7 @@ from emabank.study.runs.writer import mark_failed
 from emabank.study.status import show_status
 from tests.study.report.spoiling import content, put
 from tests.study.small_folder import COMMAND, NAMES
+from tests.study.small_folder import bare as bare
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
 from tests.support.processes import run
@@ -41,14 +42,6 @@ def printed(show: Callable[..., object], *given: Any, width: int = 100, **more: 
     console = Console(file=io.StringIO(), width=width, color_system=None)
     show(*given, console=console, **more)
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-
-
-@pytest.fixture
-def bare(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the folder without its runs: all variants are left out."""
-    folder = tmp_path / "runs"
-    shutil.copytree(finished, folder, ignore=lambda at, names: [name for name in names if name[0] not in "psr"])
-    return folder
 
 
 # The report ----------------------------------------------------------------------------------------------------------
@@ -151,6 +144,9 @@ def test_a_missing_folder_writes_nothing(tmp_path: Path):
         with pytest.raises(FileNotFoundError, match="does not exist; pass the folder that `emabank run` wrote"):
             printed(show, tmp_path / "runs")
     assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").touch()
+    with pytest.raises(FileNotFoundError, match="is not a folder; pass the folder"):
+        printed(show_claims, tmp_path / "runs")
 
 
 # The claims ----------------------------------------------------------------------------------------------------------
@@ -167,12 +163,13 @@ def test_claims_are_a_table_and_with_all_their_findings(runs: Path):
 
 
 @pytest.mark.parametrize("words", [["claims", "--all"], ["report", "--tables", "all"], ["status"]])
-def test_an_ascii_terminal_of_60_columns_is_enough(words: list[str], runs: Path):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "60"}
-    command = [sys.executable, "-m", "emabank.study", *words, str(runs)]
-    done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.decode("ascii").splitlines()
+def test_an_ascii_terminal_of_60_columns_is_enough(words: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert main([*words, str(runs)]) == 0
+    terminal.flush()
+    lines = terminal.buffer.getvalue().decode("ascii").splitlines()  # type: ignore[attr-defined]
     assert max(len(line) for line in lines if "|" in line) <= 60  # a sentence is wrapped by the terminal itself
 
 

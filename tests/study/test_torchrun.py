@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from emabank.study.config import Place
 from emabank.study.runs.reader import RunFolder
-from tests.study.studies.small_studies import runs_in
+from tests.study.studies.small_studies import run_words, runs_in
 from tests.support.processes import SOURCE, wait_until
 
 SETTINGS = ["epochs=20", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
@@ -23,13 +22,13 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLU
 pytestmark = pytest.mark.slow
 
 
-def command(runs: Path, *settings: str, start: Sequence[str] = TORCHRUN) -> list[str]:
-    return [sys.executable, *start, *WORDS, "--runs", str(runs), "--set", *SETTINGS, *settings]
+def words(runs: Path) -> list[str]:
+    return [*WORDS, "--runs", str(runs), "--set", *SETTINGS]
 
 
-def carried_out(runs: Path, *settings: str, start: Sequence[str] = TORCHRUN) -> str:
-    given = command(runs, *settings, start=start)
-    done = subprocess.run(given, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+def carried_out(runs: Path) -> str:
+    command = [sys.executable, *TORCHRUN, *words(runs)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,7 +42,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(undisturbed: tuple[Path, str], tmp_path: Path):
     runs, said = undisturbed
-    carried_out(tmp_path / "one", start=["-m", "emabank.study"])
+    run_words(words(tmp_path / "one"))
     assert said.count("done: lr-search") == 1
     together, alone = finished(runs), finished(tmp_path / "one")
     assert [run.id for run in together] == [run.id for run in alone]
@@ -64,8 +63,8 @@ def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(undistur
 
 def test_a_killed_process_is_told_of_and_the_same_command_goes_on(undisturbed: tuple[Path, str], tmp_path: Path):
     runs = tmp_path / "runs"
-    given = [*command(runs), "--checkpoint-seconds", "0.2"]
-    process = subprocess.Popen(given, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, *TORCHRUN, *words(runs), "--checkpoint-seconds", "0.2"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: any(_epoch(path.parent) >= 3 for path in runs.glob("*/progress.json")), seconds=120)
     ranks = [pid for pid in _children(process.pid) if b"emabank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(ranks) == 2

@@ -1,4 +1,4 @@
-"""The training loop with each of its options: bootstrapping, SWA, precisions, memory order; and when it diverges."""
+"""The training loop with each of its options: bootstrapping, SWA, precisions, memory order; spikes and divergence."""
 
 import math
 from dataclasses import replace
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from emabank import EMA, EMABank
 from emabank.study import train
 from emabank.study.config import Keep
 from emabank.study.data.images import make_images
 from emabank.study.data.splits import stratified_subset
-from emabank.study.evaluate import epoch_metrics
+from emabank.study.evaluate import EpochMetric, epoch_metrics
 from emabank.study.serialize import to_dict
 from emabank.study.train import Training
 from tests.study.small_runs import (
@@ -329,3 +329,47 @@ def test_training_images_are_measured_every_so_many_epochs_and_after_the_last():
     assert third.measured == [metric for metric in every.measured if metric.epoch in (3, 5)]
     assert third.test_curves == every.test_curves
     assert "train_every" not in to_dict(every.config)["recipe"]["measuring"]
+
+
+# A loss that leaps ----------------------------------------------------------------------------------------------------
+
+
+class Leaping(nn.Module):
+    """A linear classifier whose logits are off by `leap` in one training step, in its 7th."""
+
+    def __init__(self, leap: float) -> None:
+        super().__init__()
+        self.leap, self.steps = leap, 0
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits = self.layers(inputs)
+        if not self.training:
+            return logits
+        self.steps += 1
+        return logits + self.leap * torch.eye(10)[0] if self.steps == 7 else logits
+
+
+def made(leap: float):
+    return trained(config(training={"network": "own"}), make_model=lambda: Leaping(leap))
+
+
+def test_a_finite_spike_is_told_in_the_history_and_the_run_goes_on():
+    calm, spiked = made(0.0), made(1e4)
+    assert not spiked.diverged and spiked.epoch == calm.epoch == 4
+    losses = [each["training_loss"] for each in spiked.history()]
+    assert losses[1] > 100 > max(losses[0], *losses[2:])
+    assert all(math.isfinite(each.value) for each in spiked.measured)
+    for name in spiked.bank.names:
+        assert all(torch.isfinite(tensor).all() for tensor in spiked.bank.weights(name).values())
+
+
+@pytest.mark.parametrize("leap", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_ends_the_run_which_is_marked_and_keeps_nothing_bad(leap: float):
+    training = made(leap)
+    assert training.diverged and training.epoch == 2
+    assert training.kept() == []
+    bad: list[EpochMetric] = [each for each in training.measured if not math.isfinite(each.value)]
+    assert not bad
+    for name in training.bank.names:
+        assert all(torch.isfinite(tensor).all() for tensor in training.bank.weights(name).values())

@@ -104,35 +104,6 @@ def test_features_are_those_of_eval_mode_batch_by_batch_in_order():
     assert not features.requires_grad
 
 
-def test_computing_features_leaves_the_model_and_the_random_numbers_as_they_were():
-    model = Backbone()
-    modes = [module.training for module in model.modules()]
-    values = {name: value.clone() for name, value in model.state_dict().items()}
-    loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(torch.randn(9, 4), torch.zeros(9)), batch_size=4
-    )
-    state = torch.get_rng_state()
-    features_of(model, loader)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert modes == [module.training for module in model.modules()] and not all(modes) and any(modes)
-    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
-    iter(loader)
-    assert not torch.equal(torch.get_rng_state(), state), "control: a loader does draw from the global generator"
-
-
-def test_modes_are_restored_when_the_data_fails():
-    def batches():
-        yield torch.randn(2, 4), None
-        raise OSError("the disk is gone")
-
-    model = Backbone()
-    modes = [module.training for module in model.modules()]
-    with pytest.raises(OSError, match="the disk is gone"):
-        features_of(model, batches())
-    assert modes == [module.training for module in model.modules()]
-    assert torch.is_grad_enabled()
-
-
 def test_models_and_data_that_give_no_features_are_refused():
     with pytest.raises(ValueError, match=r"^Linear has no features\(x\); give it a method"):
         features_of(nn.Linear(4, 2), [(torch.randn(2, 4), None)])

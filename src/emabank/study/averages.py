@@ -4,7 +4,7 @@ May import config and the library.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -82,6 +82,17 @@ def kept_name(row: Row) -> str:
     return Keep(weights=row.weights, epoch=row.epoch or 0, batchnorm=row.batchnorm, selected_by=row.selected_by).name
 
 
+RowsByName = Mapping[tuple[str, str, str, str, str | None], Row]
+"""By run, name of the kept weights, split, metric and other run."""
+
+
+def rows_by_name(rows: Iterable[Row]) -> RowsByName:
+    """The rows of kept weights."""
+    return {
+        (row.run, kept_name(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None
+    }
+
+
 class TableStage(NamedTuple):
     """The columns of one of the protocol's tables: which runs, measured on which split, and which of their weights."""
 
@@ -104,18 +115,19 @@ def table_stages(
     """
     seeds = len(choices)
     best, last = ("live-accuracy",) * seeds, ("live-last",) * seeds
-    chosen: dict[str, tuple[str, ...]] = {}
-    slowest: dict[str, tuple[str, ...]] = {}
-    for criterion, short in CRITERIA.items():
-        kept = [columns(averages, *choice[criterion], criterion, has_batchnorm) for choice in choices]
-        chosen[f"EMA ({short})"] = tuple(keeps[0].name for keeps in kept)
-        slowest[f"slowest ({short})"] = tuple(keeps[1].name for keeps in kept)
+
+    def chosen_by(criteria: Mapping[str, str], title: str, place: int) -> dict[str, tuple[str, ...]]:
+        """One of the columns of each criterion, with its title."""
+        kept = {
+            short: [columns(averages, *choice[criterion], criterion, has_batchnorm)[place] for choice in choices]
+            for criterion, short in criteria.items()
+        }
+        return {f"{title} ({short})": tuple(keep.name for keep in keeps) for short, keeps in kept.items()}
+
+    chosen, slowest = chosen_by(CRITERIA, "EMA", 0), chosen_by(CRITERIA, "slowest", 1)
     noisy: dict[str, tuple[str, ...]] = {}
     if all(set(NOISY_CRITERIA) <= set(choice) for choice in choices):
-        for criterion, short in NOISY_CRITERIA.items():
-            kept = [columns(averages, *choice[criterion], criterion, has_batchnorm) for choice in choices]
-            noisy[f"EMA ({short})"] = tuple(keeps[0].name for keeps in kept)
-        noisy["SGD (best, noisy)"] = ("live-noisy-accuracy",) * seeds
+        noisy = {**chosen_by(NOISY_CRITERIA, "EMA", 0), "SGD (best, noisy)": ("live-noisy-accuracy",) * seeds}
     swa = Keep(weights="swa", epoch=0, batchnorm="recomputed" if has_batchnorm else "averaged", selected_by="last")
     tuning = {"SGD": best, "SGD (last)": last, **chosen, **slowest, **noisy}
     return [

@@ -3,13 +3,13 @@
 Reads finished runs; may import metrics, rows, folders and config.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 
-from emabank.study.averages import TableStage, kept_name
+from emabank.study.averages import TableStage, rows_by_name
 from emabank.study.metrics.agreement import churn, jensen_shannon
 from emabank.study.metrics.calibration import apply_temperature, ece
 from emabank.study.metrics.classification import loss, softmax
@@ -22,7 +22,7 @@ def pairs(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
 
     `runs` are those of the stage, one per seed. Pairs with a run that has rows only are skipped.
     """
-    index = _index(row for run in runs for row in run.rows())
+    index = rows_by_name(row for run in runs for row in run.rows())
     rows: list[Row] = []
     rows_only = [run.is_rows_only() for run in runs]
     for kept in stage.columns.values():
@@ -33,7 +33,7 @@ def pairs(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
         for holder, other in _pairs_of(stage, kept):
             if rows_only[holder] or rows_only[other]:
                 continue
-            like = _row_of(index, runs[holder], kept[holder], stage.split)
+            like = index[runs[holder].id, kept[holder], stage.split, "accuracy", None]  # which metric does not matter
             values = _agreement(logits[min(holder, other)], logits[max(holder, other)])
             rows += [
                 replace(like, metric=metric, value=value, other=runs[other].id) for metric, value in values.items()
@@ -52,10 +52,10 @@ def with_tuned_temperatures(tuned: Iterable[RunFolder], refitted: Iterable[RunFo
     for before, after in zip(tuned, refitted, strict=True):
         temperatures = {
             name: row.value
-            for (_, name, _, metric, _), row in _index(before.rows()).items()
+            for (_, name, _, metric, _), row in rows_by_name(before.rows()).items()
             if metric == "temperature" and row.value is not None
         }
-        index = _index(after.rows())
+        index = rows_by_name(after.rows())
         for name in after.predictions():
             logits, labels = after.load_predictions(name)["test"]
             if name not in temperatures or not np.isfinite(logits).all():
@@ -86,26 +86,3 @@ def _pairs_of(stage: TableStage, kept: Sequence[str]) -> Iterator[tuple[int, int
     for one, other in combinations(range(len(kept)), 2):
         alike = [names for names in stage.columns.values() if names[one] == kept[one]]
         yield (one, other) if all(names[other] == kept[other] for names in alike) else (other, one)
-
-
-# Rows of kept weights, by what they say -------------------------------------------------------------------------------
-
-Key = tuple[str, str, str, str, str | None]
-"""Run, name of the kept weights, split, metric, other run."""
-
-
-def _index(rows: Iterable[Row]) -> dict[Key, Row]:
-    return {
-        (row.run, kept_name(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None
-    }
-
-
-def _row_of(index: Mapping[Key, Row], run: RunFolder, name: str, split: str) -> Row:
-    """A row about kept weights; which measure it holds does not matter."""
-    try:
-        return index[run.id, name, split, "accuracy", None]
-    except KeyError:
-        raise ValueError(
-            f"run {run.id} has no row for the accuracy of {name} on {split}; remove its folder {run.path} to "
-            "train and measure it again"
-        ) from None

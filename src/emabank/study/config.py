@@ -7,7 +7,7 @@ Imports neither torch nor numpy.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
@@ -448,13 +448,7 @@ class ProtocolConfig(Recipe):
     @property
     def recipe(self) -> Recipe:
         """What the runs have in common."""
-        return Recipe(
-            data=self.data,
-            training=self.training,
-            averages=self.averages,
-            measuring=self.measuring,
-            hardware=self.hardware,
-        )
+        return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
 
 
 def parse_seeds(text: str) -> Seeds:

@@ -87,7 +87,7 @@ def demo_parts(config: "DemoArguments") -> Parts:
     """All 1297 training digits, some with wrong labels; the 500 test digits, half to choose on and half to test on."""
     digits = digits_dataset()
     clean = digits.train.clean
-    noisy, _ = symmetric_noise(clean, config.noise, classes=digits.classes, seed=config.seed)
+    noisy = symmetric_noise(clean, config.noise, classes=digits.classes, seed=config.seed)
     train = Images(digits.train.images, noisy, clean)
     test, validation = stratified_split(digits.test.clean, 0.5, seed=0)
     return Parts(train, digits.test.take(validation), digits.test.take(test), digits.classes, normalisation_of(train))
@@ -190,7 +190,7 @@ def _conditions(config: "DemoArguments", run: RunConfig, steps: int, *, seconds:
 
 
 def _write(record: Record, config: "DemoArguments") -> None:
-    rows = json.dumps(record.as_json(), indent=1)
+    rows = json.dumps(asdict(record), indent=1)
     write_atomically(config.out / "rows.json", lambda path: path.write_text(rows))
     figure, text = demo_figure(record), demo_page(record)
     for file_format in FORMATS:

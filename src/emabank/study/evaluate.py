@@ -114,9 +114,9 @@ def _temperatures(kept: Predicted, parts: Parts) -> dict[str, float]:
     if parts.validation is None or not np.isfinite(kept.predictions["val"][0]).all():
         return {}
     logits, labels = kept.predictions["val"]
-    fitted = {"": fit_temperature(logits, labels).temperature}
+    fitted = {"": fit_temperature(logits, labels)}
     if bool(parts.validation.wrong.any()):
-        fitted["_noisy"] = fit_temperature(logits, parts.validation.labels.numpy()).temperature
+        fitted["_noisy"] = fit_temperature(logits, parts.validation.labels.numpy())
     return fitted
 
 

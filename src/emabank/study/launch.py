@@ -50,7 +50,7 @@ def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | 
     """Run a protocol, and print its tables; None where another process leads (see `executing`)."""
     on_the_way = console or Console(stderr=True)
     config = resolve(config)
-    dataset = read_data(config, place, on_the_way)
+    dataset = read_data(config.data, place, on_the_way)
     with executing([config.hardware], place) as executor:
         if executor is None:
             return None
@@ -137,15 +137,15 @@ def _loader(place: Place, console: Console) -> Callable[[ProtocolConfig], Datase
 
     @cache
     def load(data: DataConfig) -> Dataset:
-        return read_data(ProtocolConfig(data=data), place, console)
+        return read_data(data, place, console)
 
     return lambda config: load(config.data)
 
 
-def read_data(config: ProtocolConfig, place: Place, console: Console) -> Dataset:
-    """The data set of a protocol, with a bar while images are decoded for the first time."""
+def read_data(data: DataConfig, place: Place, console: Console) -> Dataset:
+    """A data set, with a bar while images are decoded for the first time."""
     with counting(console, "images decoded") as tell:
-        return load_dataset(config.data, place.data, cache=place.cache, tell=tell)
+        return load_dataset(data, place.data, cache=place.cache, tell=tell)
 
 
 # Executors -----------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def show_plan(config: ProtocolConfig, place: Place, *, console: Console | None =
     """
     console = console or Console()
     config = resolve(config)
-    dataset = read_data(config, place, Console(stderr=True))
+    dataset = read_data(config.data, place, Console(stderr=True))
     say(console, to_toml(config))
     for job in tuning_jobs(config, data=fingerprint(dataset)):
         folder = folder_of(job.config, place)

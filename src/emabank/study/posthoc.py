@@ -45,11 +45,14 @@ class PosthocRecorder:
             self._bank = EMABank(model, [PowerEMA(width) for width in WIDTHS], every=every, on_nonfinite="skip")
             self._bank.attach(optimizer)
 
-    def keep_in(self, folder: Path) -> None:
-        """Write snapshots to a folder from now on; what a training has left there that went further is removed."""
+    def keep_in(self, folder: Path, *, is_first: bool = True) -> None:
+        """Write snapshots to a folder from now on; what a training has left there that went further is removed.
+
+        Where several ranks train together, the first removes and writes.
+        """
         if self._bank is None:
             return
-        if self._bank.num_steps == 0:  # from the beginning, whatever an earlier start left
+        if self._bank.num_steps == 0 and is_first:  # from the beginning, whatever an earlier start left
             for step in snapshot_steps(folder):
                 (folder / f"step-{step:09d}.pt").unlink()
         # Of the steps in between, `after_step` decides: an interruption must not add snapshots.

@@ -23,9 +23,8 @@ from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
 from emabank.study.evaluate import is_transferred, predicted, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.executors import Task
-from emabank.study.executors.worker import LOCKED, stop_with_executor
+from emabank.study.executors.worker import LOCKED, keep_freed_memory, stop_with_executor
 from emabank.study.loggers import loggers
-from emabank.study.malloc import keep_freed_memory
 from emabank.study.models import build_network
 from emabank.study.posthoc import evaluate_grid
 from emabank.study.runs import storage
@@ -150,7 +149,7 @@ def _train(
     if state is not None:
         _load(training, state, "its checkpoint" if run is None else f"the checkpoint in {run.path}")
     snapshots = folder_of(config, place).path / POSTHOC
-    training.recorder.keep_in(snapshots)
+    training.recorder.keep_in(snapshots, is_first=group.is_first)
     started, first = time.monotonic(), training.epoch
 
     def tell_both(epoch: int, words: str) -> None:
@@ -271,7 +270,7 @@ class StopRequest:
 
 def encode_job(job: Job, place: Place) -> str:
     """A job as text, for the command line of a worker."""
-    fork = None if job.fork is None else str(job.fork)
+    fork = None if job.fork is None else str(job.fork.absolute())  # a worker of a cluster starts elsewhere
     return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from emabank.study.data import download
 from emabank.study.data.catalogue import DATASETS, Download, File, ImageFolders, Published
-from emabank.study.data.download import check, fetch, file_hash, is_complete, unpack
+from emabank.study.data.download import check, fetch, is_complete, unpack
 from tests.study.data.made_up import tar_gz, tar_member, write_files
 
 PUBLISHED = pytest.mark.skipif(
@@ -131,13 +131,6 @@ def test_a_file_that_cannot_be_read_is_damaged(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(download, "file_hash", refused)
     finding = check("packed", tmp_path)[0]
     assert finding.state == "damaged" and "set/first cannot be read (Permission denied)" in finding.sentence
-
-
-@pytest.mark.parametrize("kind", ["md5", "sha256"])
-def test_the_checksum_is_that_of_the_whole_file(tmp_path: Path, kind: str):
-    content = os.urandom(3_000_000)
-    write_files(tmp_path, {"file": content})
-    assert file_hash(tmp_path / "file", kind) == hashlib.new(kind, content).hexdigest()
 
 
 @pytest.mark.usefixtures("published")

@@ -81,21 +81,6 @@ def test_inputs_are_float32_and_lie_in_memory_as_asked(memory_format):
         assert inputs.is_contiguous(memory_format=memory_format)
 
 
-@FORMATS
-def test_rows_are_gathered_alike_on_every_kind_of_device(memory_format, monkeypatch):
-    expected = list(make_loader(memory_format=memory_format))
-    loader = make_loader(memory_format=memory_format)
-    as_elsewhere = []
-
-    def rows(starts: Tensor) -> Tensor:
-        as_elsewhere.append(starts)
-        return loader._crops._rows_by_element(starts)
-
-    monkeypatch.setattr(loader._crops, "_rows", rows)
-    assert same(loader, expected)
-    assert as_elsewhere
-
-
 def test_every_corner_and_both_sides_occur():
     images = some_images(4000, channels=1, height=3, width=3)
     order, tops, lefts, flips = make_loader(images, crop=2)._plan

@@ -27,7 +27,7 @@ def run_all(tasks: list[Task], *, jobs: int = 2, patience: float = 30) -> tuple[
     return {outcome.task.id: outcome for outcome in outcomes}, console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_so_many_run_at_a_time_each_task_once_in_their_order_and_none_that_is_done(tmp_path: Path):
+def test_so_many_run_at_a_time_in_their_order_and_none_that_is_done(tmp_path: Path):
     code = """
 (folder.parent / f"here {folder.name}").touch()
 until = time.monotonic() + 60
@@ -44,7 +44,7 @@ done()
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "done.json").write_text('{"files": {}}')
     tasks = [task(tmp_path, name, code) for name in "bacde"] + [task(tmp_path, "old", "raise SystemExit(1)")]
-    outcomes, printed = run_all([*tasks, *tasks[:2]])
+    outcomes, printed = run_all(tasks)
     states = {name: outcome.state for name, outcome in outcomes.items()}
     assert states == {**dict.fromkeys("bacde", "done"), "old": "already done"}
     assert list(states) == [*"bacde", "old"]
@@ -53,9 +53,7 @@ done()
     assert not (tmp_path / "old" / "log.txt").exists()
 
 
-def test_two_different_tasks_with_one_id_and_no_jobs_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match="two tasks have the id a and differ"):
-        run_all([task(tmp_path, "a", DONE), task(tmp_path, "a", "pass")])
+def test_no_jobs_are_refused():
     with pytest.raises(ValueError, match="jobs is 0; give the number of runs at a time"):
         LocalExecutor(jobs=0)
 

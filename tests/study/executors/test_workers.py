@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from emabank.study.executors import worker as worker_module
 from emabank.study.executors.local import FORKS
 from emabank.study.executors.worker import PARENT
 from emabank.study.runs.reader import RunFolder
@@ -332,7 +334,8 @@ def test_ctrl_c_pressed_again_hastens_the_end(tmp_path: Path, warm: tuple[str, .
 
 @BOTH
 def test_deaf_workers_are_killed_when_their_time_is_over(tmp_path: Path, warm: tuple[str, ...]):
-    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=0.1, warm=warm) as executing:
+    soon = "from emabank.study.executors import local; local._AFTER_SIGTERM = 0.1"
+    with Executing(tmp_path, dict.fromkeys("ab", DEAF), grace=0.1, warm=warm, before=soon) as executing:
         executing.until_ready("ab")
         executing.process.send_signal(signal.SIGINT)
         executing.ended()
@@ -406,3 +409,40 @@ def test_a_deaf_worker_is_killed():
 def test_an_ignored_interrupt_is_heard_again():
     code = "signal.signal(signal.SIGINT, signal.SIG_IGN); stop_with_executor(grace=60)\ntime.sleep(60)"
     assert run(code, executor=GONE).returncode == -signal.SIGINT
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+FAULTS = """
+import resource, sys
+from emabank.study.executors.worker import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def fill():
+    [b"x" * 8_000_000 for _ in range(10)]  # as the activations of a few layers
+for _ in range(20):  # the heap finds its shape
+    fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is asked for")
+def test_memory_that_was_freed_is_not_fetched_again():
+    # How much is given back is chance otherwise: it depends on what lies at the top of the heap.
+    generous = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+    def faults(how: str) -> int:
+        command = [sys.executable, "-c", FAULTS, how]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, env=generous).stdout)
+
+    left = faults("leave")
+    assert left > 1000  # or there would be nothing to gain
+    assert faults("keep") < left / 4
+
+
+def test_a_system_without_it_or_that_refuses_is_believed(monkeypatch: pytest.MonkeyPatch):
+    for library in (object(), SimpleNamespace(mallopt=lambda parameter, value: 0)):
+        monkeypatch.setattr(worker_module.ctypes, "CDLL", lambda name, library=library: library)
+        assert not worker_module.keep_freed_memory()

@@ -35,7 +35,6 @@ MEASURES = [
     classification.clean_accuracy,
     classification.memorised,
     classification.log_softmax,
-    classification.predicted,
     classification.softmax,
     calibration.apply_temperature,
     calibration.fit_temperature,

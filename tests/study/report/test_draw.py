@@ -52,8 +52,3 @@ def test_an_svg_holds_what_the_figure_says_as_text(tmp_path):
     expected = [figure.title, panel.title, panel.x_label, panel.y_label, panel.marks[0][2], panel.marks[1][2], LONG]
     for words in [*expected, *(line.label for line in panel.lines), "mean of 3 seeds"]:
         assert re.sub(r"\s+", " ", words) in re.sub(r"\s+", " ", words_drawn)
-
-
-def test_another_format_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="file_format must be 'svg' or 'pdf'; got 'gif'"):
-        draw(small(), tmp_path / "figure.gif", file_format="gif")

@@ -127,16 +127,6 @@ def test_whatever_happens_to_a_file_there_is_a_reason(how: str, whole: Path, tmp
         assert why_not(folder), file
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_whatever_a_file_of_the_right_size_holds_there_is_a_reason(how: str, whole: Path, tmp_path: Path):
-    """As if the mark of the end knew nothing of its files."""
-    for file in ("config.json", "environment.json", "history.json"):
-        folder = RunFolder(shutil.copytree(whole, tmp_path / file))
-        forget_sizes(folder.path, file)
-        SPOILT[how](folder.path / file)
-        assert why_not(folder), file
-
-
 @pytest.mark.parametrize(
     ("file", "change"),
     [

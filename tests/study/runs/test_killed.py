@@ -6,8 +6,6 @@ import sys
 import warnings
 from pathlib import Path
 
-import pytest
-
 from emabank.study.runs import writer
 from emabank.study.runs.writer import RunFolder, open_run
 
@@ -96,13 +94,6 @@ def kill_in_rounds(root: Path, rounds: int) -> tuple[int, int]:
 def test_killed_at_any_moment_every_file_is_whole_and_the_run_goes_on(tmp_path: Path):
     reached, _ = kill_in_rounds(tmp_path, 10)
     assert reached >= 10
-
-
-@pytest.mark.slow
-def test_killed_very_often_every_file_is_whole_and_kills_do_hit_the_writing(tmp_path: Path):
-    reached, leftovers = kill_in_rounds(tmp_path, 60)
-    assert reached >= 60
-    assert leftovers > 0
 
 
 def test_after_a_kill_in_the_middle_of_a_write_the_next_opening_cleans_up(tmp_path: Path):

@@ -54,13 +54,13 @@ def test_every_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path):
     assert read_checked(path) == CONTENT
     noticed = 0
     for at in range(len(whole)):
-        for bit in range(8):
+        for bit in (0, 3, 6):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
             try:
                 assert read_checked(path) == CONTENT, (at, bit)  # a space that has become a line's end, say
             except ValueError:
                 noticed += 1
-    assert noticed > 7 * len(whole) * 0.8
+    assert noticed > 0.8 * 3 * len(whole)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "3", "[" * 100_000, '{"checksum": 3}', '{"checksum": "crc32:0"}'])

@@ -163,13 +163,6 @@ def test_a_done_run_that_lost_a_file_is_trained_again(tmp_path: Path):
     opening.__exit__(None, None, None)
 
 
-def test_rows_of_another_run_are_refused(tmp_path: Path):
-    with open_run(tmp_path, CONFIG, threads=1) as run:
-        with pytest.raises(ValueError, match=f"a row of run d8cb8c03b3709a2a was given to run {run.id}"):
-            run.write_rows([row(run.id), row("d8cb8c03b3709a2a")])
-        assert not (run.path / "rows.jsonl").exists()
-
-
 def test_a_run_in_use_is_not_marked_as_failed_by_others(tmp_path: Path):
     with open_run(tmp_path, CONFIG, threads=1) as run:
         mark_failed(run.path, "killed")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from emabank.study.commands.parsing import parse
 from emabank.study.config import (
     DataConfig,
     HardwareConfig,
@@ -22,7 +23,7 @@ from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.runs.manifest import PREFIX, Manifest, read_manifest
 from emabank.study.runs.reader import RunFolder
 from emabank.study.studies import catalogue, scheduler
-from emabank.study.studies.catalogue import STUDIES, Study, settings_of
+from emabank.study.studies.catalogue import STUDIES, Study, settings_of, studies_named
 from emabank.study.studies.scales import CONSTANT, MAIN
 from emabank.study.studies.scheduler import run_studies
 
@@ -111,9 +112,18 @@ def run_here(
     return {manifest.study: manifest for manifest in written}
 
 
+def run_words(words: Sequence[str]) -> Place:
+    """The studies that the words of a command ask for, in this process, without workers; where their runs are."""
+    command = parse(list(words), description="")
+    studies, place = studies_named(command.study), command.place
+    settings = settings_of(studies, "demo", lambda config: resolve(command.change(config)))
+    run_studies(studies, "demo", settings, place, command="", load=lambda config: DIGITS, run_jobs=Counting(place))
+    return place
+
+
 @pytest.fixture(scope="session")
 def finished_studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Manifest], Counting]:
-    """All studies at once, run once for all test files, which import this to use it."""
+    """All studies at once, run once for all test files (conftest.py)."""
     with pytest.MonkeyPatch.context() as patch:
         small_scale(patch)
         patch.setattr(scheduler, "measure_overhead", lambda config, dataset: OVERHEAD)

@@ -24,36 +24,6 @@ def protocol(pair: str, scale: Any) -> ProtocolConfig:
     return config.completed()
 
 
-# The paper's scale ---------------------------------------------------------------------------------------------------
-
-# Data set, network, weight decay, epochs, pixels of padding, human labels, targets of transfer: method.md, Training.
-THE_PAPER_HAS = {
-    "cifar100-resnet18": ("cifar100", "resnet18", 1e-4, 200, 4, None, ("cifar10",)),
-    "cifar100-vgg16": ("cifar100", "vgg16", 5e-4, 200, 4, None, ()),
-    "cifar100-wrn-28-10": ("cifar100", "wrn-28-10", 5e-4, 200, 4, None, ()),
-    "cifar10-resnet18": ("cifar10", "resnet18", 1e-4, 200, 4, None, ("cifar100",)),
-    "tiny-imagenet-resnet18": ("tiny-imagenet", "resnet18", 1e-4, 150, 8, None, ("cifar10", "cifar100")),
-    "cifar100n-resnet34": ("cifar100n", "resnet34", 1e-4, 200, 4, "noisy", ()),
-    "cifar10n-resnet34": ("cifar10n", "resnet34", 1e-4, 200, 4, "worse", ()),
-    "cifar100n-resnet18": ("cifar100n", "resnet18", 1e-4, 200, 4, "noisy", ()),
-}
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_the_paper_scale_has_the_papers_settings(pair: str):
-    config = protocol(pair, "paper")
-    data, training = config.data, config.training
-    found = (data.dataset, training.network, training.weight_decay, training.epochs, data.crop, data.labels)
-    assert (*found, config.transfer) == THE_PAPER_HAS[pair]
-    assert (data.flip, data.noise, data.subset, data.test_subset) == (True, 0, None, None)
-    assert (training.batch, training.momentum, training.schedule, training.warmup_epochs) == (128, 0.9, "cosine", 5)
-    assert config.averages.decays == (0.968, 0.984, 0.992, 0.996, 0.998)
-    assert (config.averages.every, config.averages.decay_warmup) == (16, "steps")
-    assert (config.seeds, config.swa, config.swa_epoch / training.epochs) == (3, True, pytest.approx(0.75, abs=0.005))
-    assert data.validation_labels == "clean" and config.hardware.precision == "float32"
-    assert config.measuring.test_curves, "the figures need them"
-
-
 # Short runs ----------------------------------------------------------------------------------------------------------
 
 
@@ -95,29 +65,6 @@ def test_control_with_the_papers_warm_up_some_would_coincide():
     config = protocol(MAIN, "demo")
     warmed = replace(config.averages, decay_warmup="steps")
     assert distinct(warmed, steps_of(config)["80%"]) != {5}
-
-
-@pytest.mark.parametrize(("pair", "scale"), SHORT)
-def test_horizons_of_a_short_run_are_the_papers_shares_of_it(pair: str, scale: str):
-    paper = protocol(pair, "paper")
-    steps = steps_of(protocol(MAIN, "paper"))["100%"]
-    assert steps == 200 * 391
-    half_lives = [16 * math.log(0.5) / math.log(decay) for decay in paper.averages.decays]
-    shares = [100 * each / steps for each in half_lives]
-    config = protocol(pair, scale)
-    assert config.averages.half_lives == pytest.approx(shares, rel=0.02)
-    for length in steps_of(config).values():
-        found = [rule.per_step(config.averages.every) for rule in rules(config.averages, length).values()]
-        assert found == pytest.approx([0.5 ** (100 / (share * length)) for share in shares], rel=0.02)
-
-
-@pytest.mark.parametrize(("pair", "scale"), SHORT)
-def test_a_short_protocol_measures_what_the_papers_does_and_has_as_many_seeds(pair: str, scale: str):
-    paper, config = protocol(pair, "paper"), protocol(pair, scale)
-    assert replace(config.measuring, curve_images=None, train_every=1) == paper.measuring
-    assert (config.seeds, config.swa, config.training.schedule) == (paper.seeds, paper.swa, paper.training.schedule)
-    assert config.data.has_wrong_labels or not paper.data.has_wrong_labels
-    assert paper.transfer or not config.transfer
 
 
 # All of them ---------------------------------------------------------------------------------------------------------

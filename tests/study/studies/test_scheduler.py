@@ -1,7 +1,8 @@
 """Studies carried out: every run once, in order, noted on the way; what fails is set aside, the rest goes on."""
 
+import os
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from emabank.study.config import Place, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
-from emabank.study.run_job import folder_of
+from emabank.study.executors import Outcome
+from emabank.study.run_job import Job, folder_of
+from emabank.study.runs.locks import LockedError
 from emabank.study.runs.manifest import Manifest
 from emabank.study.runs.reader import RunFolder, read_json
 from emabank.study.studies import scheduler
@@ -31,7 +34,6 @@ from tests.study.studies.small_studies import (
     runs_in,
     small_scale,
 )
-from tests.study.studies.small_studies import finished_studies as finished_studies
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,16 +67,14 @@ def as_written(manifest: Manifest) -> Manifest:
     return replace(manifest, pairs=pairs)
 
 
-@pytest.fixture
-def finished(finished_studies: tuple[dict[str, Manifest], Counting]) -> tuple[dict[str, Manifest], Counting]:
-    """All studies at once."""
-    return finished_studies
+Finished = tuple[dict[str, Manifest], Counting]
+"""What the fixture `finished_studies` gives: what was written, and who counted."""
 
 
 @pytest.fixture
-def copied(finished: tuple[dict[str, Manifest], Counting], tmp_path: Path) -> Place:
+def copied(finished_studies: Finished, tmp_path: Path) -> Place:
     """The folder of all studies once more, to be damaged."""
-    return Place(runs=Path(shutil.copytree(finished[1].place.runs, tmp_path / "runs")))
+    return Place(runs=Path(shutil.copytree(finished_studies[1].place.runs, tmp_path / "runs")))
 
 
 def kind(config: RunConfig) -> str:
@@ -84,8 +84,8 @@ def kind(config: RunConfig) -> str:
 # Everything once, in order -------------------------------------------------------------------------------------------
 
 
-def test_every_run_that_any_study_needs_is_trained_once(finished: tuple[dict[str, Manifest], Counting]):
-    _, counting = finished
+def test_every_run_that_any_study_needs_is_trained_once(finished_studies: Finished):
+    _, counting = finished_studies
     assert len(counting.trained) == len(set(counting.trained))
     assert set(counting.trained) == runs_in(counting.place)
     # Of the main pair: two rates, refit, SWA, step, two bootstraps, posthoc, three more periods (the first is the
@@ -95,10 +95,12 @@ def test_every_run_that_any_study_needs_is_trained_once(finished: tuple[dict[str
 
 
 def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refits(
-    finished: tuple[dict[str, Manifest], Counting],
+    finished_studies: Finished,
 ):
-    rounds = [sorted(map(kind, configs)) for configs in finished[1].rounds]
-    epoch = next(config.constant_from for config in finished[1].rounds[2] if config.constant_from and not config.swa)
+    rounds = [sorted(map(kind, configs)) for configs in finished_studies[1].rounds]
+    epoch = next(
+        config.constant_from for config in finished_studies[1].rounds[2] if config.constant_from and not config.swa
+    )
     assert rounds == [
         ["tune"] * 4,
         sorted(
@@ -111,9 +113,9 @@ def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refit
 
 
 def test_it_is_noted_before_the_first_round_and_after_each_that_studies_run(
-    finished: tuple[dict[str, Manifest], Counting],
+    finished_studies: Finished,
 ):
-    _, counting = finished
+    _, counting = finished_studies
     assert len(counting.noted) == 3
     for noted in counting.noted:
         assert set(noted) == set(MOST)
@@ -124,9 +126,9 @@ def test_it_is_noted_before_the_first_round_and_after_each_that_studies_run(
 
 
 def test_at_the_end_each_study_is_done_and_says_which_protocols_and_runs_are_its_own(
-    finished: tuple[dict[str, Manifest], Counting],
+    finished_studies: Finished,
 ):
-    written, counting = finished
+    written, counting = finished_studies
     assert {manifest.state for manifest in written.values()} == {"done"}
     assert {manifest.reason for manifest in written.values()} == {""}
     protocols = {(pair.pair, pair.protocol) for manifest in written.values() for pair in manifest.pairs}
@@ -155,9 +157,9 @@ def test_at_the_end_each_study_is_done_and_says_which_protocols_and_runs_are_its
 
 
 def test_what_averages_cost_is_measured_for_the_study_that_asks_alone(
-    finished: tuple[dict[str, Manifest], Counting], small: list[str], copied: Place
+    finished_studies: Finished, small: list[str], copied: Place
 ):
-    written, _ = finished
+    written, _ = finished_studies
     assert {study for study, manifest in written.items() if manifest.overheads} == {"sampling-period"}
     assert written["sampling-period"].overheads == (OVERHEAD,)
     asked = len(small)
@@ -168,15 +170,13 @@ def test_what_averages_cost_is_measured_for_the_study_that_asks_alone(
     assert len(small) == asked + 1
 
 
-def test_carried_out_again_nothing_is_trained_and_all_is_as_before(
-    finished: tuple[dict[str, Manifest], Counting], copied: Place
-):
+def test_carried_out_again_nothing_is_trained_and_all_is_as_before(finished_studies: Finished, copied: Place):
     def content() -> dict[str, bytes]:
         names = ("summary.json", "rows.jsonl", "done.json")
         return {str(path): path.read_bytes() for name in names for path in sorted(copied.runs.rglob(name))}
 
     before, counting = content(), Counting(copied)
-    assert carried_out(MOST, counting) == finished[0]
+    assert carried_out(MOST, counting) == finished_studies[0]
     assert counting.trained == []
     assert content() == before
 
@@ -357,7 +357,7 @@ def test_training_that_diverges_everywhere_is_told_and_the_others_finish(
 
 @pytest.mark.parametrize("last", [0, 2, 4])
 def test_interrupted_it_says_that_it_runs_and_goes_on_with_what_is_missing(
-    finished: tuple[dict[str, Manifest], Counting], tmp_path: Path, last: int
+    finished_studies: Finished, tmp_path: Path, last: int
 ):
     place, names = Place(runs=tmp_path / "runs"), ["lr-search", "step-decay"]
     first = Counting(place, last=last)
@@ -369,7 +369,9 @@ def test_interrupted_it_says_that_it_runs_and_goes_on_with_what_is_missing(
     assert {manifest.state for manifest in written.values()} == {"done"}
     assert not set(first.trained) & set(second.trained)
     assert len(first.trained) == last and len(first.trained + second.trained) == 2 + 1 + 1 + 1
-    assert set(first.trained + second.trained) <= set(finished[1].trained), "the same runs as when nothing happens"
+    assert set(first.trained + second.trained) <= set(finished_studies[1].trained), (
+        "the same runs as when nothing happens"
+    )
 
 
 def test_a_fault_of_the_program_is_not_taken_for_one_of_a_pair(tmp_path: Path):
@@ -378,3 +380,39 @@ def test_a_fault_of_the_program_is_not_taken_for_one_of_a_pair(tmp_path: Path):
 
     with pytest.raises(TypeError, match="a fault"):
         carried_out(["batchnorm"], Counting(Place(runs=tmp_path / "runs")), load=load)
+
+
+# Two processes that want the same study -------------------------------------------------------------------------------
+
+
+def alone(name: str, counting: Counting) -> Manifest:
+    [manifest] = run_here([name], counting).values()
+    return manifest
+
+
+class Meanwhile(Counting):
+    """In the middle of each round someone else wants the same study, and another one."""
+
+    asked = 0
+
+    def __call__(self, jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
+        before = manifests(self.place)
+        told = rf"the study lr-search at scale demo is in use by process {os.getpid()} on .*; wait until it has ended"
+        with pytest.raises(LockedError, match=told):
+            alone("lr-search", Counting(self.place))
+        assert manifests(self.place) == before
+        if not self.asked:
+            assert alone("batchnorm", Counting(self.place)).state == "done", "another study is free"
+        self.asked += 1
+        return super().__call__(jobs, **counted)
+
+
+def test_the_second_is_told_who_has_the_study_and_notes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_scale(monkeypatch)
+    counting = Meanwhile(Place(runs=tmp_path))
+    assert alone("lr-search", counting).state == "done"
+    assert counting.asked
+    assert manifests(counting.place)["lr-search"].state == "done"
+    assert alone("lr-search", Counting(counting.place)).state == "done", "it is free again"

@@ -145,16 +145,14 @@ def load_image_folder(
     path: str | os.PathLike[str],
     *,
     size: int | None = None,
-    cache: str | os.PathLike[str] | None = None,
     tell: Tell | None = None,
 ) -> LabelledImages:
-    """Read images that lie in one folder a class; the first time they are decoded, which `tell` hears of.
+    """Read images that lie in one folder a class; the first time they are decoded, into `.emabank-cache` in `path`.
 
     Args:
         path: a folder whose subfolders are the classes, sorted by name; images may lie deeper in them.
         size: bring every image to this many pixels square: scaled, and cut around its centre. Without it all images
             must have one size, of any height and width.
-        cache: where the decoded images are kept; default `.emabank-cache` in `path`.
         tell: called with how many of how many images are decoded.
     """
     if size is not None and size < 1:
@@ -179,7 +177,7 @@ def load_image_folder(
         name=f"{re.sub('[^A-Za-z0-9]+', '-', root.resolve().name) or 'images'}-{size or 'own-size'}",
         side=size,
         fit=size is not None,
-        cache=root / CACHE if cache is None else Path(cache),
+        cache=root / CACHE,
         tell=tell,
     )
     return LabelledImages(images, _labels(files), tuple(classes))

@@ -155,8 +155,8 @@ class _Plan(NamedTuple):
 class Batches:
     """Batches `(inputs, labels)` in order, as often as it is iterated; made by `batches`."""
 
-    def __init__(self, pixels: Tensor, labels: Tensor, *, size: int, scale: "_Scale") -> None:
-        self._pixels, self._labels, self._size, self._scale = pixels, labels, size, scale
+    def __init__(self, images: Tensor, labels: Tensor, *, size: int, scale: "_Scale") -> None:
+        self._images, self._labels, self._size, self._scale = images, labels, size, scale
 
     def __len__(self) -> int:
         return -(-len(self._labels) // self._size)
@@ -164,7 +164,7 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         for start in range(0, len(self._labels), self._size):
             chosen = slice(start, start + self._size)
-            yield self._scale(self._pixels[chosen]), self._labels[chosen]
+            yield self._scale(self._images[chosen]), self._labels[chosen]
 
 
 def batches(
@@ -188,9 +188,8 @@ def batches(
     """
     mine = share(-(-len(images) // size))
     chosen = slice(mine.start * size, mine.stop * size)
-    pixels = _laid_out(images.images[chosen].to(device), memory_format)
-    scale = _Scale(normalisation, images.images.shape, pixels.device, memory_format)
-    return Batches(pixels, images.labels[chosen].to(device), size=size, scale=scale)
+    pixels, labels = images.images[chosen].to(device), images.labels[chosen].to(device)
+    return Batches(pixels, labels, size=size, scale=_Scale(normalisation, pixels, memory_format))
 
 
 def evaluation_batch(part: Images) -> int:
@@ -202,44 +201,32 @@ def evaluation_batch(part: Images) -> int:
     return max(64, min(512, 128 * 32 * 32 // (height * width)))
 
 
-# Below here pixels are [n, planes, height, row], as they lie in memory. Contiguous images have a plane for each channel
-# and a row of `width` values; images that are channels_last have one plane, and the channels of a pixel are neighbours
-# in a row of `width * channels` values. So one way of cutting serves both.
-
-
-def _laid_out(images: Tensor, memory_format: torch.memory_format) -> Tensor:
-    if memory_format == torch.contiguous_format:
-        return images.contiguous()
-    return images.permute(0, 2, 3, 1).flatten(2).unsqueeze(1).contiguous()
-
-
 class _Scale:
-    """Laid out pixels to what a network sees: float32 `[n, channels, height, width]`, normalised."""
+    """From bytes `[n, channels, height, width]` to what a network sees: float32, normalised, in a memory order."""
 
-    def __init__(
-        self, normalisation: Normalisation, shape: torch.Size, device: torch.device, memory_format: torch.memory_format
-    ) -> None:
-        _, self._channels, self._height, self._width = shape
-        if not len(normalisation.mean) == len(normalisation.std) == self._channels:
+    def __init__(self, normalisation: Normalisation, like: Tensor, memory_format: torch.memory_format) -> None:
+        channels = like.shape[1]
+        if not len(normalisation.mean) == len(normalisation.std) == channels:
             raise ValueError(
-                f"the normalisation is one of {len(normalisation.mean)} channels and the images have {self._channels}; "
+                f"the normalisation is one of {len(normalisation.mean)} channels and the images have {channels}; "
                 "give normalisation_of the training images"
             )
-        values = torch.tensor([normalisation.mean, normalisation.std], dtype=torch.float32, device=device)
-        self._channels_last = memory_format == torch.channels_last
-        # A value for each place of a row where channels are neighbours, one for each plane where they are not.
-        values = values.repeat(1, self._width).view(2, -1) if self._channels_last else values.view(2, -1, 1, 1)
-        self._mean, self._std = values
+        values = torch.tensor([normalisation.mean, normalisation.std], dtype=torch.float32, device=like.device)
+        # One value for each byte of an image, in its order: broadcasting over three channels would be slow on a CPU.
+        self._mean, self._std = (
+            values.view(2, -1, 1, 1).expand(2, *like.shape[1:]).contiguous(memory_format=memory_format)
+        )
+        self._memory_format = memory_format
 
-    def __call__(self, pixels: Tensor) -> Tensor:
-        scaled = pixels.to(torch.float32).sub_(self._mean).div_(self._std)
-        if self._channels_last:
-            return scaled.view(len(pixels), self._height, self._width, self._channels).permute(0, 3, 1, 2)
-        return scaled
+    def __call__(self, images: Tensor) -> Tensor:
+        return images.to(torch.float32, memory_format=self._memory_format).sub_(self._mean).div_(self._std)
 
 
 class _Crops:
-    """Images with their reflections around them, and pieces cut out of them anywhere."""
+    """Images with their reflections around them, and pieces cut out of them anywhere.
+
+    They are kept as `[n, height, width, channels]`: the bytes of a pixel are neighbours and are copied together.
+    """
 
     def __init__(
         self,
@@ -250,51 +237,31 @@ class _Crops:
         device: torch.device | str | None,
         memory_format: torch.memory_format,
     ) -> None:
-        _, channels, self._height, width = images.shape
-        if not 0 <= crop < min(self._height, width):
+        self._height, self._width = images.shape[2:]
+        if not 0 <= crop < min(self._height, self._width):
             raise ValueError(
-                f"crop is {crop}; give 0 to {min(self._height, width) - 1} pixels, "
-                f"because images of {self._height} x {width} have no more to reflect"
+                f"crop is {crop}; give 0 to {min(self._height, self._width) - 1} pixels, "
+                f"because images of {self._height} x {self._width} have no more to reflect"
             )
-        pixels = _laid_out(_reflected(images.to(device), crop), memory_format)
-        self._scale = _Scale(normalisation, images.shape, pixels.device, memory_format)
-        self._pixels, self._crop = pixels, crop
-        self._step = channels if memory_format == torch.channels_last else 1  # from a pixel to its right neighbour
-        self._row = width * self._step
+        images = images.to(device)
+        self._scale = _Scale(normalisation, images, memory_format)
+        self._pixels, self._crop = _reflected(images, crop).permute(0, 2, 3, 1).contiguous(), crop
 
     def cut(self, order: Tensor, tops: Tensor, lefts: Tensor, flips: Tensor | None) -> Tensor:
         """The pieces at these corners of these images, mirrored where a flip is 1, as the network sees them."""
-        if self._crop:
-            pieces = self._rows(self._starts(order, tops, lefts)).view(
-                len(order), self._pixels.shape[1], self._height, self._row
-            )
-        else:
-            pieces = self._pixels.index_select(0, order)
+        pieces = self._pieces(order, tops, lefts) if self._crop else self._pixels.index_select(0, order)
         if flips is not None:
             # Choosing among all and all mirrored copies whole images, several times as fast as torch.where on bytes.
-            mirrored = pieces.unflatten(3, (-1, self._step)).flip(3).flatten(3)
-            both = torch.cat([pieces, mirrored])
+            both = torch.cat([pieces, pieces.flip(2)])
             pieces = both.index_select(0, torch.arange(len(order), device=order.device) + len(order) * flips)
-        return self._scale(pieces)
+        return self._scale(pieces.permute(0, 3, 1, 2))
 
-    def _starts(self, order: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
-        """Where in memory each row of each piece begins, `[n * planes * height]`."""
-        of_image, of_plane, of_row, _ = self._pixels.stride()
-        planes = torch.arange(self._pixels.shape[1], device=order.device) * of_plane
-        rows = torch.arange(self._height, device=order.device) * of_row
-        corners = order * of_image + tops * of_row + lefts * self._step
-        return (corners.view(-1, 1, 1) + planes.view(-1, 1) + rows).flatten()
-
-    def _rows(self, starts: Tensor) -> Tensor:
-        if starts.device.type != "cpu":
-            return self._rows_by_element(starts)
-        # Every run of a row's length is a row of this view, and index_select copies rows whole. The view has far more
-        # elements than memory holds bytes, which a device that makes views real (mps) could not take.
-        everywhere = self._pixels.as_strided((self._pixels.numel() - self._row + 1, self._row), (1, 1))
-        return everywhere.index_select(0, starts)
-
-    def _rows_by_element(self, starts: Tensor) -> Tensor:
-        return self._pixels.view(-1)[starts.view(-1, 1) + torch.arange(self._row, device=starts.device)]
+    def _pieces(self, order: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
+        _, height, width, channels = self._pixels.shape
+        rows = (order * height + tops).view(-1, 1, 1) + torch.arange(self._height, device=order.device).view(-1, 1)
+        columns = lefts.view(-1, 1, 1) + torch.arange(self._width, device=order.device)
+        pixels = self._pixels.view(-1, channels).index_select(0, (rows * width + columns).flatten())
+        return pixels.view(len(order), self._height, self._width, channels)
 
 
 def _reflected(images: Tensor, crop: int) -> Tensor:

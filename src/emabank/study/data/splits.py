@@ -96,7 +96,7 @@ def stratified_split(labels: Tensor, share: float, *, seed: int) -> tuple[Tensor
     return in_train.nonzero().squeeze(1), validation
 
 
-def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) -> Tensor:
     """Give an exact share of the examples the label of another class, each other class being as likely.
 
     Args:
@@ -104,9 +104,6 @@ def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) ->
         share: the share of the examples that get a wrong label, 0 to 1; rounded to a whole number of examples.
         classes: how many classes there are, 2 or more.
         seed: the same seed gives the same noise, whatever else uses random numbers.
-
-    Returns:
-        The noisy labels, and a mask that is True where the label is wrong.
     """
     if classes < 2:
         raise ValueError(f"classes is {classes}; a label can only be wrong when there are 2 classes or more")
@@ -116,9 +113,7 @@ def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) ->
     shift = torch.randint(1, classes, (len(chosen),), generator=generator)
     noisy = labels.clone()
     noisy[chosen] = ((labels[chosen] + shift) % classes).to(labels.dtype)
-    wrong = torch.zeros(len(labels), dtype=torch.bool)
-    wrong[chosen] = True
-    return noisy, wrong
+    return noisy
 
 
 def seeded_generator(purpose: str, seed: int) -> torch.Generator:
@@ -142,7 +137,7 @@ def _with_noise(dataset: Dataset, subset: int | None, split_seed: int, *, noise:
     if subset is not None:
         images = images.take(stratified_subset(images.clean, subset, seed=split_seed))
     if noise:
-        labels, _ = symmetric_noise(images.clean, noise, classes=dataset.classes, seed=seed)
+        labels = symmetric_noise(images.clean, noise, classes=dataset.classes, seed=seed)
         images = Images(images.images, labels, images.clean)
     return images
 

@@ -52,7 +52,7 @@ class Executor(Protocol):
     def run_all(
         self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
     ) -> list[Outcome]:
-        """Bring every task to its end, in any order, and return how each ended; one that fails stops no other.
+        """Bring every task, each with its own id, to its end and return how each ended; one that fails stops no other.
 
         Tasks whose folder is done are not started. Interrupted, it stops what it started and raises
         `KeyboardInterrupt`; the same call resumes. It counts on from `before` tasks of earlier calls, of `total`.
@@ -74,19 +74,6 @@ def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
             f"{len(failed)} of {len(outcomes)} runs failed, the first with {failed[0].reason}: {titles}; see "
             f"{log.as_posix()}, then start it again"
         )
-
-
-def in_order(tasks: Sequence[Task]) -> list[Task]:
-    """Each task once, in the order given: two studies that need the same run share it."""
-    by_id: dict[str, Task] = {}
-    for task in tasks:
-        known = by_id.setdefault(task.id, task)
-        if (known.folder, known.command) != (task.folder, task.command):
-            raise ValueError(
-                f"two tasks have the id {task.id} and differ: {known.title!r} and {task.title!r}; give each an id of "
-                "its own"
-            )
-    return list(by_id.values())
 
 
 def engine(package: str, *, executor: str) -> Any:

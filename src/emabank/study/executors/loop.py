@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from emabank.study.executors import Outcome, Task, in_order
+from emabank.study.executors import Outcome, Task
 from emabank.study.executors.progress import display, failures
 from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.environment import now
@@ -97,13 +97,12 @@ def run_tasks(
     before: int,
     total: int,
 ) -> list[Outcome]:
-    """Run every task that is not done; the outcomes come in the order of the tasks, each task once.
+    """Run every task that is not done; the outcomes come in the order of the tasks.
 
     `at_once` so many are started at a time; None: all. What failed is reported at the end, when the others have
     finished. The first Ctrl-C lets workers write their checkpoints, further ones hasten the end; then
     `KeyboardInterrupt` is raised.
     """
-    tasks = in_order(tasks)
     outcomes: dict[str, Outcome] = {}
     running: list[Running] = []
     with _interrupts() as interrupts, display(console, before, total or len(tasks)) as shown:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from emabank.study.executors import Outcome, Task, engine, in_order
+from emabank.study.executors import Outcome, Task, engine
 from emabank.study.executors.loop import INTERRUPTED, TaskHandle, reason_of, run_tasks
 from emabank.study.executors.progress import say
 from emabank.study.executors.remote import RemoteCommand
@@ -54,7 +54,7 @@ class SlurmExecutor:
     ) -> list[Outcome]:
         """Run every task that is not done (see `run_tasks`). Interrupted, it cancels its jobs."""
         console = console or Console(stderr=True)
-        waiting = [task for task in in_order(tasks) if not RunFolder(task.folder).is_done()]
+        waiting = [task for task in tasks if not RunFolder(task.folder).is_done()]
         array = _Array(self, waiting)
 
         def start(task: Task) -> _Submitted:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from emabank.study.distributed import ProcessGroup
-from emabank.study.executors import Outcome, Task, in_order
+from emabank.study.executors import Outcome, Task
 from emabank.study.executors.progress import display
 from emabank.study.runs.reader import Progress, RunFolder
 
@@ -32,7 +32,6 @@ class TorchrunExecutor:
         self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
     ) -> list[Outcome]:
         """Run every task that is not done. A run that fails ends all: the other ranks cannot continue without it."""
-        tasks = in_order(tasks)
         outcomes: list[Outcome] = []
         with display(console or Console(stderr=True), before, total or len(tasks)) as shown:
             for task in tasks:

@@ -1,5 +1,9 @@
-"""A worker process: how it is started, and that it does not outlive its executor. Standard library only."""
+"""A worker process: how it is started, that it keeps its memory, and that it does not outlive its executor.
 
+Standard library only.
+"""
+
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -13,6 +17,9 @@ from pathlib import Path
 
 PARENT = "EMABANK_EXECUTOR"  # the variable that tells a worker the process id of its executor
 LOCKED = 75  # the exit code of a worker whose run another process is at work on
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGEST = 2**25  # bytes; glibc allows no more
 
 
 def start_worker(
@@ -31,6 +38,20 @@ def start_worker(
             env={**os.environ, "PYTHONUNBUFFERED": "1", **environment, PARENT: str(os.getpid())},
             start_new_session=True,
         )
+
+
+def keep_freed_memory() -> bool:
+    """Have this process keep freed memory, from here on; False where that cannot be had (no glibc).
+
+    A tensor of some megabytes is otherwise given back when it is freed, and fetched again page by page, zeroed by the
+    system, when the next layer or step wants one like it. For a process that is there to train, and for no other: what
+    a program does with its memory is its owner's business.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):
+        return False
+    return bool(mallopt(_TRIM_THRESHOLD, 2**31 - 1)) and bool(mallopt(_MMAP_THRESHOLD, _LARGEST))
 
 
 def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:

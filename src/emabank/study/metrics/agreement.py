@@ -5,13 +5,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from emabank.study.metrics.classification import (
-    Floats,
-    check_logits,
-    check_probabilities,
-    check_same_shape,
-    predicted,
-)
+from emabank.study.metrics.classification import Floats, check_logits, check_probabilities, check_same_shape
 
 
 def churn(logits_a: ArrayLike, logits_b: ArrayLike) -> float:
@@ -22,7 +16,7 @@ def churn(logits_a: ArrayLike, logits_b: ArrayLike) -> float:
     """
     a, b = check_logits(logits_a, name="logits_a"), check_logits(logits_b, name="logits_b")
     check_same_shape(a, b, names=("logits_a", "logits_b"))
-    return float(np.mean(predicted(a) != predicted(b)))
+    return float(np.mean(a.argmax(axis=1) != b.argmax(axis=1)))
 
 
 def jensen_shannon(probabilities_a: ArrayLike, probabilities_b: ArrayLike) -> float:

@@ -119,41 +119,30 @@ _PRECISION = 1e-12
 _MOST_TRIES = 200  # halving alone would need about 45
 
 
-class FittedTemperature(NamedTuple):
-    """A temperature, and whether the loss has its minimum there."""
-
-    temperature: float
-    is_minimum: bool
-    """False: the loss has no minimum, and the temperature is an end of the range that was searched, or 1."""
-
-
-def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> FittedTemperature:
+def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     """Find the temperature that minimises the loss on held-out samples.
 
     The search goes from 1/1000 to 1000 times the mean spread of the logits (a sample's largest minus its smallest),
-    and takes 1 in, so that the loss never gets worse. Not every set of samples has a minimum, and `is_minimum` says so:
+    and takes 1 in, so that the loss never gets worse. Not every set of samples has a minimum:
 
     - every label has the largest logit: the colder the better; the lower end is returned;
     - labels have no larger logits than the rest, on the mean: the hotter the better; the upper end is returned;
     - each sample's logits are all equal: every temperature is as good; 1 is returned.
 
     >>> logits = np.log([[0.9, 0.1]] * 4)  # says 90% and is right 3 times in 4
-    >>> fitted = fit_temperature(logits, [0, 0, 0, 1])
-    >>> round(fitted.temperature, 6), fitted.is_minimum  # softmax(log([0.9, 0.1]) / 2) is [0.75, 0.25]
-    (2.0, True)
-    >>> fit_temperature(logits, [0, 0, 0, 0]).is_minimum
-    False
+    >>> round(fit_temperature(logits, [0, 0, 0, 1]), 6)  # softmax(log([0.9, 0.1]) / 2) is [0.75, 0.25]
+    2.0
     """
     table = check_logits(logits)
     right = check_labels(labels, like=table)
     spread = float((table.max(axis=1) - table.min(axis=1)).mean())
     if spread == 0:
-        return FittedTemperature(1.0, is_minimum=False)
+        return 1.0
     # Against the label's logit and in units of the spread: what comes out scales with the logits exactly.
     margins = (table - np.take_along_axis(table, right[:, None], axis=1)) / spread
     coldest, hottest = min(1.0, spread / _REACH), max(1.0, spread * _REACH)
-    inverse, is_minimum = _root(lambda inverse: _slopes(margins, inverse), spread / hottest, spread / coldest)
-    return FittedTemperature(min(max(spread / inverse, coldest), hottest), is_minimum)
+    inverse = _root(lambda inverse: _slopes(margins, inverse), spread / hottest, spread / coldest)
+    return min(max(spread / inverse, coldest), hottest)
 
 
 def apply_temperature(logits: ArrayLike, temperature: float) -> Floats:
@@ -170,15 +159,15 @@ def _slopes(margins: Floats, inverse: float) -> tuple[float, float]:
     return float(means.mean()), float((shares * (margins - means) ** 2).sum(axis=1).mean())
 
 
-def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: float) -> tuple[float, bool]:
-    """Where a rising function is 0, and True; or the end of the range that is nearest to 0, and False.
+def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
+    """Where a rising function is 0, or the end of the range that is nearest to that.
 
     Newton's method between two ends that close in; where it leaves them or is slow, their logarithms' range is halved.
     """
     if slopes(high)[0] <= 0:
-        return high, False
+        return high
     if slopes(low)[0] >= 0:
-        return low, False
+        return low
     point, last = math.sqrt(low * high), math.inf
     for _ in range(_MOST_TRIES):
         value, slope = slopes(point)
@@ -188,4 +177,4 @@ def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: floa
             break
         is_good = low < newton < high and abs(value) < last / 2
         point, last = newton if is_good else math.sqrt(low * high), abs(value)
-    return point, True
+    return point

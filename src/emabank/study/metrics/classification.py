@@ -21,7 +21,7 @@ def accuracy(logits: ArrayLike, labels: ArrayLike) -> float:
     0.75
     """
     table = check_logits(logits)
-    return float(np.mean(predicted(table) == check_labels(labels, like=table)))
+    return float(np.mean(table.argmax(axis=1) == check_labels(labels, like=table)))
 
 
 def loss(logits: ArrayLike, labels: ArrayLike) -> float:
@@ -47,11 +47,6 @@ def softmax(logits: ArrayLike) -> Floats:
     table = check_logits(logits)
     powers = np.exp(table - table.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
-
-
-def predicted(logits: ArrayLike) -> Integers:
-    """The class with the largest logit, `[samples]`; of equal ones the first, as numpy and torch have it."""
-    return check_logits(logits).argmax(axis=1)
 
 
 # Training examples with wrong labels ---------------------------------------------------------------------------------

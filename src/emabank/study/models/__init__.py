@@ -22,28 +22,20 @@ class NetworkInfo:
         name: as configurations, rows and the command line have it.
         builder: the module and function that build it.
         weight_decay: that of its family in the paper, or ours for a network that it does not have.
-        has_batchnorm: without batch norm, an average has no statistics to recompute.
         default_width: channels of the first stage; None where the network has one size only.
-        smallest_side: height and width, in pixels, of the smallest images it takes.
     """
 
     name: str
     builder: tuple[str, str]
     weight_decay: float
-    has_batchnorm: bool = True
     default_width: int | None = None
-    smallest_side: int = 1
-
-    @property
-    def takes_width(self) -> bool:
-        return self.default_width is not None
 
     def check_width(self, width: int | None) -> int | None:
         """The width to build it with: the one given, or its default; None for a network of one size."""
         if width is None:
             return self.default_width
-        if not self.takes_width:
-            sized = [name for name, network in NETWORKS.items() if network.takes_width]
+        if self.default_width is None:
+            sized = [name for name, network in NETWORKS.items() if network.default_width is not None]
             raise ValueError(
                 f"width is {width}, and {self.name} has one size; leave the width out, or take {_listed(sized)}"
             )
@@ -60,22 +52,9 @@ NETWORKS = {
         NetworkInfo(name="resnet18", builder=("resnet", "resnet18"), weight_decay=1e-4),
         NetworkInfo(name="resnet34", builder=("resnet", "resnet34"), weight_decay=1e-4),
         NetworkInfo(name="wrn-28-10", builder=("wide_resnet", "wide_resnet"), weight_decay=5e-4),
-        NetworkInfo(name="vgg16", builder=("vgg", "vgg16"), weight_decay=5e-4, has_batchnorm=False, smallest_side=32),
-        NetworkInfo(
-            name="vgg-small",
-            builder=("vgg", "vgg_small"),
-            weight_decay=5e-4,
-            has_batchnorm=False,
-            default_width=16,
-            smallest_side=8,
-        ),
-        NetworkInfo(
-            name="whitened-cnn",
-            builder=("whitened_cnn", "whitened_cnn"),
-            weight_decay=1e-4,
-            default_width=32,
-            smallest_side=2,
-        ),
+        NetworkInfo(name="vgg16", builder=("vgg", "vgg16"), weight_decay=5e-4),
+        NetworkInfo(name="vgg-small", builder=("vgg", "vgg_small"), weight_decay=5e-4, default_width=16),
+        NetworkInfo(name="whitened-cnn", builder=("whitened_cnn", "whitened_cnn"), weight_decay=1e-4, default_width=32),
     )
 }
 

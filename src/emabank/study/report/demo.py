@@ -1,6 +1,6 @@
 """What the demo leaves and shows: its record, table, figure and page. Never imports torch."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -44,7 +44,7 @@ class Selected:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything that a run of the demo measured; `as_json` is what rows.json holds."""
+    """Everything that a run of the demo measured: what rows.json holds."""
 
     conditions: dict[str, Any]
     """Settings, versions, threads and the time it took."""
@@ -54,10 +54,6 @@ class Record:
     """The average that validation chose among all, the live weights included."""
     chosen: list[Selected]
     rows: list[Measured]
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
-        return asdict(self)
 
 
 def demo_table(record: Record) -> Table:

@@ -170,8 +170,6 @@ class _Plan(NamedTuple):
 
 def draw(figure: Figure, path: Path, *, file_format: Literal["svg", "pdf"] = "svg") -> None:
     """Draw a figure into a file, whose folder is made if it is not there."""
-    if file_format not in FORMATS:
-        raise ValueError(f"file_format must be 'svg' or 'pdf'; got {file_format!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(RC):
         # Without the time of day, which matplotlib would put into the file.

@@ -522,7 +522,7 @@ def reliability_of(setting: Setting, column: str, *, scaled: bool) -> Reliabilit
             return None
         logits, labels = predictions["test"]
         if scaled:
-            logits = apply_temperature(logits, fit_temperature(*predictions["val"]).temperature)
+            logits = apply_temperature(logits, fit_temperature(*predictions["val"]))
         probabilities = softmax(logits)
         bins = min(_MOST_BINS, default_bins(len(labels)), len(labels))
         curves.append(reliability_curve(probabilities, labels, bins=bins))

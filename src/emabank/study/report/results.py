@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emabank.study.averages import CRITERIA, NOISY_CRITERIA, table_stages
-from emabank.study.config import Keep, ProtocolConfig, RunConfig
+from emabank.study.averages import CRITERIA, NOISY_CRITERIA, RowsByName, rows_by_name, table_stages
+from emabank.study.config import ProtocolConfig, RunConfig
 from emabank.study.runs import reader as files
 from emabank.study.runs.archive import unpacked
 from emabank.study.runs.locks import is_locked
@@ -182,7 +182,12 @@ class Overhead:
     """One update of all averages, once a repetition."""
     bytes: int
     """Memory of all averages."""
-    conditions: Mapping[str, Any] = field(default_factory=dict)
+    conditions: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        counts = (self.parameters, self.averages, self.every, self.bytes)
+        if min(counts) < 1 or not all(map(math.isfinite, self.step_seconds + self.update_seconds)):
+            raise ValueError("a count below 1, or a time that is not finite")  # it comes from a file
 
     @property
     def shares(self) -> list[float | None]:
@@ -385,18 +390,11 @@ class _Reader:
 
     def _overhead(self, manifest: Manifest, cost: Mapping[str, Any]) -> Overhead | None:
         try:
-            seconds: dict[str, Any] = {name: tuple(cost[name]) for name in ("step_seconds", "update_seconds")}
-            overhead = Overhead(**{**cost, **seconds})
-            counts = (overhead.parameters, overhead.averages, overhead.every, overhead.bytes)
-            times = (*overhead.step_seconds, *overhead.update_seconds)
-            fits = _is_text(overhead.network) and isinstance(overhead.conditions, dict)
-            if fits and all(_is_count(count) and count for count in counts) and all(map(_is_number, times)):
-                return overhead
-        except (TypeError, KeyError):
-            pass
-        why = "its cost of averages is not what this emabank writes; run the study again"
-        self._skip(f"study {manifest.study}, {manifest.scale}", why)
-        return None
+            return from_dict(Overhead, cost, where="overhead")
+        except ValueError:
+            why = "its cost of averages is not what this emabank writes; run the study again"
+            self._skip(f"study {manifest.study}, {manifest.scale}", why)
+            return None
 
     def _look_around(self, *, all_done: bool) -> None:
         """Say of everything in the folder that no study has used why that is."""
@@ -484,9 +482,6 @@ def _protocol_runs(summary: Mapping[str, Any], config: ProtocolConfig) -> dict[s
 
 # Columns --------------------------------------------------------------------------------------------------------------
 
-RowsByName = Mapping[tuple[str, str, str, str, str | None], Row]
-"""By run, name of the kept weights, split, metric and other run."""
-
 
 def _columns(
     variants: Mapping[str, Sequence[Run]],
@@ -506,16 +501,6 @@ def _columns(
         for title, names in titles.items() if runs else ():
             columns.append(make_column(title, trained_on, split, [*zip(ids, names, strict=True)], rows))
     return [column for column in columns if column is not None]
-
-
-def rows_by_name(rows: Iterable[Row]) -> RowsByName:
-    """The rows of kept weights."""
-
-    def kept(row: Row) -> str:
-        epoch, by = row.epoch or 0, row.selected_by
-        return Keep(weights=row.weights, epoch=epoch, batchnorm=row.batchnorm, selected_by=by).name  # type: ignore[arg-type]
-
-    return {(row.run, kept(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None}
 
 
 def make_column(

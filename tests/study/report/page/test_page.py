@@ -1,4 +1,4 @@
-"""The page as a document: whole, escaped, readable in both schemes, the same bytes each time."""
+"""The page as a document, read strictly: whole, escaped, the same bytes each time; and what its script draws."""
 
 import base64
 import hashlib
@@ -6,19 +6,90 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
+from html.parser import HTMLParser
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from emabank.study.report.claims import Claim, Finding, above
 from emabank.study.report.figures import Figure, Line, Panel
-from emabank.study.report.page import page
+from emabank.study.report.page import figure_json, page
 from emabank.study.report.results import Results, Skipped
 from emabank.study.report.tables import Cell, Row, Table
 from emabank.study.runs.manifest import Manifest
 from tests.study.report.made_results import made_results, made_setting
-from tests.study.report.page.documents import Element, parsed
+
+# What a browser would silently repair is an error here ----------------------------------------------------------------
+
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+class Element:
+    """An element of a parsed page, with what is in it."""
+
+    def __init__(self, tag: str, attributes: dict[str, str | None]):
+        self.tag, self.attributes, self.inside = tag, attributes, []
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", self._raw()).strip()
+
+    def _raw(self) -> str:
+        return "".join(each if isinstance(each, str) else each._raw() for each in self.inside)
+
+    def all(self, tag: str = "", **wanted: str) -> list["Element"]:
+        """Every element below with this tag, and with these words in its attributes (class_ is class)."""
+        found: list[Element] = []
+        for each in self.inside:
+            if isinstance(each, Element):
+                words = {name: (each.attributes.get(name.strip("_")) or "").split() for name in wanted}
+                if tag in ("", each.tag) and all(word in words[name] for name, word in wanted.items()):
+                    found.append(each)
+                found += each.all(tag, **wanted)
+        return found
+
+    def one(self, tag: str = "", **wanted: str) -> "Element":
+        found = self.all(tag, **wanted)
+        assert len(found) == 1, f"{len(found)} of {tag} {wanted}"
+        return found[0]
+
+
+class Parser(HTMLParser):
+    """Refuses what a browser would silently repair: an element that is not closed, or closed by another's end."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Element("", {})
+        self.open = [self.root]
+
+    def handle_starttag(self, tag, attrs):
+        element = Element(tag, dict(attrs))
+        self.open[-1].inside.append(element)
+        if tag not in VOID:
+            self.open.append(element)
+
+    def handle_startendtag(self, tag, attrs):
+        self.open[-1].inside.append(Element(tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open[-1].tag == tag, f"</{tag}> closes <{self.open[-1].tag}>"
+        self.open.pop()
+
+    def handle_data(self, data):
+        self.open[-1].inside.append(data)
+
+
+def parsed(text: str) -> Element:
+    parser = Parser()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == [parser.root]
+    return parser.root
+
 
 # What is shown --------------------------------------------------------------------------------------------------------
 
@@ -271,3 +342,91 @@ def test_an_empty_folder_makes_a_page_too():
     root = document()
     assert not root.all("table") and not root.all("figure")
     assert [each.attributes["id"] for each in root.all("section")] == ["overview", "obtained"]
+
+
+# Figures as JSON ------------------------------------------------------------------------------------------------------
+
+
+EPOCHS = np.arange(1, 201)
+
+
+def drawn(label="live weights", y=None, **more) -> Line:
+    return Line(**{"label": label, "x": EPOCHS, "y": 70 + 10 * np.sin(EPOCHS / 9) if y is None else y, **more})
+
+
+def read(*panels: Panel, **more) -> dict:
+    return json.loads(figure_json(Figure(name="study/figure", title="A figure", panels=panels, **more)))
+
+
+def x_of(found: dict, which: int) -> list[float]:
+    """The places of a line's points, as the script makes them."""
+    x = found["xs"][which]
+    return x if isinstance(x, list) else [x["from"] + place * x["step"] for place in range(x["count"])]
+
+
+def test_every_value_is_there_to_a_digit_more_than_is_shown():
+    y, std = 100 * np.random.default_rng(0).random(200), np.random.default_rng(1).random(200)
+    found = read(Panel(title="a", lines=[drawn(y=y, std=std, n=3)]))
+    panel = found["panels"][0]
+    made = panel["lines"][0]
+    half = 0.5 * 10.0 ** -(panel["digits"] + 1)
+    assert panel["digits"] == 2  # as the tables print percentages
+    assert np.abs(np.array(made["y"]) - y).max() <= half + 1e-12
+    assert np.abs(np.array(made["std"]) - std).max() <= half + 1e-12
+    assert x_of(found, made["x"]) == EPOCHS.tolist()
+    assert made["n"] == 3
+
+
+def test_a_value_that_is_missing_stays_missing():
+    y = np.where(EPOCHS % 5 == 0, 70.0, np.nan)
+    made = read(Panel(title="a", lines=[drawn(y=y, std=None)]))["panels"][0]["lines"][0]
+    assert [value is None for value in made["y"]] == np.isnan(y).tolist()
+    assert "std" not in made
+
+
+@pytest.mark.parametrize("x", [[1, 2, 4, 8], [0.1, 0.25, 0.3], [5], [3, 4], [0.05, 0.1, 0.15, 0.2]])
+def test_points_may_lie_anywhere(x):
+    made = Line(label="a", x=np.array(x), y=np.ones(len(x)))
+    found = read(Panel(title="a", lines=[made]))
+    assert x_of(found, found["panels"][0]["lines"][0]["x"]) == pytest.approx(x)
+
+
+def test_the_longer_the_memory_the_longer_the_dash():
+    lines = [drawn("live weights", kind="live")] + [drawn(f"ema {order}", order=order) for order in range(5)]
+    entries = read(Panel(title="a", lines=lines))["legend"]
+    lengths = [float(entry["dash"].split()[0]) if entry["dash"] else np.inf for entry in entries[1:]]
+    assert all(shorter < longer for shorter, longer in pairwise(lengths))
+    assert [entry["colour"] for entry in entries] == ["live", "a0", "a1", "a2", "a3", "a4"]
+
+
+def test_dashes_that_mean_something_keep_their_meaning():
+    lines = [drawn(f"{words} {order}", order=order, dashed=words == "averaged")
+             for words in ("averaged", "recomputed") for order in (0, 4)]  # fmt: skip
+    entries = read(Panel(title="a", lines=lines))["legend"]
+    assert [bool(entry["dash"]) for entry in entries] == [True, True, False, False]
+    assert entries[0]["colour"] == entries[2]["colour"] != entries[1]["colour"]
+
+
+def test_no_two_lines_look_the_same():
+    kinds = ["live", "live", "best", "swa", "something", "else", *["average"] * 6]
+    lines = [drawn(f"line {number}", kind=kind, order=number) for number, kind in enumerate(kinds)]
+    entries = read(Panel(title="a", lines=lines))["legend"]
+    looks = {(entry["colour"], entry["dash"]) for entry in entries}
+    assert len(looks) == len(lines)
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_out_of_its_element(text):
+    made = figure_json(Figure(name="a", title="a", panels=[Panel(title=text, y_label=text, lines=[drawn(text)])]))
+    assert not set(made) & set("<>&\u2028\u2029")
+    found = json.loads(made)
+    assert found["panels"][0]["title"] == found["legend"][0]["label"] == text
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"), [([97.1, 98.2], 2), ([0.4, 0.8], 4), ([1.02, 1.5, 40.0], 3), ([0.0], 2), ([5e5], 0)]
+)
+def test_digits_follow_the_size_of_the_values(values, wanted):
+    y = np.array([*values, float("nan")])
+    made = Line(label="a", x=np.arange(len(y)), y=y)
+    assert read(Panel(title="a", lines=[made]))["panels"][0]["digits"] == wanted

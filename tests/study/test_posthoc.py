@@ -1,4 +1,4 @@
-"""Window and stopping epoch tried after a run, against the averages that the same run kept, and measured once more."""
+"""Averages chosen after a run: its snapshots, and every window and stopping epoch against the averages that it kept."""
 
 from pathlib import Path
 
@@ -11,8 +11,117 @@ from emabank.study.config import Place
 from emabank.study.run_job import Job, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
-from tests.study.small_runs import config, digits, logits_of, network_with, parts_of, recalibrated
+from emabank.study.train import Interrupted, Training
+from tests.study.small_runs import (
+    Drawer,
+    config,
+    digits,
+    logits_of,
+    network_with,
+    parts_of,
+    recalibrated,
+    trained,
+    training_of,
+)
 from tests.study.small_runs import one_thread as one_thread
+from tests.support.oracle import states_equal
+
+# Snapshots ------------------------------------------------------------------------------------------------------------
+
+
+def due(snapshots: int, epochs: int, *, every: int = 1) -> list[int]:
+    """The steps of a run, five an epoch, after which snapshots are due."""
+    given = config(posthoc=snapshots, training={"epochs": epochs}, averages={"every": every})
+    training = training_of(given)
+    assert len(training.loader) == 5
+    return [step for step in range(1, 5 * epochs + 1) if training.recorder.is_due(step)]
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "epochs", "every", "steps"),
+    [
+        (4, 4, 1, [5, 10, 15, 20]),
+        (7, 4, 1, [5, 10, 15, 20]),
+        (8, 4, 1, [2, 5, 7, 10, 12, 15, 17, 20]),
+        (100, 2, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
+        (100, 2, 2, [2, 5, 7, 10]),  # no more than there are samples
+        (2, 4, 1, [10, 20]),
+        (2, 5, 1, [15, 25]),  # the last step always
+        (1, 4, 1, [20]),
+    ],
+)
+def test_snapshots_are_due_at_the_ends_of_epochs_and_evenly_between(
+    snapshots: int, epochs: int, every: int, steps: list[int]
+):
+    assert due(snapshots, epochs, every=every) == steps
+
+
+def test_nothing_else_of_a_run_changes(tmp_path: Path):
+    plain = trained(config())
+    training = training_of(config(posthoc=8))
+    training.recorder.keep_in(tmp_path)
+    training.run()
+    assert snapshot_steps(tmp_path) == [0, 2, 5, 7, 10, 12, 15, 17, 20]
+    assert states_equal(plain.model.state_dict(), training.model.state_dict())
+    assert states_equal(plain.bank.state_dict(), training.bank.state_dict())
+    assert plain.measured == training.measured
+    bare = training_of(config())
+    bare.recorder.keep_in(tmp_path / "posthoc")
+    bare.run()
+    assert bare.recorder.state_dict() is None and not (tmp_path / "posthoc").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def interrupted(training: Training, drawer: Drawer, after: int) -> None:
+    with pytest.raises(Interrupted):
+        training.run(drawer, checkpoint_seconds=1e9, should_stop=lambda: training.steps >= after)
+
+
+def test_interrupted_anywhere_the_snapshots_are_the_same(tmp_path: Path):
+    given = config(posthoc=8)
+    whole = training_of(given)
+    whole.recorder.keep_in(tmp_path / "whole")
+    whole.run()
+    drawer = Drawer(tmp_path)
+    first = training_of(given)
+    first.recorder.keep_in(tmp_path / "parts")
+    interrupted(first, drawer, 6)
+    state = drawer.load_checkpoint()
+    first.run()  # continues without a checkpoint, as if it were killed after the twentieth step
+    assert max(snapshot_steps(tmp_path / "parts")) == 20
+    second = training_of(given)
+    second.load_state_dict(state)
+    second.recorder.keep_in(tmp_path / "parts")
+    assert snapshot_steps(tmp_path / "parts") == [0, 2, 5]
+    second.run()
+    assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
+
+
+def test_from_the_beginning_nothing_is_left_of_an_earlier_start(tmp_path: Path):
+    given = config(posthoc=8)
+    first = training_of(given)
+    first.recorder.keep_in(tmp_path)
+    first.run()
+    again = training_of(given)
+    again.recorder.keep_in(tmp_path)
+    assert snapshot_steps(tmp_path) == [0]
+    (tmp_path / "step-000000005.pt").touch()
+    with pytest.raises(ValueError, match="has snapshots up to step 5"):  # the other ranks remove nothing
+        training_of(given).recorder.keep_in(tmp_path, is_first=False)
+
+
+def test_a_checkpoint_without_them_is_refused():
+    plain = trained(config())
+    with pytest.raises(ValueError, match="this checkpoint is of a run without snapshots"):
+        training_of(config(posthoc=8)).load_state_dict(plain.state_dict())
+    training_of(config()).load_state_dict({k: v for k, v in plain.state_dict().items() if k != "posthoc"})
+
+
+# Windows and stopping epochs ------------------------------------------------------------------------------------------
+
 
 RUN = config(posthoc=20, measuring={"recompute": "each-epoch"})
 WINDOWS = ["ema-5%", "ema-20%", "ema-60%", "ema-85%", "ema-100%"]
@@ -102,6 +211,3 @@ def test_without_batch_norm_nothing_is_recomputed(tmp_path: Path):
 def test_a_run_that_diverged_has_no_fields(tmp_path: Path):
     run = run_job(Job(config(posthoc=4, rate=1e9)), Place(runs=tmp_path), digits()[0])
     assert run.summary()["diverged"] and read_rows(run.path / "posthoc.jsonl") == []
-
-
-# Its configuration ---------------------------------------------------------------------------------------------------
