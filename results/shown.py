@@ -14,7 +14,7 @@ KEPT = ROOT / "results" / "small"
 REPEATED = "repeated"
 """Beside what is kept: some of the same studies on another machine, and what was not run at first."""
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
-_BLOCK = re.compile(r"(<!-- made by results/shown\.py: ([\w-]+)( repeated)? -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- made by results/shown\.py: ([\w-]+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def claims(kept: Path) -> str:
@@ -51,14 +51,35 @@ def runs(kept: Path) -> str:
     return "\n".join(lines) + f"\n\n{about['runs']} runs; {where}; {with_what}.\n\n{commands}"
 
 
-BLOCKS = {"claims": claims, "verdicts": verdicts, "runs": runs}
+def primary(kept: Path) -> str:
+    """The claims that were run: the deciding statistic with its interval, in how many seeds it holds, the verdict."""
+    with open(kept / "claims.csv", newline="") as file:
+        deciding = [row for row in csv.DictReader(file) if row["role"] in ("primary", "beyond")]
+    lines = [
+        "| | claim | statistic, and where it must lie | mean [95 % interval] | seeds | verdict |",
+        "|---:|---|---|---|---|---|",
+    ]
+    for row in (row for row in deciding if row["mean"]):
+        digits = 4 if 0 < max(abs(float(row[name])) for name in ("mean", "low", "high")) < 0.1 else 2
+        mean, low, high = (f"{float(row[name]):.{digits}f}" for name in ("mean", "low", "high"))
+        verdict = f"**{row['verdict']}**" if row["verdict"] == "reproduced" else row["verdict"]
+        statistic = f"{row['statistic']}: {row['rule']}"
+        seeds = f"{row['seeds_for']} of {row['n']}"
+        lines.append(
+            f"| {row['claim']} | {row['title']} | {statistic} | {mean} [{low}, {high}] | {seeds} | {verdict} |"
+        )
+    missing = ", ".join(row["claim"] for row in deciding if not row["mean"])
+    return "\n".join(lines) + (f"\n\nNot run yet: {missing}." if missing else "")
+
+
+BLOCKS = {"claims": claims, "verdicts": verdicts, "runs": runs, "primary": primary}
 
 
 def with_blocks(page: str, kept: Path = KEPT) -> str:
     """A page with what stands between its marks made anew."""
 
     def made(block: re.Match[str]) -> str:
-        return f"{block[1]}\n{BLOCKS[block[2]](kept.with_name(REPEATED) if block[3] else kept)}\n\n{block[4]}"
+        return f"{block[1]}\n{BLOCKS[block[2]](kept.with_name(block[3]) if block[3] else kept)}\n\n{block[4]}"
 
     return _BLOCK.sub(made, page)
 

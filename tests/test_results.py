@@ -129,3 +129,11 @@ def test_an_archive_with_other_files_is_refused(tmp_path: Path, name: str):
     with pytest.raises(ValueError, match="no file of a run"):
         restore_runs(tmp_path / "kept", tmp_path / "runs")
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_rows_of_a_protocol_whose_summary_is_damaged_are_refused(runs: Path, tmp_path: Path):
+    shutil.copytree(runs, tmp_path / "runs")
+    [summary] = (tmp_path / "runs").glob("protocol-*/summary.json")
+    summary.write_text("{}")
+    with pytest.raises(ValueError, match="damaged"):
+        load_results(tmp_path / "runs")

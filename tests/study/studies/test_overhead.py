@@ -73,6 +73,28 @@ def test_the_time_of_a_step_is_not_that_of_an_update(monkeypatch: pytest.MonkeyP
     assert found["update_seconds"] == pytest.approx((1.03, 1.04, 1.05))
 
 
+def test_a_step_is_computed_as_in_a_run(monkeypatch: pytest.MonkeyPatch):
+    really, seen = overhead.build_network, []
+
+    def build(*given: Any, **more: Any) -> torch.nn.Module:
+        model = really(*given, **more)
+        first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d))
+        first.register_forward_hook(
+            lambda _, inputs, output: seen.append(
+                (inputs[0].is_contiguous(memory_format=torch.channels_last), output.dtype)
+            )
+        )
+        return model
+
+    monkeypatch.setattr(overhead, "build_network", build)
+    config = replace(SMALL, hardware=HardwareConfig(device="cpu", precision="bf16", channels_last=True, fused=True))
+    train, test = (replace(part, images=part.images.expand(-1, 3, -1, -1)) for part in (DIGITS.train, DIGITS.test))
+    coloured = replace(DIGITS, train=train, test=test)
+    found = measure_overhead(config, coloured, repetitions=1)
+    assert set(seen) == {(True, torch.bfloat16)}
+    assert found["conditions"]["precision"] == "bf16"
+
+
 def test_threads_random_numbers_and_data_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch):
     really, threads = overhead.build_network, []
 

@@ -192,9 +192,8 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
 
 def _rows_of(path: Path) -> list[Row]:
     """The rows of a file of a run or a protocol; `ValueError` where they are not those that it left."""
-    expected = read_json(path.parent / SUMMARY).get(ROWS_CHECKSUM)
-    if expected is not None:
-        if file_checksum(path) != expected:
+    if path.parent.name.startswith(PROTOCOL):
+        if file_checksum(path) != read_checked(path.parent / SUMMARY).get(ROWS_CHECKSUM):
             raise ValueError(f"{path} is damaged: its content does not match its checksum; run the study again")
         return read_rows(path)
     folder = RunFolder(path.parent)

@@ -1,9 +1,10 @@
-"""What averages cost beside training: time of an update against time of a step, measured in one interleaved run.
+"""What averages cost: time of an update against time of a training step as runs take it, in one interleaved run.
 
 May import the library's public names, models and data.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +15,7 @@ from emabank import EMABank
 from emabank.study.config import ProtocolConfig
 from emabank.study.data.images import Dataset
 from emabank.study.models import build_network
+from emabank.study.predict import computing
 from emabank.study.report.results import Overhead
 from emabank.study.runs.environment import environment
 
@@ -34,11 +36,22 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
             model = build_network(
                 training.network, classes=dataset.classes, channels=channels, width=training.width
             ).to(device)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
-            bank = EMABank(model, list(_decays(config)), every=1)
             inputs = torch.rand([training.batch, *images.shape[1:]], device=device)
+            if hardware.channels_last:
+                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
             labels = torch.randint(0, dataset.classes, [training.batch], device=device)
-            steps, updates = _timed(model, optimizer, bank, inputs, labels, repetitions)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=hardware.fused)
+            bank = EMABank(model, list(_decays(config)), every=1)
+
+            def step() -> None:
+                with computing(hardware.precision, device):
+                    loss = F.cross_entropy(model(inputs), labels)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            steps, updates = _timed(step, bank, device, repetitions)
     finally:
         torch.set_num_threads(threads)
     stored = sum(t.numel() * t.element_size() for name in bank.names for t in bank.weights(name).values())
@@ -50,31 +63,29 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
         step_seconds=tuple(steps),
         update_seconds=tuple(updates),
         bytes=stored,
-        conditions={**environment(threads=hardware.threads), "batch": training.batch, "device": device.type},
+        conditions={
+            **environment(threads=hardware.threads),
+            "batch": training.batch,
+            "device": device.type,
+            "precision": hardware.precision,
+        },
     )
     return asdict(overhead)
 
 
 def _timed(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    bank: EMABank,
-    inputs: torch.Tensor,
-    labels: torch.Tensor,
-    repetitions: int,
+    step: Callable[[], None], bank: EMABank, device: torch.device, repetitions: int
 ) -> tuple[list[float], list[float]]:
     """By turns, so that whatever else the machine does hits both; the first two rounds are for warming up."""
     steps: list[float] = []
     updates: list[float] = []
     for _ in range(repetitions + 2):
         started = time.perf_counter()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        _wait(inputs.device)
+        step()
+        _wait(device)
         between = time.perf_counter()
         bank.update()
-        _wait(inputs.device)
+        _wait(device)
         steps.append(between - started)
         updates.append(time.perf_counter() - between)
     return steps[2:], updates[2:]
