@@ -211,6 +211,18 @@ def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPa
         main(["demo"])
 
 
+@pytest.mark.parametrize(("executor", "package"), [("slurm", "submitit"), ("ray", "ray")])
+def test_an_executor_without_its_package_is_refused_before_anything_is_written(
+    executor: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    words = ["run", "bootstrap", *SMALL, "--executor", executor, "--runs", str(tmp_path / "runs")]
+    says = failed(capsys, *words, code=1)
+    assert says == f"--executor {executor} needs the package {package}: pip install {package}"
+    assert everything_in(tmp_path) == []
+    assert main([*words, "--dry-run"]) == 0
+
+
 @pytest.mark.parametrize("missing", ["tyro", "rich", "numpy", "matplotlib"])
 def test_a_library_only_installation_says_what_to_install(missing: str, tmp_path: Path):
     words = ["demo", "--epochs", "1", "--out", str(tmp_path)]

@@ -97,7 +97,7 @@ def test_the_list_says_of_each_study_what_it_is_about_and_how_many_runs_it_reall
         ("c", WRONG, "digits, 40% of 60 with wrong labels, ResNet-8 of width 4"),
         ("d", CONSTANT, "digits, 40% of 60 with wrong labels, ResNet-8 of width 4"),
     ):
-        assert f"  {letter}  {words}, for {pair}\n" in said
+        assert f"  {letter}  {words} (in place of the paper's {pair})" in said
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -42,6 +42,7 @@ from emabank.study.studies.scheduler import (
 )
 
 _WARM = WORKER, "torch._dynamo"  # the latter is imported by every optimizer
+_ENGINES = {"slurm": "submitit", "ray": "ray"}
 
 Change = Callable[[ProtocolConfig], ProtocolConfig]
 
@@ -158,7 +159,6 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
     if place.executor == "slurm":
         from emabank.study.executors.slurm import SlurmExecutor
 
-        engine("submitit", executor="slurm")  # before the manifest of a study says that it runs
         return SlurmExecutor(
             folder=place.runs.absolute() / "slurm",
             jobs=place.jobs,
@@ -170,7 +170,6 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
     if place.executor == "ray":
         from emabank.study.executors.ray import RayExecutor
 
-        engine("ray", executor="ray")
         return RayExecutor(address=place.address, jobs=place.jobs, cpus=threads, gpus=gpus, retries=place.retries)
     jobs = place.jobs or (max(1, cores() // threads) if on_cpu else 1)
     # A GPU is left to processes that start from nothing.
@@ -185,6 +184,10 @@ def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Exe
     Under torchrun its processes train each run together.
     """
     if not under_torchrun():
+        if (
+            place.executor != "local"
+        ):  # refused before the manifest of a study says that it runs; a dry run needs neither
+            engine(_ENGINES[place.executor], executor=place.executor)
         yield executor_for(hardware, place)
         return
     if place.executor != "local":
