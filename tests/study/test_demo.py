@@ -33,7 +33,7 @@ def short_run(tmp_path_factory) -> tuple[Record, str, Path]:
 def test_it_writes_the_page_the_figure_and_the_rows_and_says_where(short_run):
     record, printed, out = short_run
     assert "epoch 2/2" in printed and all(name in printed for name in ("live", *NAMES))
-    assert f"Open {(out / 'index.html').resolve().as_uri()}" in printed.strip().splitlines()[-1]
+    assert f"Open {(out / 'index.html').resolve().as_uri()} " in printed
     assert sorted(path.name for path in out.iterdir()) == ["curves.pdf", "curves.svg", "index.html", "rows.json"]
     assert json.loads((out / "rows.json").read_text()) == json.loads(json.dumps(asdict(record)))
 

@@ -42,7 +42,9 @@ def _show_status(runs: Path, console: Console) -> None:
     counts = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state == "done" or state in states)
     say(
         console,
-        f"{len(folders)} runs: {counts}" if folders else "This folder contains no runs; `emabank run` makes some.",
+        f"{len(folders)} {'run' if len(folders) == 1 else 'runs'}: {counts}"
+        if folders
+        else "This folder contains no runs; `emabank run` makes some.",
     )
     for folder, state in zip(folders, states, strict=True):
         if state == "failed":
