@@ -95,17 +95,34 @@ def test_skip_is_exact_and_waits_once() -> None:
         assert len(accelerator.waits) == 1
 
 
-@pytest.mark.parametrize(("read", "waits"), [*((read, 1) for read in list(READS)[:4]), (list(READS)[4], 3 + 2 * 2)])
-def test_a_read_waits_once_and_a_recalibration_twice_per_batch(read: str, waits: int) -> None:
-    """Not once per tensor. A recalibration sends a batch, fetches its moments, and ends with one copy; it reads each
-    average before, of which there are two here.
+@pytest.mark.parametrize("read", list(READS)[:4])
+def test_a_read_waits_once(read: str) -> None:
+    """Not once per tensor."""
+    assert waits_of(READS[read]) == 1
+
+
+@pytest.mark.parametrize(("batches", "of_host"), [(2, 0), (50, 0), (2, 2)])
+def test_a_recalibration_waits_for_each_average_and_twice(batches: int, of_host: int) -> None:
+    """Not once per layer or batch: it reads each average, of which there are two, fetches what it measured, and sends
+    the statistics. A batch in pageable memory waits for its own copy.
     """
+    loader = [torch.ones(4, 3, 5, 5, device="cpu" if of_host else "meta")] * batches
+    assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 2 + 2 + of_host
+
+
+def test_a_long_recalibration_keeps_little_on_the_device() -> None:
+    loader = [torch.ones(4, 3, 5, 5, device="meta")] * 10  # 2 averages × mean and variance of 30 channels
+    with mock.patch("emabank.batchnorm.MAX_UNPOOLED", 3 * 2 * 2 * 30):
+        assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 2 + 2 + 3
+
+
+def waits_of(read: Callable[[EMABank], object]) -> int:
     with Accelerator().running() as accelerator:
         bank = EMABank(net(), [0.9, 0.99], every=1)
         bank.update()
         accelerator.waits, accelerator.in_flight = [], []
-        READS[read](bank)
-        assert len(accelerator.waits) == waits
+        read(bank)
+        return len(accelerator.waits)
 
 
 class Offload(Accelerator):

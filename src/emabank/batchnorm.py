@@ -29,6 +29,9 @@ from emabank.rules import check_int
 # many. In 15 random networks the worst variance two layers later was then 1.7 times too large (after 8 values 4.5
 # times, after two millions of times; batches of four alone give 1.5).
 MIN_POOLED = 16
+# Measurements wait on the device until there are this many values (64 MB in float32), because fetching them makes the
+# host wait: with five averages of a ResNet-50, 63 batches.
+MAX_UNPOOLED = 2**24
 
 _copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 Forward = Callable[[nn.Module, Any], Any]
@@ -298,7 +301,9 @@ def _measure(
                 with weights[name]():
                     recorder.begin(pools)
                     forward(root, batch)
-            recorder.flush()
+            if recorder.unpooled >= MAX_UNPOOLED:
+                recorder.pool()
+    recorder.pool()
     return count
 
 
@@ -340,6 +345,7 @@ class _Recorder:
         self._layers = layers
         self._pools: Mapping[str, RunningMoments] = {}
         self._batches: list[tuple[RunningMoments, int, Tensor]] = []
+        self.unpooled = 0  # values in them
         self.read_elsewhere: set[str] = set()  # layers whose statistics went into anything but batch_norm
 
     def begin(self, pools: Mapping[str, RunningMoments]) -> None:
@@ -373,19 +379,21 @@ class _Recorder:
         if count > 1:
             mean, variance = moments
         elif count == 1:
+            self.pool()
             moments[0] = value.flatten()
             if pool.count >= MIN_POOLED:
                 mean, variance = (moment.to(wide).to(value.device) for moment in (pool.mean, pool.variance(0)))
         self._batches.append((pool, count, moments))
+        self.unpooled += moments.numel()
         weight, bias = (None if tensor is None else tensor.to(wide) for tensor in (weight, bias))
         # With a momentum of 1 the running statistics become the batch's own mean and unbiased variance.
         return functional.batch_norm(
             value, mean.to(wide), variance.to(wide), weight, bias, training=count > 1, momentum=1.0, eps=eps
         )
 
-    def flush(self) -> None:
-        """Pool what was recorded. One copy per device fetches it for all layers and averages: a copy makes us wait."""
-        batches, self._batches = self._batches, []
+    def pool(self) -> None:
+        """Pool what was recorded. One copy per device fetches all of it: a copy makes us wait."""
+        batches, self._batches, self.unpooled = self._batches, [], 0
         for device in {moments.device for _, _, moments in batches}:
             local = [batch for batch in batches if batch[2].device == device]
             flat = torch.cat([moments.flatten() for _, _, moments in local]).cpu().double()
