@@ -228,8 +228,8 @@ READS: dict[str, Callable[[EMABank], object]] = {
     "applied": lambda bank: bank.applied(bank.names[0]).__enter__(),
     "module": lambda bank: bank.module(bank.names[0]),
     "state_dict": lambda bank: bank.state_dict(),
-    "recalibrate_batchnorm, 10 batches on the device": lambda bank: (
-        recalibrate_batchnorm(bank, [torch.ones(4, 3, 32, 32, device=META)] * 10)
+    "recalibrate_batchnorm, 10 batches on the device": lambda bank: recalibrate_batchnorm(
+        bank, [torch.ones(4, 3, 32, 32, device=META)] * 10
     ),
 }
 

@@ -1,4 +1,7 @@
-"""For mkdocstrings: examples in docstrings (lines after >>>) become blocks of code; to Markdown they are quotations."""
+"""For mkdocstrings: examples in docstrings (lines after >>>) become blocks of code; to Markdown they are quotations.
+
+The described fields of a configuration become a table of its arguments.
+"""
 
 import re
 from typing import Any
@@ -21,3 +24,11 @@ class FencedExamples(griffe.Extension):
         """Called once for each module, class, function and attribute."""
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
+
+    def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        """Called once for each class, when its members are known."""
+        fields = [member for member in cls.attributes.values() if member.docstring and member.annotation]
+        if cls.name.endswith("Config") and cls.docstring is not None and fields:
+            fields = [field for field in fields if "property" not in field.labels]
+            lines = [f"    {field.name}: {' '.join(field.docstring.value.split())}" for field in fields]
+            cls.docstring.value += "\n\nArgs:\n" + "\n".join(lines)

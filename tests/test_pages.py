@@ -56,6 +56,9 @@ def arguments_of(command: list[str]) -> list[str] | None:
 # Python --------------------------------------------------------------------------------------------------------------
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
+# Namespaces live until the end: freeing a DDP model frees its process group, which waits, with the interpreter locked,
+# for a thread of gloo that may still need the interpreter to free the last tensors it has sent.
+RUN: list[dict[str, object]] = []
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
@@ -77,6 +80,7 @@ def test_the_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.M
         for variable, value in one_process().items():
             monkeypatch.setenv(variable, value)
     namespace: dict[str, object] = {"__name__": "page"}
+    RUN.append(namespace)
     for line, code in blocks(page, "python"):
         # Empty lines before it, so that a traceback has the page's line numbers.
         exec(compile("\n" * (line - 1) + code, name_of(page), "exec"), namespace)

@@ -38,14 +38,18 @@ def run_protocol(
 ) -> Protocol:
     """Tune, choose, refit and test your own model on your own data, with a bank of averages.
 
-    `make_model` builds a new model that outputs logits; torch's random numbers are seeded before each call. `data` is
-    (training images, labels, test images, labels) as tensors, with images as uint8 `[n, channels, height, width]`; or a
-    folder with `train` and `test`, each with a folder of images per class (`size` resizes images to that many pixels
-    square). `config` has everything else. With `config.transfer` the model needs a method `features(x)` that returns
-    the input of its last layer, and the files of that data set are read from the folder `data`.
-
     Runs are trained in this process, one after the other. Call it again with the same arguments to resume; no run is
     trained twice. A run is identified by its configuration, the data, and the new model.
+
+    Args:
+        make_model: builds a new model that outputs logits; torch's random numbers are seeded before each call. For
+            `config.transfer` the model needs a method `features(x)` that returns the input of its last layer.
+        data: (training images, labels, test images, labels) as tensors, with images as uint8 `[n, channels, height,
+            width]`; or a folder with `train` and `test`, each with a folder of images per class.
+        config: everything else. The data sets of `config.transfer` are read from the folder `data`.
+        runs: the folder for the runs.
+        size: resize the images of a folder to this many pixels square.
+        console: where to print progress.
 
     >>> import tempfile
     >>> from emabank.study import ProtocolConfig, TrainingConfig, run_protocol
