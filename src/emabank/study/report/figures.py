@@ -115,6 +115,10 @@ class FigureSpec:
         panels = [panel for _, own in by_setting for panel in own]
         if not panels:
             return []
+        title = self.title
+        if len(settings) == 1 and len(panels) > 1:  # its name once, not above every panel
+            title = f"{title} ({settings[0].title})"
+            panels = [replace(panel, title=panel.title.removeprefix(f"{settings[0].title}: ")) for panel in panels]
         lines = [line for panel in panels for line in panel.lines]
         sentences = [
             self.caption,
@@ -133,7 +137,7 @@ class FigureSpec:
         ]
         return [
             Figure(
-                name=f"{scale}/{self.name}", title=self.title, panels=panels, columns=min(self.columns, len(panels)),
+                name=f"{scale}/{self.name}", title=title, panels=panels, columns=min(self.columns, len(panels)),
                 caption=" ".join(filter(None, sentences)), item=self.item, study=self.name.partition("/")[0],
                 scale=scale, notes=tuple(dict.fromkeys(notes)),
             )
