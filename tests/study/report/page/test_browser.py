@@ -5,6 +5,7 @@ import json
 import re
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.actions import interaction
@@ -145,6 +146,25 @@ def drag(browser, found, start: float, end: float) -> None:
     left, right, _ = area(browser, found)
     moved = ActionChains(browser, duration=0).click_and_hold().move_by_offset(round((end - start) * (right - left)), 0)
     moved.release().perform()
+
+
+def test_curves_are_smoothed_on_demand_and_values_stay_as_measured(browser):
+    def drawn() -> np.ndarray:
+        path = found.find_element(By.CSS_SELECTOR, "path[data-label=fast]").get_attribute("d")
+        return np.array([float(pair.split()[1]) for pair in path[1:].split("L")])
+
+    found, button = plot(browser), browser.find_element(By.ID, "smooth")
+    pixels = np.polyfit(FAST, drawn(), 1)  # the axis is linear
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    means = np.array([FAST[0], *np.convolve(FAST, np.ones(3) / 3, mode="valid"), FAST[-1]])
+    np.testing.assert_allclose(drawn(), np.polyval(pixels, means), atol=0.1)
+    point(browser, found, 0.5)
+    head, values = readout(found)
+    epoch = int(re.fullmatch(r"epoch (\d+), n = 3", head)[1])
+    assert values["fast"] == f"{FAST[epoch - 1]:.2f} ± 0.25"
+    button.click()
+    np.testing.assert_allclose(drawn(), np.polyval(pixels, FAST), atol=0.1)
 
 
 def test_dragging_zooms_into_a_range_and_the_button_shows_all_again(browser):

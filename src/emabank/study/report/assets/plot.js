@@ -50,6 +50,11 @@
   const STYLED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "paint-order",
     "font-family", "font-size", "font-weight", "text-anchor"];
   let plots = 0;
+  let isSmooth = false; // then a curve is drawn as means of three neighbours; what is read out stays as measured
+  const smoothed = (y) => (!isSmooth ? y : y.map((value, place) => {
+    const [before, after] = [y[place - 1], y[place + 1]];
+    return [before, value, after].every(isKnown) ? (before + value + after) / 3 : value; // ends stay
+  }));
 
   class Axes {
     constructor(panel, figure) {
@@ -215,19 +220,20 @@
       return svg("path", { class: `seed c-${colour}`, d: d || "M0 0" });
     }
 
-    trace({ xs, y, std, seeds, entry }) {
+    trace({ xs, y: measured, std, seeds: curves = [], entry }) {
+      const [y, ...seeds] = [measured, ...curves].map((one) => (this.panel.bars ? one : smoothed(one)));
       const at = (place, add = 0) => `${this.x(xs[place]).toFixed(1)} ${this.y(y[place] + add).toFixed(1)}`;
       const pieces = this.pieces(y);
       const band = (piece) => [...piece.map((place) => at(place, std[place])),
         ...[...piece].reverse().map((place) => at(place, -std[place]))];
-      const bands = std && !seeds ? pieces.map((piece) => piece.filter((place) => isKnown(std[place]))) : [];
+      const bands = std && !seeds.length ? pieces.map((piece) => piece.filter((place) => isKnown(std[place]))) : [];
       const area = bands.filter((piece) => piece.length > 1).map((piece) => `M${band(piece).join("L")}Z`).join("");
       const path = (piece) => `M${piece.map((place) => at(place)).join("L")}`;
       const line = pieces.filter((piece) => piece.length > 1).map(path);
       const lone = pieces.filter((piece) => piece.length === 1).map(([place]) =>
         svg("circle", { class: `dot c-${entry.colour}`, cx: this.x(xs[place]), cy: this.y(y[place]), r: 3 }));
       return [svg("path", { class: `band c-${entry.colour}`, d: area }),
-        ...(seeds || []).map((seed) => this.thin(xs, seed, entry)),
+        ...seeds.map((seed) => this.thin(xs, seed, entry)),
         stroke(entry, { d: line.join("") || "M0 0", "data-label": entry.label }), ...lone];
     }
 
@@ -520,18 +526,24 @@
     const about = { class: "legend", "aria-label": "Lines: press to hide or show" };
     element.querySelector("figcaption").before(...(legend.length ? [html("ul", about, ...legend)] : []),
       html("div", { class: "panels", "data-columns": columns }, ...all.map((plot) => plot.element)));
-    const show = () => all.forEach((plot) => { plot.seen = true; plot.draw(); });
-    return [element, show];
+    return [element, all];
   }
 
   function drawings() {
     const all = new Map([...document.querySelectorAll(".drawing")].map(drawing));
+    const show = (plots) => plots.forEach((plot) => { plot.seen = true; plot.draw(); });
     const watch = new IntersectionObserver((entries) => {
       for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
         watch.unobserve(target);
-        all.get(target)();
+        show(all.get(target));
       }
     }, { rootMargin: "600px" });
     for (const element of all.keys()) watch.observe(element);
-    addEventListener("beforeprint", () => { for (const show of all.values()) show(); });
+    addEventListener("beforeprint", () => all.forEach(show));
+    const button = document.getElementById("smooth");
+    button.addEventListener("click", () => {
+      isSmooth = !isSmooth;
+      button.setAttribute("aria-pressed", isSmooth);
+      for (const plot of [...all.values()].flat()) plot.draw();
+    });
   }
