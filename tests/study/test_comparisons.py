@@ -11,7 +11,7 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import logsumexp
 
 from emabank.study.averages import TableStage, rows_by_name
-from emabank.study.comparisons import pairs, with_tuned_temperatures
+from emabank.study.comparisons import pairwise_rows, temperature_rows
 from emabank.study.config import Keep
 from emabank.study.report.results import Column as ResultColumn
 from emabank.study.report.results import make_column
@@ -124,7 +124,7 @@ def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_p
     keeps = [(BEST, one, other, slowest) for one, other in zip(chosen, lowest, strict=True)]
     runs = [made(tmp_path, seed, *kept) for seed, kept in enumerate(keeps)]
     columns = {title: tuple(kept[place].name for kept in keeps) for place, title in enumerate(["SGD", "A", "L", "S"])}
-    rows = pairs(stage("80%", split, **columns), runs)
+    rows = pairwise_rows(stage("80%", split, **columns), runs)
     assert len(rows) == len(set(rows)) == 4 * 3 * 2
     made_columns = {column.title: column for column in columns_of(stage("80%", split, **columns), runs, rows)}
     for place, title in enumerate(columns):
@@ -149,7 +149,7 @@ def test_two_columns_with_the_same_weights_in_some_seeds_do_not_mix(tmp_path: Pa
     chosen = [slow if is_slowest else fast for is_slowest in chose_slowest]
     runs = [made(tmp_path, seed, *{keep.name: keep for keep in (chosen[seed], slow)}.values()) for seed in range(3)]
     both = stage("80%", "test", EMA=tuple(keep.name for keep in chosen), slowest=(slow.name,) * 3)
-    rows = pairs(both, runs)
+    rows = pairwise_rows(both, runs)
     keys = {(row.run, row.weights, row.batchnorm, row.selected_by, row.metric, row.other) for row in rows}
     assert len(keys) == len(rows), "a key says which number it is"
     for column, kept in zip(columns_of(both, runs, rows), (chosen, [slow] * 3), strict=True):
@@ -164,7 +164,7 @@ def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_pat
     bad = np.full((SAMPLES, CLASSES), np.nan, dtype=np.float32)
     runs = [made(tmp_path, seed, BEST, replaced={(BEST.name, "test"): bad} if seed == 1 else {}) for seed in range(3)]
     only = stage("80%", "test", SGD=(BEST.name,) * 3)
-    rows = pairs(only, runs)
+    rows = pairwise_rows(only, runs)
     assert [row.value is None for row in rows if row.metric == "churn"] == [True, False, True]
     [column] = columns_of(only, runs, rows)
     assert [value is None for value in column.values["js"]] == [True, False, True]
@@ -172,7 +172,7 @@ def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_pat
 
 def test_one_seed_has_no_pairs(tmp_path: Path):
     runs, only = [made(tmp_path, 0, BEST)], stage("80%", "val", SGD=(BEST.name,))
-    assert pairs(only, runs) == []
+    assert pairwise_rows(only, runs) == []
     [column] = columns_of(only, runs, [])
     assert set(column.values) == {"accuracy", "loss", "ece"}
 
@@ -190,7 +190,7 @@ def test_a_refit_is_scaled_by_the_temperature_of_its_likes_in_tuning(tmp_path: P
     ]  # fmt: skip
     swa = Keep(weights="swa", epoch=9, batchnorm="recomputed", selected_by="last")
     refitted = [made(tmp_path, seed, *kept, swa, trained_on="100%") for seed in range(2)]
-    rows = with_tuned_temperatures(tuned, refitted)
+    rows = temperature_rows(tuned, refitted)
     assert len(rows) == 2 * len(kept) * 3, "what was not tuned has no temperature"
     for seed, run in enumerate(refitted):
         for keep in kept:
@@ -217,7 +217,7 @@ def test_without_a_temperature_or_finite_logits_there_is_nothing_to_scale(tmp_pa
     metrics = {"temperature": ("val",), "accuracy": ("val", "test")}
     tuned = made(tmp_path, 0, BEST, LAST, metrics=metrics, numbers={(LAST.name, "temperature"): None})
     refit = made(tmp_path, 0, BEST, LAST, trained_on="100%", replaced={(BEST.name, "test"): bad})
-    assert with_tuned_temperatures([tuned], [refit]) == []
+    assert temperature_rows([tuned], [refit]) == []
 
 
 def test_weights_without_rows_make_no_column_and_pairs_of_them_say_what_to_do(tmp_path: Path):

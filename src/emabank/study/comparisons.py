@@ -17,7 +17,7 @@ from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row
 
 
-def pairs(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
+def pairwise_rows(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
     """Churn and Jensen-Shannon divergence between all pairs of seeds, for each column; each number once.
 
     `runs` are those of the stage, one per seed. Pairs with a run that has rows only are skipped.
@@ -41,7 +41,7 @@ def pairs(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
     return list(dict.fromkeys(rows))  # without batch norm two columns may be the same weights, in all seeds or in some
 
 
-def with_tuned_temperatures(tuned: Iterable[RunFolder], refitted: Iterable[RunFolder]) -> list[Row]:
+def temperature_rows(tuned: Iterable[RunFolder], refitted: Iterable[RunFolder]) -> list[Row]:
     """Calibration of the refits on test with the temperatures that the tuning runs fitted on validation.
 
     Each gets the temperature of its likes: of the same average with the same statistics, chosen by the same criterion.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit, table_stages
-from emabank.study.comparisons import pairs, with_tuned_temperatures
+from emabank.study.comparisons import pairwise_rows, temperature_rows
 from emabank.study.config import MeasuringConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
@@ -248,8 +248,8 @@ def conclude(
     stages_of = table_stages(
         config.averages, [choice.averages for choice in chosen.choices], has_batchnorm=has_batchnorm
     )
-    rows = [row for stage in stages_of if runs[stage.variant] for row in pairs(stage, runs[stage.variant])]
-    rows += with_tuned_temperatures(chosen.tuned, refitted) if refitted else []
+    rows = [row for stage in stages_of if runs[stage.variant] for row in pairwise_rows(stage, runs[stage.variant])]
+    rows += temperature_rows(chosen.tuned, refitted) if refitted else []
     identity = {"config": to_dict(config), **planned.prints}
     folder = place.runs / f"{PROTOCOL}{run_id(identity)}"
     compared = [*chosen.tuned, *refitted, *swa] if len(chosen.choices) > 1 else refitted
