@@ -101,11 +101,15 @@ OVERHEAD = {"network": "resnet8", "bytes": 7}
 
 
 def run_here(
-    studies: Iterable[str | Study], counting: Counting, *, load: Any = lambda config: DIGITS
+    studies: Iterable[str | Study],
+    counting: Counting,
+    *,
+    load: Any = lambda config: DIGITS,
+    change: Callable[[ProtocolConfig], ProtocolConfig] = lambda config: config,
 ) -> dict[str, Manifest]:
     """Run studies in this process; what each came to."""
     chosen = [STUDIES[study] if isinstance(study, str) else study for study in studies]
-    settings = settings_of(chosen, "demo", resolve)
+    settings = settings_of(chosen, "demo", lambda config: resolve(change(config)))
     written = run_studies(
         chosen, "demo", settings, counting.place, command="emabank run x", load=load, run_jobs=counting
     )

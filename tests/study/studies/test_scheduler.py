@@ -374,6 +374,24 @@ def test_interrupted_it_says_that_it_runs_and_goes_on_with_what_is_missing(
     )
 
 
+def test_with_more_seeds_what_was_finished_stays_until_there_is_something_new(
+    finished_studies: Finished, copied: Place
+):
+    def more_seeds(config: ProtocolConfig) -> ProtocolConfig:
+        return replace(config, seeds=(*config.seed_numbers, 7))
+
+    before = as_written(finished_studies[0]["step-decay"])
+    with pytest.raises(KeyboardInterrupt):
+        run_here(["step-decay"], Counting(copied, last=1), change=more_seeds)
+    now = as_written(manifests(copied)["step-decay"])
+    assert (now.state, now.pairs) == ("running", before.pairs)
+    run_here(["step-decay"], Counting(copied), change=more_seeds)
+    now = as_written(manifests(copied)["step-decay"])
+    assert now.state == "done" and {pair.protocol for pair in now.pairs}.isdisjoint(
+        {pair.protocol for pair in before.pairs}
+    )
+
+
 def test_a_fault_of_the_program_is_not_taken_for_one_of_a_pair(tmp_path: Path):
     def load(config: ProtocolConfig) -> Dataset:
         raise TypeError("a fault")

@@ -44,9 +44,13 @@ class Manifest:
 
 def write_manifest(manifest: Manifest, runs: Path) -> Path:
     """Write it into the folder of runs, in place of an earlier one of the same study and scale."""
-    path = runs / f"{PREFIX}{manifest.scale}-{manifest.study}.json"
+    path = manifest_path(manifest.study, manifest.scale, runs)
     write_json(path, with_checksum({"format": FORMAT, **asdict(manifest)}))
     return path
+
+
+def manifest_path(study: str, scale: str, runs: Path) -> Path:
+    return runs / f"{PREFIX}{scale}-{study}.json"
 
 
 def manifest_lock(study: str, scale: str, runs: Path) -> Path:

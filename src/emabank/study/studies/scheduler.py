@@ -7,6 +7,8 @@ whose runs fail is set aside with its reason, and the others continue. `run` use
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from typing import Protocol as Interface
 
@@ -28,7 +30,7 @@ from emabank.study.protocol import (
 )
 from emabank.study.run_job import Job, folder_of
 from emabank.study.runs.locks import locked
-from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, write_manifest
+from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, manifest_path, read_manifest, write_manifest
 from emabank.study.studies.catalogue import Setting, Study
 from emabank.study.studies.overhead import measure_overhead
 from emabank.study.studies.scales import Scale
@@ -173,14 +175,20 @@ def run_studies(
 ) -> list[Manifest]:
     """Run studies to their ends, and keep a manifest of each; failed ones included.
 
+    What a study had finished of a pair before stays in its manifest until there is something new.
     `LockedError` where another process runs one of the studies.
     """
     overheads: list[dict[str, Any]] = []
+    finished: dict[str, dict[str, Ran]] = {}
 
     def note(state: str = "running") -> list[Manifest]:
         manifests = [_manifest(study, scale, settings, overheads, command=command, state=state) for study in studies]
         for manifest in manifests:
-            write_manifest(manifest, place.runs)
+            pairs = manifest.pairs
+            if manifest.state == "running":
+                before = finished[manifest.study]
+                pairs = tuple(before.get(ran.pair, ran) if ran.protocol is None else ran for ran in pairs)
+            write_manifest(replace(manifest, pairs=pairs), place.runs)
         return manifests
 
     place.runs.mkdir(parents=True, exist_ok=True)
@@ -188,6 +196,7 @@ def run_studies(
         for study in studies:
             lock = manifest_lock(study.name, scale, place.runs)
             stack.enter_context(locked(lock, what=f"the study {study.name} at scale {scale}"))
+            finished[study.name] = _finished_pairs(manifest_path(study.name, scale, place.runs))
         note()
         scheduler = Scheduler(settings, place, load=load, run_jobs=run_jobs, say=say, after_round=note)
         scheduler.run()
@@ -197,6 +206,14 @@ def run_studies(
                 if any(study.overhead and setting.name in study.pairs for study in studies):
                     overheads.append(measure_overhead(setting.config, load(setting.config)))
         return note("done")
+
+
+def _finished_pairs(path: Path) -> dict[str, Ran]:
+    """What an earlier manifest has of pairs with a finished protocol."""
+    try:
+        return {ran.pair: ran for ran in read_manifest(path).pairs if ran.protocol is not None}
+    except (OSError, ValueError):
+        return {}
 
 
 def _manifest(
