@@ -1,10 +1,10 @@
 """Keep what a folder of runs has measured as small files, and restore runs from them.
 
-`python results/keep.py RUNS results/small` packs the finished runs (rows, histories and conditions, an archive per data
+`python results/keep.py RUNS results/replication` packs the finished runs (rows, histories and conditions, an archive per data
 set and network), and makes claims, tables, figures and about.json from everything that is packed. Do it as often as
 you like while a study runs: what was packed before and is no longer in RUNS stays.
 
-`python results/keep.py --restore results/small RUNS` puts the packed runs into RUNS, where `emabank run` goes on from
+`python results/keep.py --restore results/replication RUNS` puts the packed runs into RUNS, where `emabank run` goes on from
 them. Weights and predictions are not kept. So a restored run is not trained again, but agreement between seeds can be
 measured only of runs that have their predictions; remove a run's folder to train it again.
 """
@@ -36,8 +36,9 @@ def keep(runs: Path, out: Path) -> None:
                 (every / path.name).symlink_to(path.absolute())
         restore_runs(out, every)
         subprocess.run([sys.executable, "-m", "emabank.study", "report", str(every), "--out", str(report)], check=True)
-        for name in ("tables", "figures"):
-            shutil.rmtree(out / name, ignore_errors=True)
+        for file in [*out.glob("tables/**/*.md"), *out.glob("figures/**/*.svg")]:
+            if file.name != "reliability.svg":  # it needs predictions, and those of another machine are gone
+                file.unlink()
         for file in sorted(file for pattern in KEPT for file in report.glob(pattern)):
             target = out / file.relative_to(report)
             target.parent.mkdir(parents=True, exist_ok=True)

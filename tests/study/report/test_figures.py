@@ -64,6 +64,12 @@ def test_there_is_a_mean_only_where_every_seed_has_a_value():
     assert np.flatnonzero(np.isnan(line(curves, "live weights", kind="live").y)).tolist() == [4]
 
 
+def test_epochs_that_no_seed_measured_are_no_gaps():
+    made = line(np.array([[np.nan, 0.2, np.nan, 0.4], [np.nan, 0.4, np.nan, np.nan]]), "live", kind="live")
+    assert made.x.tolist() == [2, 4]
+    np.testing.assert_allclose(made.y, [30.0, np.nan])
+
+
 def test_a_curve_that_is_nowhere_measured_by_all_seeds_is_not_drawn():
     run, *others = made_runs("refit")
     empty = replace(run, curves=dict.fromkeys(run.curves, np.full(EPOCHS, np.nan)))

@@ -158,15 +158,16 @@ def line(
 ) -> Line:
     """The mean of curves [seeds, epochs] and their standard deviation (of a sample), fractions become percent.
 
-    Nothing is smoothed. There is a mean only where every seed has a value, so that `n` holds all along. `until` is the
-    last epoch shown.
+    Nothing is smoothed. Epochs that no seed measured (every second one, perhaps) are not points of the line. There is a
+    mean only where every seed has a value, so that `n` holds all along. `until` is the last epoch shown.
     """
     percent = 100 * curves[:, :until]
-    seeds, epochs = percent.shape
+    measured = np.flatnonzero(np.isfinite(percent).any(axis=0))
+    percent, seeds = percent[:, measured], len(percent)
     std, thin = (percent.std(axis=0, ddof=1), percent) if seeds > 1 else (None, None)
     return Line(
-        label=label, x=np.arange(1, epochs + 1), y=percent.mean(axis=0), std=std, seeds=thin, n=seeds, kind=kind,
-        order=order, dashed=dashed,
+        label=label, x=measured + 1, y=percent.mean(axis=0), std=std, seeds=thin, n=seeds, kind=kind, order=order,
+        dashed=dashed,
     )  # fmt: skip
 
 

@@ -217,7 +217,11 @@ def reference_note(settings: Iterable[Setting]) -> tuple[str, ...]:
     return () if all(setting.compares for setting in settings) else (REFERENCE,)
 
 
-_LABELS = {"clean": "clean labels", "noisy": "the given labels, wrong ones included"}
+_LABELS = {
+    "clean": "Clean labels of the validation images choose rates, epochs and averages",
+    "noisy": "The given labels of the validation images, wrong ones included, choose rates; clean ones choose epochs "
+    "and averages",
+}
 
 
 def selection_note(settings: Iterable[Setting]) -> str:
@@ -229,8 +233,7 @@ def selection_note(settings: Iterable[Setting]) -> str:
         titles = "; ".join(dict.fromkeys(setting.title for setting in own))
         whose = "" if len(own) == len(settings) else f" ({titles})"
         if own:
-            text += f" Some training labels are wrong{whose}. Validation images, which rates and epochs are chosen on, "
-            text += f"have {words}."
+            text += f" Some training labels are wrong{whose}. {words}, except where it says noisy."
     return text
 
 
