@@ -1,12 +1,12 @@
 """Keep what a folder of runs has measured as small files, and restore runs from them.
 
-`python results/keep.py RUNS results/replication` packs the finished runs (rows, histories and conditions, an archive per data
-set and network), and makes claims, tables, figures and about.json from everything that is packed. Do it as often as
-you like while a study runs: what was packed before and is no longer in RUNS stays.
+`python results/keep.py RUNS results/replication` packs the finished runs (rows, histories and conditions, an archive
+per data set and network), and makes claims, tables, figures and about.json from everything that is packed. Do it as
+often as you like while a study runs: what was packed before and is no longer in RUNS stays.
 
-`python results/keep.py --restore results/replication RUNS` puts the packed runs into RUNS, where `emabank run` goes on from
-them. Weights and predictions are not kept. So a restored run is not trained again, but agreement between seeds can be
-measured only of runs that have their predictions; remove a run's folder to train it again.
+`python results/keep.py --restore results/replication RUNS` puts the packed runs into RUNS, where `emabank run` goes on
+from them. Weights and predictions are not kept. So a restored run is not trained again, but agreement between seeds can
+be measured only of runs that have their predictions; remove a run's folder to train it again.
 """
 
 import argparse
