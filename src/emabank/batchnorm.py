@@ -302,8 +302,8 @@ def _measure(
                     recorder.begin(pools)
                     forward(root, batch)
             if recorder.unpooled >= MAX_UNPOOLED:
-                recorder.pool()
-    recorder.pool()
+                recorder.pool_recorded()
+    recorder.pool_recorded()
     return count
 
 
@@ -379,7 +379,7 @@ class _Recorder:
         if count > 1:
             mean, variance = moments
         elif count == 1:
-            self.pool()
+            self.pool_recorded()
             moments[0] = value.flatten()
             if pool.count >= MIN_POOLED:
                 mean, variance = (moment.to(wide).to(value.device) for moment in (pool.mean, pool.variance(0)))
@@ -391,7 +391,7 @@ class _Recorder:
             value, mean.to(wide), variance.to(wide), weight, bias, training=count > 1, momentum=1.0, eps=eps
         )
 
-    def pool(self) -> None:
+    def pool_recorded(self) -> None:
         """Pool what was recorded. One copy per device fetches all of it: a copy makes us wait."""
         batches, self._batches, self.unpooled = self._batches, [], 0
         for device in {moments.device for _, _, moments in batches}:
