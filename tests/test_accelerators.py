@@ -4,6 +4,7 @@ The meta device plays one (benchmarks/accelerator.py): every operation is counte
 """
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from benchmarks.accelerator import READS, UPDATES, Accelerator, count, overlap
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
+from emabank._swap import Copies
 
 RULES = {"ema": EMA(0.9), "settled": EMA(0.9, warmup=None), "uniform": Uniform(), "power": PowerEMA(0.1)}
 
@@ -101,24 +103,60 @@ def test_a_read_waits_once(read: str) -> None:
     assert waits_of(READS[read]) == 1
 
 
+@pytest.mark.parametrize("read", READS)
+def test_a_read_of_offloaded_averages_waits_once(read: str) -> None:
+    """If it sends values to the device at all, they go together; then a recalibration fetches what it has measured."""
+    expected = {"weights": 0, "state_dict": 0, "applied": 1, "module": 1}.get(read, 2)
+    assert waits_of(READS[read], device="cpu") == expected
+
+
+def test_a_large_average_is_sent_in_parts() -> None:
+    size = sum(tensor.numel() for tensor in net().state_dict().values())
+    with mock.patch("emabank._swap.MAX_TOGETHER", size // 2):
+        assert waits_of(READS["applied"], device="cpu") == 2
+
+
+class OnAnotherDevice(Tensor):
+    """On the CPU, which it denies."""
+
+    device = torch.device("meta")  # pyright: ignore[reportAssignmentType]
+
+
+def test_values_from_another_device_arrive_each_in_its_place() -> None:
+    torch.manual_seed(0)
+    shapes = [(3, 4), (), (0,), (2, 3, 4, 5), (2, 3, 4, 5), (7,)]
+    for dtypes in ([torch.float32], [torch.bfloat16, torch.float32]):
+        sources = [torch.randn(shape, dtype=dtypes[i % len(dtypes)]) for i, shape in enumerate(shapes)]
+        sources[3] = sources[3].to(memory_format=torch.channels_last)
+        targets = [torch.full_like(source, math.nan, dtype=torch.float32).contiguous() for source in sources]
+        targets[4] = targets[4].to(memory_format=torch.channels_last)
+        with mock.patch("emabank._swap.MAX_TOGETHER", 100):
+            copies = Copies()
+            for target, source in zip(targets, sources, strict=True):
+                copies.add(target, source.as_subclass(OnAnotherDevice))
+            assert targets[5].isnan().all()  # it waits for others
+            copies.finish()
+        torch.testing.assert_close(targets, [source.float() for source in sources], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("batches", "of_host"), [(2, 0), (50, 0), (2, 2)])
-def test_a_recalibration_waits_for_each_average_and_twice(batches: int, of_host: int) -> None:
-    """Not once per layer or batch: it reads each average, of which there are two, fetches what it measured, and sends
-    the statistics. A batch in pageable memory waits for its own copy.
+def test_a_recalibration_waits_once(batches: int, of_host: int) -> None:
+    """Not once per layer, batch or average: it fetches what it has measured. A batch in pageable memory waits for its
+    own copy.
     """
     loader = [torch.ones(4, 3, 5, 5, device="cpu" if of_host else "meta")] * batches
-    assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 2 + 2 + of_host
+    assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 1 + of_host
 
 
 def test_a_long_recalibration_keeps_little_on_the_device() -> None:
     loader = [torch.ones(4, 3, 5, 5, device="meta")] * 10  # 2 averages × mean and variance of 30 channels
     with mock.patch("emabank.batchnorm.MAX_UNPOOLED", 3 * 2 * 2 * 30):
-        assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 2 + 2 + 3
+        assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 1 + 3
 
 
-def waits_of(read: Callable[[EMABank], object]) -> int:
+def waits_of(read: Callable[[EMABank], object], device: str | None = None) -> int:
     with Accelerator().running() as accelerator:
-        bank = EMABank(net(), [0.9, 0.99], every=1)
+        bank = EMABank(net(), [0.9, 0.99], every=1, device=device)
         bank.update()
         accelerator.waits, accelerator.in_flight = [], []
         read(bank)

@@ -367,6 +367,17 @@ def test_trap49_bad_values_in_the_data_are_refused_by_the_names_of_layer_and_ave
                 target.weights(0.9, batchnorm="recomputed")
 
 
+def test_an_average_that_holds_nan_is_refused_by_its_own_name_not_by_a_layer() -> None:
+    model = net()
+    bank = EMABank(model, {"early": 0.5, "late": EMA(0.5, start=3)}, every=1, on_nonfinite="ignore")
+    bank.update()
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    bank.update()
+    with pytest.raises(FloatingPointError, match="average 'early' holds NaN"):
+        recalibrate_batchnorm(bank, [images()])
+
+
 def test_statistics_that_are_nan_are_repaired() -> None:
     model = net()
     model[1].running_mean.fill_(float("nan"))

@@ -160,7 +160,7 @@ class AverageStorage:
         """
         self._copy_noncontiguous()
         largest = largest_magnitudes(self._flats)
-        has_streams = _have_streams({largest.device})
+        has_streams = have_streams({largest.device})
         fetched = largest.to("cpu", non_blocking=has_streams)
         arrived = torch.accelerator.current_stream(largest.device).record_event() if has_streams else None
 
@@ -331,7 +331,7 @@ class _FusedGroup:
         self._rows, self._numbers = self._weights.unbind(), [0.0] * self._count
         longest = max((segment.blocks for segment in buffered), default=0)
         devices = {flats[index].device for index in self._sizes if flats[index].device.type != "cpu"}
-        is_offloaded = self.device.type == "cpu" and _have_streams(devices)
+        is_offloaded = self.device.type == "cpu" and have_streams(devices)
         self._streams: list[torch.Stream] = []
         if is_offloaded and hasattr(torch.Stream, "__enter__"):  # torch 2.6 cannot enter a stream
             self._streams = [torch.Stream(device) for device in devices]
@@ -429,7 +429,7 @@ def _plan(sizes: Mapping[int, int], copied: set[int], large: int, capacity: int)
     return [*blocks, *(_Segment(pieces, is_page=True, is_buffered=True) for pieces in pages)]
 
 
-def _have_streams(devices: set[torch.device]) -> bool:
+def have_streams(devices: set[torch.device]) -> bool:
     """Whether these are accelerators: of all devices, only they have torch's streams and events."""
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and {device.type for device in devices} == {accelerator.type}

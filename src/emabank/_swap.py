@@ -15,9 +15,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from emabank._distributed import fsdp_modules, reset_fsdp, reshard, to_local
+from emabank._distributed import fsdp_modules, is_sharded, reset_fsdp, reshard, to_local
 from emabank._model import TensorRef, tensor_refs, unwrap, walk
 from emabank.preserved import undone_by
+
+_copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+MAX_TOGETHER = 2**24  # elements, 64 MB in float32
+
+# Between devices ------------------------------------------------------------------------------------------------------
+
+
+class Copies:
+    """Copies into tensors. Values from another device go together, because the host waits for every trip."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._size = 0
+
+    def add(self, target: Tensor, source: Tensor) -> None:
+        """Copy now, or from another device at the latest with `finish`."""
+        if source.device == target.device or is_sharded(target):
+            target.copy_(source)
+            return
+        self._pending.append((target, source))
+        self._size += source.numel()
+        if self._size >= MAX_TOGETHER:
+            self.finish()
+
+    def finish(self) -> None:
+        """Copy what is pending: one trip per pair of devices and dtype."""
+        trips: dict[tuple[torch.device, torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+        for target, source in self._pending:
+            trips.setdefault((target.device, source.device, source.dtype), []).append((target, source))
+        self._pending, self._size = [], 0
+        for (device, _, _), pairs in trips.items():
+            sources = [source.flatten() for _, source in pairs]
+            arrived = torch.cat(sources).to(device).split([len(source) for source in sources])
+            targets = [target for target, _ in pairs]
+            _copy_all(targets, [value.view(target.shape) for value, target in zip(arrived, targets, strict=True)])
+
 
 # In its own tensors ---------------------------------------------------------------------------------------------------
 
@@ -71,10 +107,11 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
 
     Batch-norm statistics and counters are restored too, and buffers that a forward pass has replaced. Buffers that
     neither the values nor a batch norm write are not copied. `values` is empty afterwards: each is released once it is
-    in place, so that at most one extra copy exists at any time. Without a `swap` the model's values still count as
-    live.
+    in place, so that at most one extra copy exists at any time (and 64 MB of values on their way from another device).
+    Without a `swap` the model's values still count as live.
     """
     saved: list[tuple[TensorRef, Tensor, Tensor | None]] = []
+    copies = Copies()
     fsdp = fsdp_modules(model)
     reshard(fsdp)
     refs = tensor_refs(model)
@@ -94,7 +131,8 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
             before = to_local(ref.tensor).clone() if is_written else None
             saved.append((ref, ref.tensor, before))
             if ref.name in values:
-                to_local(ref.tensor).copy_(to_local(values.pop(ref.name)))
+                copies.add(to_local(ref.tensor), to_local(values.pop(ref.name)))
+        copies.finish()
         try:
             yield
         except BaseException:
@@ -148,18 +186,28 @@ def holding(model: nn.Module, tensors: dict[str, Tensor], swap: Swap | None) -> 
             tensors[ref.path] = ref.tensor
 
 
-def functional_params(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def functional_params(
+    model: nn.Module, values: Mapping[str, Tensor], copies: Copies | None = None
+) -> dict[str, Tensor]:
     """All tensors by their paths in the unwrapped model, in the live dtypes, for `torch.func.functional_call`.
 
-    Buffers are copies, so that a forward pass does not write into the live ones.
+    Buffers are copies, so that a forward pass does not write into the live ones. Values that come from another device
+    with `copies` are there once these are finished.
     """
     tensors: dict[str, Tensor] = {}
+    trips = copies or Copies()
     for ref in tensor_refs(model):
         live = ref.tensor.detach()
-        if ref.name in values:
-            tensors[ref.path] = values[ref.name].to(live.device, live.dtype)
-        else:
+        value = values.get(ref.name)
+        if value is None:
             tensors[ref.path] = live if ref.is_parameter else live.clone()
+        elif value.device == live.device:
+            tensors[ref.path] = value.to(live.dtype)
+        else:
+            tensors[ref.path] = torch.empty_like(live)
+            trips.add(tensors[ref.path], value)
+    if copies is None:
+        trips.finish()
     return tensors
 
 
@@ -220,10 +268,13 @@ def copy_module(model: nn.Module, values: Mapping[str, Tensor], *, exclude: obje
     """
     root = unwrap(model)
     memo: dict[int, Any] = {id(exclude): None}
+    copies = Copies()
     for ref in tensor_refs(root):
         tensor = ref.tensor
-        copy = torch.empty_like(tensor).copy_(values.get(ref.name, tensor.detach()))
+        copy = torch.empty_like(tensor)
+        copies.add(copy, values.get(ref.name, tensor.detach()))
         memo[id(tensor)] = nn.Parameter(copy, requires_grad=False) if ref.is_parameter else copy
+    copies.finish()
     for module in root.modules():
         for hooks in (getattr(module, key) for key in _HOOKS):
             structural = [(key, hook) for key, hook in hooks.items() if isinstance(hook, _STRUCTURAL_HOOKS)]

@@ -31,6 +31,7 @@ from emabank._model import (
 from emabank._schedule import FORMAT, AverageSchedule
 from emabank._swap import (
     SWAPPED,
+    Copies,
     Swap,
     copy_module,
     functional_params,
@@ -363,12 +364,14 @@ class EMABank:
         source = {part.name: part.tensor for part in tensor_refs(self._model)}
         target = {part.name: part.tensor for part in tensor_refs(model)}
         check_shapes("The model to copy to does not fit the bank's", tensor_shapes(source), tensor_shapes(target))
+        copies = Copies()
         with torch.no_grad():
             for key, tensor in target.items():
                 if key in values or tensor is not source[key]:
                     # Not through .data: whoever looks at version counters shall see that the tensor was written.
                     value = local_shard(values.get(key, source[key]), tensor)
-                    to_local(tensor).copy_(value) if is_sharded(tensor) else tensor.copy_(value)
+                    copies.add(to_local(tensor) if is_sharded(tensor) else tensor, value)
+            copies.finish()
 
     @torch.no_grad()
     def call(self, name: str | float, *inputs: Any, batchnorm: Statistics | None = None, **keywords: Any) -> Any:
@@ -610,10 +613,13 @@ class EMABank:
     # What is read -----------------------------------------------------------------------------------------------------
 
     @outside_inference_mode
-    def _values(self, name: str | float, batchnorm: Statistics | None, *, reuse: bool = False) -> dict[str, Tensor]:
+    def _values(
+        self, name: str | float, batchnorm: Statistics | None, *, reuse: bool = False, check: bool = True
+    ) -> dict[str, Tensor]:
         """What an average puts in place of the live values, by plain name: the same ones, before it has begun.
 
         Copies that nobody else holds, unless `reuse`: then the tensors of an average are read once per update.
+        Unless `check` is False, NaN in an average is an error, which an accelerator is waited for.
         """
         self._finish_check()
         name = self.resolve(name)
@@ -630,6 +636,8 @@ class EMABank:
             values: dict[str, Tensor] = {}
         elif not self._schedule.has_begun(name):
             values = self._tensors.live()
+        elif not check:
+            values = self._tensors.read(self.names.index(name))
         elif not reuse:
             values = self._read(name)[name]
         else:

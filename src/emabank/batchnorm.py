@@ -20,7 +20,8 @@ from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
 from emabank._model import unwrap, walk
-from emabank._swap import Swap, functional_params, holding, swapped
+from emabank._storage import have_streams
+from emabank._swap import Copies, Swap, functional_params, holding, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
 from emabank.rules import check_int
@@ -107,7 +108,13 @@ def recalibrate_batchnorm(
         groups = ProcessGroups.of(model)
         if groups is not None:
             batches = _pool_over_ranks(groups, moments, batches)
-        _check_moments(layers, moments, batches, recorder.read_elsewhere)
+        try:
+            _check_moments(layers, moments, batches, recorder.read_elsewhere)
+        except FloatingPointError:
+            if isinstance(target, EMABank):
+                for name in names:
+                    target.weights(name)  # raises if it is the average that holds NaN, not the data
+            raise
     statistics = _statistics(layers, moments)
     if isinstance(target, EMABank):
         kept = {key: tensor.to(_wide(tensor), copy=True) for key, tensor in _buffers(frozen).items()}
@@ -163,7 +170,7 @@ def _buffers(layers: Layers) -> dict[str, Tensor]:
 def _statistics(layers: Layers, moments: Mapping[str, Mapping[str, "RunningMoments"]]) -> dict[str, dict[str, Tensor]]:
     """The measured statistics of every average by name, in float32 or wider, of the layers that were reached.
 
-    One copy per device takes all of them there: a copy makes the host wait.
+    One copy per device takes all of them there, from pinned memory: from any other the host would wait.
     """
     statistics: dict[str, dict[str, Tensor]] = {name: {} for name in moments}
     by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[str, str, Tensor]]] = {}
@@ -174,7 +181,10 @@ def _statistics(layers: Layers, moments: Mapping[str, Mapping[str, "RunningMomen
             by_kind.setdefault((buffer.device, _wide(buffer)), []).append((name, key, value))
     for (device, dtype), entries in by_kind.items():
         values = [value for _, _, value in entries]
-        flat = torch.cat(values).to(dtype).to(device)  # in this order: the device may lack float64
+        flat = torch.cat(values).to(dtype)  # before it is sent: the device may lack float64
+        has_streams = have_streams({device})
+        pinned = torch.empty_like(flat, pin_memory=has_streams).copy_(flat)
+        flat = pinned.to(device, non_blocking=has_streams)
         for (name, key, _), value in zip(entries, flat.split(list(map(len, values))), strict=True):
             statistics[name][key] = value.clone()
     return statistics
@@ -287,8 +297,8 @@ def _measure(
     model = target.model if isinstance(target, EMABank) else target
     root = unwrap(model)
     device = next((parameter.device for parameter in root.parameters()), torch.device("cpu"))
-    weights = {name: _weights(target, name) for name in moments}
-    # Nobody else may read or update the bank during the pass; for sharded parameters applied() ensures it.
+    weights = _weights(target, moments)
+    # Nobody else may read or update the bank during the pass; for sharded parameters swapped() ensures it.
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
     count = 0
@@ -325,14 +335,26 @@ def _without_new_buffers(root: nn.Module) -> Generator[None]:
         yield
 
 
-def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """A context manager, to be entered for every batch, that puts the weights of an average into the model."""
-    is_bank = isinstance(target, EMABank)
-    model = target.model if is_bank else target
+def _weights(target: EMABank | nn.Module, names: Iterable[str]) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
+    """For each average a context manager, to be entered for every batch, that puts its weights into the model."""
+    model = target.model if isinstance(target, EMABank) else target
+
+    def read(name: str) -> dict[str, Tensor]:
+        if not isinstance(target, EMABank):
+            return {}
+        # Unchecked, because a check waits: NaN in weights shows up in what is measured.
+        return target._values(name, "averaged", check=False)  # pyright: ignore[reportPrivateUsage]
+
+    def in_place(name: str) -> AbstractContextManager[Any]:
+        swap = Swap(target, name, "averaged") if isinstance(target, EMABank) else None
+        return swapped(model, read(name), swap)
+
     if fsdp_modules(model):  # a forward pass gathers the parameters' own tensors, so the values must be in these
-        return partial(target.applied, name, batchnorm="averaged") if is_bank else lambda: swapped(model, {}, None)
-    tensors = target.functional(name, batchnorm="averaged") if is_bank else functional_params(model, {})
-    return partial(holding, unwrap(model), tensors, None)
+        return {name: partial(in_place, name) for name in names}
+    copies = Copies()
+    tensors = {name: functional_params(model, read(name), copies) for name in names}
+    copies.finish()
+    return {name: partial(holding, unwrap(model), values, None) for name, values in tensors.items()}
 
 
 class _Recorder:
