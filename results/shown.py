@@ -32,7 +32,7 @@ def claims() -> str:
         statistic = f"{row['statistic']}: {row['rule']}"
         seeds = f"{row['seeds_for']} of {row['n']}"
         lines.append(
-            f"| {row['claim']} | {row['title']} | {statistic} | {mean} [{low}, {high}] | {seeds} | {verdict} |"
+            f"| {row['claim']} | {row['title']} | {statistic} | {mean} [{low},\u00a0{high}] | {seeds} | {verdict} |"
         )
     missing = ", ".join(row["claim"] for row in deciding if not row["mean"])
     return "\n".join(lines) + (f"\n\nNot run yet: {missing}." if missing else "")
