@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
 from emabank._model import unwrap, walk
-from emabank._storage import have_streams
-from emabank._swap import Copies, Swap, functional_params, holding, swapped
+from emabank._swap import Copies, Swap, functional_params, holding, sent, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
 from emabank.rules import check_int
@@ -170,7 +169,7 @@ def _buffers(layers: Layers) -> dict[str, Tensor]:
 def _statistics(layers: Layers, moments: Mapping[str, Mapping[str, "RunningMoments"]]) -> dict[str, dict[str, Tensor]]:
     """The measured statistics of every average by name, in float32 or wider, of the layers that were reached.
 
-    One copy per device takes all of them there, from pinned memory: from any other the host would wait.
+    One copy per device takes all of them there.
     """
     statistics: dict[str, dict[str, Tensor]] = {name: {} for name in moments}
     by_kind: dict[tuple[torch.device, torch.dtype], list[tuple[str, str, Tensor]]] = {}
@@ -181,10 +180,7 @@ def _statistics(layers: Layers, moments: Mapping[str, Mapping[str, "RunningMomen
             by_kind.setdefault((buffer.device, _wide(buffer)), []).append((name, key, value))
     for (device, dtype), entries in by_kind.items():
         values = [value for _, _, value in entries]
-        flat = torch.cat(values).to(dtype)  # before it is sent: the device may lack float64
-        has_streams = have_streams({device})
-        pinned = torch.empty_like(flat, pin_memory=has_streams).copy_(flat)
-        flat = pinned.to(device, non_blocking=has_streams)
+        flat = sent([torch.cat(values).to(dtype)], device)  # in this order: the device may lack float64
         for (name, key, _), value in zip(entries, flat.split(list(map(len, values))), strict=True):
             statistics[name][key] = value.clone()
     return statistics
