@@ -26,6 +26,7 @@ from emabank.study.data.digits import digits_dataset
 STEPS, SIZE = 600, 256
 WIDTHS = (0.05, 0.1)  # stored
 TARGETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25)
+COUNTS = (8, 15, 30, 100)  # of snapshots
 FLOOR = 1e-7  # what float32 can resolve: errors below it are equal
 
 
@@ -145,8 +146,10 @@ def compare(name: str, path: np.ndarray, dtype: torch.dtype, count: int) -> Iter
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", trajectories())
 def test_it_is_as_near_as_the_better_peer(name: str, dtype: torch.dtype) -> None:
-    results = [result for count in (8, 30) for result in compare(name, trajectories()[name], dtype, count)]
-    assert max(result.ratio for result in results) < 1.1, max(results, key=lambda result: result.ratio)
+    results = [result for count in COUNTS for result in compare(name, trajectories()[name], dtype, count)]
+    for result in results:
+        # From 100 snapshots a short window has errors of 1e-5, most of which is rounding in the stored averages.
+        assert result.ratio < (1.25 if result.snapshots == 100 else 1.1), result
     # If a run is independent noise about a fixed point from its first step on, the peers' fit is the best there is.
     mean = 1.01 if name == "noise about a fixed point" else 0.7
     assert statistics.geometric_mean(result.ratio for result in results) < mean
@@ -176,7 +179,7 @@ def main() -> None:
     results: dict[tuple[str, str], list[float]] = defaultdict(list)
     for name, path in trajectories().items():
         for dtype in (torch.float32, torch.float16):
-            for count in (8, 15, 30, 100):
+            for count in COUNTS:
                 for result in compare(name, path, dtype, count):
                     results[name, result.dtype].append(result.ratio)
     for (name, dtype), ratios in results.items():
