@@ -3,7 +3,6 @@
 May import the report, status and progress.
 """
 
-import os
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +33,8 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
     tell_skipped(results.skipped, console)
     following = try_next(results, runs=runs)
     if results.settings:
-        say(console, f"{len(report.tables)} tables and {len(report.figures)} figures are in {os.path.relpath(out)}.")
+        place = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
+        say(console, f"{len(report.tables)} tables and {len(report.figures)} figures are in {place}.")
     else:
         say(console, f"There is nothing to report in {runs} yet; `{following}` makes runs.")
     say(console, f"Open {report.page.resolve().as_uri()} in a browser; next: `{following}`.")
