@@ -196,16 +196,13 @@ def holding(model: nn.Module, tensors: dict[str, Tensor], swap: Swap | None) -> 
             tensors[ref.path] = ref.tensor
 
 
-def functional_params(
-    model: nn.Module, values: Mapping[str, Tensor], copies: Copies | None = None
-) -> dict[str, Tensor]:
+def functional_params(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """All tensors by their paths in the unwrapped model, in the live dtypes, for `torch.func.functional_call`.
 
-    Buffers are copies, so that a forward pass does not write into the live ones. Values that come from another device
-    with `copies` are there once these are finished.
+    Buffers are copies, so that a forward pass does not write into the live ones.
     """
     tensors: dict[str, Tensor] = {}
-    trips = copies or Copies()
+    copies = Copies()
     for ref in tensor_refs(model):
         live = ref.tensor.detach()
         value = values.get(ref.name)
@@ -215,9 +212,8 @@ def functional_params(
             tensors[ref.path] = value.to(live.dtype)
         else:
             tensors[ref.path] = torch.empty_like(live)
-            trips.add(tensors[ref.path], value)
-    if copies is None:
-        trips.finish()
+            copies.add(tensors[ref.path], value)
+    copies.finish()
     return tensors
 
 

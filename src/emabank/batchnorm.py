@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
 from emabank._model import unwrap, walk
-from emabank._swap import Copies, Swap, functional_params, holding, sent, swapped
+from emabank._swap import Swap, functional_params, holding, sent, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
 from emabank.rules import check_int
@@ -293,7 +293,7 @@ def _measure(
     model = target.model if isinstance(target, EMABank) else target
     root = unwrap(model)
     device = next((parameter.device for parameter in root.parameters()), torch.device("cpu"))
-    weights = _weights(target, moments)
+    weights = {name: _weights(target, name) for name in moments}
     # Nobody else may read or update the bank during the pass; for sharded parameters swapped() ensures it.
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
@@ -331,26 +331,18 @@ def _without_new_buffers(root: nn.Module) -> Generator[None]:
         yield
 
 
-def _weights(target: EMABank | nn.Module, names: Iterable[str]) -> dict[str, Callable[[], AbstractContextManager[Any]]]:
-    """For each average a context manager, to be entered for every batch, that puts its weights into the model."""
-    model = target.model if isinstance(target, EMABank) else target
-
-    def read(name: str) -> dict[str, Tensor]:
-        if not isinstance(target, EMABank):
-            return {}
+def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractContextManager[Any]]:
+    """A context manager, to be entered for every batch, that puts the weights of an average into the model."""
+    swap = None
+    read: Callable[[], dict[str, Tensor]] = dict
+    if isinstance(target, EMABank):
+        swap = Swap(target, name, "averaged")
         # Unchecked, because a check waits: NaN in weights shows up in what is measured.
-        return target._values(name, "averaged", check=False)  # pyright: ignore[reportPrivateUsage]
-
-    def in_place(name: str) -> AbstractContextManager[Any]:
-        swap = Swap(target, name, "averaged") if isinstance(target, EMABank) else None
-        return swapped(model, read(name), swap)
-
+        read = partial(target._values, name, "averaged", check=False)  # pyright: ignore[reportPrivateUsage]
+    model = target.model if isinstance(target, EMABank) else target
     if fsdp_modules(model):  # a forward pass gathers the parameters' own tensors, so the values must be in these
-        return {name: partial(in_place, name) for name in names}
-    copies = Copies()
-    tensors = {name: functional_params(model, read(name), copies) for name in names}
-    copies.finish()
-    return {name: partial(holding, unwrap(model), values, None) for name, values in tensors.items()}
+        return lambda: swapped(model, read(), swap)
+    return partial(holding, unwrap(model), functional_params(model, read()), None)
 
 
 class _Recorder:
