@@ -431,8 +431,11 @@ def _plan(sizes: Mapping[int, int], copied: set[int], large: int, capacity: int)
 
 def have_streams(devices: set[torch.device]) -> bool:
     """Whether these are accelerators: of all devices, only they have torch's streams and events."""
+    types = {device.type for device in devices}
+    if not types or "cpu" in types:
+        return False  # without asking: where there is no accelerator, torch 2.6 raises
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and {device.type for device in devices} == {accelerator.type}
+    return accelerator is not None and types == {accelerator.type}
 
 
 # Finite? --------------------------------------------------------------------------------------------------------------
