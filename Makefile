@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 # What is about packages that the lowest environment has not: the frameworks, the site, the peers.
-NOT_LOWEST := src/emabank/integrations tests/integrations tests/compat tests/test_site.py tests/test_benchmarks.py
+NOT_LOWEST := src/emabank/integrations tests/integrations tests/compat tests/test_site.py tests/test_benchmarks.py tests/on_ranks/sharded_frameworks.py
 # Peers of the drop-ins without what they bring: timm wants torchvision, and the tests need one file of it.
 PEERS := timm diffusers
 SAY_SO = @echo "Installing packages into $(VENV), torch first; this takes minutes the first time.";

@@ -13,6 +13,9 @@ from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
 AVERAGES = {"fast": EMA(per_update=0.5, warmup=None), "slow": EMA(0.95), "uniform": Uniform()}
 
 
+KEPT: list[object] = []  # a DDP model that is freed right after its last collective may deadlock in gloo
+
+
 def build(*, norm: bool) -> nn.Sequential:
     torch.manual_seed(0)
     layers = [nn.Linear(5, 8), nn.BatchNorm1d(8) if norm else nn.ReLU(), nn.Linear(8, 1)]
@@ -115,4 +118,5 @@ def equal_statistics() -> tuple[Tensor, Tensor]:
     model[1].running_mean.copy_(torch.randn(8, generator=torch.Generator().manual_seed(3)))
     bank = EMABank(DistributedDataParallel(model), {"copy": EMA(0.0, warmup=None)}, every=1)
     bank.update()
+    KEPT.append(bank)
     return model[1].running_mean, bank.weights("copy")["1.running_mean"]
