@@ -26,7 +26,7 @@ ACCELERATOR_LARGE, ACCELERATOR_SCRATCH = 1024 * BLOCK, 4096 * BLOCK  # there the
 HUGE = 2 << 20  # bytes of a huge page on x86-64 and arm64
 
 # Private in torch, but what its optimizers are built on: one call for many tensors.
-_copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 _norm_all = torch._foreach_norm  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 
 
@@ -273,7 +273,7 @@ class _Segment:
                 for stream in self._streams:  # also the owner of memory that a conversion takes on the device
                     stack.enter_context(stream)
                 # Without a stream a copy blocks: nothing else keeps the next optimizer step from writing meanwhile.
-                _copy_all(*self._copies, non_blocking=bool(self._streams))
+                copy_all(*self._copies, non_blocking=bool(self._streams))
             self.arrived = [stream.record_event() for stream in self._streams]
 
 
@@ -391,7 +391,7 @@ class _FusedGroup:
             values, parts = segment.averages[:, average], segment.parts(flats)
             if segment.is_page:
                 values = values.reshape(-1)
-                _copy_all(parts, [values[piece.offset : piece.end] for piece in segment.pieces])
+                copy_all(parts, [values[piece.offset : piece.end] for piece in segment.pieces])
             else:
                 parts[0].view(-1, BLOCK).copy_(values)
         return flats
@@ -402,7 +402,7 @@ class _FusedGroup:
             values, parts = segment.averages[:, average], segment.parts(flats)
             if segment.is_page:
                 page = values.new_zeros(values.numel())
-                _copy_all([page[piece.offset : piece.end] for piece in segment.pieces], parts)
+                copy_all([page[piece.offset : piece.end] for piece in segment.pieces], parts)
                 values.copy_(page.view(-1, BLOCK))
             else:
                 values.copy_(parts[0].view(-1, BLOCK))

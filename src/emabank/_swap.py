@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from emabank._distributed import fsdp_modules, is_sharded, reset_fsdp, reshard, to_local
 from emabank._model import TensorRef, tensor_refs, unwrap, walk
-from emabank._storage import have_streams
+from emabank._storage import copy_all, have_streams
 from emabank.preserved import undone_by
 
-_copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 MAX_TOGETHER = 2**24  # elements, 64 MB in float32
 
 # Between devices ------------------------------------------------------------------------------------------------------
@@ -62,7 +61,7 @@ class Copies:
             sources = [source.flatten() for _, source in pairs]
             arrived = sent(sources, device).split([len(source) for source in sources])
             targets = [target for target, _ in pairs]
-            _copy_all(targets, [value.view(target.shape) for value, target in zip(arrived, targets, strict=True)])
+            copy_all(targets, [value.view(target.shape) for value, target in zip(arrived, targets, strict=True)])
 
 
 # In its own tensors ---------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from emabank._distributed import ProcessGroups, fsdp_modules
 from emabank._model import unwrap, walk
+from emabank._storage import copy_all
 from emabank._swap import Swap, functional_params, holding, sent, swapped
 from emabank.bank import EMABank
 from emabank.preserved import preserved_modes, preserved_rng, undone_by
@@ -33,7 +34,6 @@ MIN_POOLED = 16
 # host wait: with five averages of a ResNet-50, 63 batches.
 MAX_UNPOOLED = 2**24
 
-_copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
 Forward = Callable[[nn.Module, Any], Any]
 
 
@@ -121,7 +121,7 @@ def recalibrate_batchnorm(
             target._store_recomputed(name, {**kept, **statistics[name]})  # pyright: ignore[reportPrivateUsage]
     elif statistics[""]:  # in one call, which an interrupt cannot split
         buffers = _buffers(layers)
-        _copy_all([buffers[key] for key in statistics[""]], list(statistics[""].values()))
+        copy_all([buffers[key] for key in statistics[""]], list(statistics[""].values()))
     measured = [name for name in layers if all(pools[name].count for pools in moments.values())]
     unreached = [name for name in layers if name not in measured]
     return Recalibration(tuple(measured), tuple(frozen), tuple(unreached), batches)

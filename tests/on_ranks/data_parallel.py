@@ -11,8 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 from emabank import EMA, EMABank, Uniform, recalibrate_batchnorm
 
 AVERAGES = {"fast": EMA(per_update=0.5, warmup=None), "slow": EMA(0.95), "uniform": Uniform()}
-
-
 KEPT: list[object] = []  # a DDP model that is freed right after its last collective may deadlock in gloo
 
 
