@@ -23,10 +23,10 @@ PARTS = (  # cheap and telling ones first
     (("step-decay",), "cifar100-resnet18"),
     (("bootstrap",), "cifar100-resnet18"),
     (("lr-search",), "cifar100-resnet18"),
+    (("sampling-period",), "cifar100-resnet18"),
     (("generalization", "dynamics", "label-noise"), "cifar10n-resnet34"),
     (("constant-lr",), "cifar100n-resnet18"),
     (("generalization", "dynamics", "consistency", "calibration"), "cifar10-resnet18"),
-    (("sampling-period",), "cifar100-resnet18"),
     (("transfer",), "cifar10-resnet18"),
     (("posthoc",), "cifar100-resnet18"),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
@@ -99,7 +100,7 @@ def with_transformers(folder: Path) -> dict[str, Any]:
     callback = EMABankCallback(trainer, AVERAGES, every=1, criteria=criteria, recalibrate=True)
     trainer.add_callback(callback)
     trainer.train()
-    torch.distributed.barrier()
+    dist.barrier()
     assert (folder / "checkpoint-12" / FILE).is_file()
     return summary(callback.bank, callback.tracker, trainer.model)
 
@@ -163,3 +164,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for name, train in FRAMEWORKS.items():
         torch.save(train(folder / name), folder / f"{name}-{os.environ['RANK']}.pt")
+    dist.barrier()  # gloo ends a process with SIGABRT at times if its group is still open at the exit
+    dist.destroy_process_group()

@@ -151,3 +151,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     with_lightning(Path(sys.argv[1]) / "lightning")
     with_transformers(Path(sys.argv[1]) / "transformers")
+    dist.barrier()  # gloo ends a process with SIGABRT at times if its group is still open at the exit
+    dist.destroy_process_group()
