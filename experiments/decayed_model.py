@@ -44,7 +44,7 @@ from emabank import EMABank
 from emabank.atomic import write_atomically
 from emabank.averaging import average_checkpoints
 from emabank.rules import DECAY_SHAPES, DecayShape, decay_merge_weights
-from experiments.record import Record, interval_text, parse_options, run_command, tell
+from experiments.record import Record, interval_text, log, parse_options, run_command
 
 SHAPES: tuple[DecayShape, ...] = ("linear", "sqrt")
 DECAYS = {name: DECAY_SHAPES[name] for name in SHAPES}
@@ -239,7 +239,7 @@ def run_seed(settings: Settings, seed: int, corpus: Corpus, record: Record) -> N
                 branches = {name: run.validate(run.branch(decay)) for name, decay in DECAYS.items()}
                 run.row = {"seed": seed, "fork": fork, "branch": branches, "at_fork": run.predictions()}
                 run.save()
-                tell(f"seed {seed}: step {fork} of {settings.steps}, branches done, {run.seconds():.0f} core-seconds")
+                log(f"seed {seed}: step {fork} of {settings.steps}, branches done, {run.seconds():.0f} core-seconds")
             if run.bank.num_steps < fork + settings.window:
                 run.train_to(fork + settings.window)
                 run.row["at_end"] = losses = run.predictions()
@@ -247,7 +247,7 @@ def run_seed(settings: Settings, seed: int, corpus: Corpus, record: Record) -> N
                 if fork not in finished():  # it was killed after this line
                     record.append(run.row)
                 run.save()
-                tell(f"seed {seed}: step {fork + settings.window}, branches {run.row['branch']}, predictions {losses}")
+                log(f"seed {seed}: step {fork + settings.window}, branches {run.row['branch']}, predictions {losses}")
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):  # another process has seeds there
         folder.parent.rmdir()

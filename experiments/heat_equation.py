@@ -24,7 +24,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python experiments/heat_equation.py`
 
 from emabank import EMABank
-from experiments.record import Record, interval_text, parse_options, run_command, tell
+from experiments.record import Record, interval_text, log, parse_options, run_command
 
 DIMENSIONS = 10
 TIME = 1.0
@@ -120,7 +120,7 @@ def main() -> None:
         start = time.process_time()
         errors = train(seed, steps=options.steps, rate=options.rate)
         record.append({"seed": seed, "errors": errors, "core_seconds": round(time.process_time() - start, 1)})
-        tell(f"seed {seed}: live {100 * errors['live']:.2f} %, {PRIMARY} {100 * errors[PRIMARY]:.2f} %")
+        log(f"seed {seed}: live {100 * errors['live']:.2f} %, {PRIMARY} {100 * errors[PRIMARY]:.2f} %")
     rows = sorted(record.rows(), key=lambda row: row["seed"])
     record.write("summary.md", summary(rows, settings))
     record.draw("errors.svg", lambda figure: draw(figure, rows), size=(8, 4))

@@ -106,7 +106,7 @@ def parse_options(
     return options
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -118,5 +118,5 @@ def run_command(main: Callable[[], None]) -> None:
     except (ValueError, OSError) as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
-        tell("Interrupted. The same command resumes.")
+        log("Interrupted. The same command resumes.")
         sys.exit(130)

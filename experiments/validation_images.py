@@ -29,7 +29,7 @@ from emabank import EMABank
 from emabank.study.config import DataConfig
 from emabank.study.data.datasets import load_dataset
 from emabank.study.models import build_network
-from experiments.record import Record, interval_text, parse_options, run_command, tell
+from experiments.record import Record, interval_text, log, parse_options, run_command
 
 IMAGES = (50, 100, 200, 500, 1000, 2000, 5000)
 DRAWS = 500
@@ -82,7 +82,7 @@ def train(seed: int, data: Path, rate: float) -> tuple[Tensor, Tensor]:
             bank.update()
         results.append(list(bank.evaluate(right).values()))
         live, slowest = (100 * results[-1][place][1].float().mean() for place in (0, -1))
-        tell(f"seed {seed}: epoch {epoch + 1} of {EPOCHS}, test accuracy {live:.1f} % live, {slowest:.1f} % slowest")
+        log(f"seed {seed}: epoch {epoch + 1} of {EPOCHS}, test accuracy {live:.1f} % live, {slowest:.1f} % slowest")
     on_validation, on_test = (torch.stack([torch.stack(row) for row in part]) for part in _split(results))
     return on_validation, on_test
 

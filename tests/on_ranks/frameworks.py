@@ -164,5 +164,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for name, train in FRAMEWORKS.items():
         torch.save(train(folder / name), folder / f"{name}-{os.environ['RANK']}.pt")
-    dist.barrier()  # gloo ends a process with SIGABRT at times if its group is still open at the exit
+    dist.barrier()  # a group that is open at the exit aborts at times: a thread of gloo still holds tensors
     dist.destroy_process_group()

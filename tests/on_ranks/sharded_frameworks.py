@@ -151,5 +151,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     with_lightning(Path(sys.argv[1]) / "lightning")
     with_transformers(Path(sys.argv[1]) / "transformers")
-    dist.barrier()  # gloo ends a process with SIGABRT at times if its group is still open at the exit
+    dist.barrier()  # a group that is open at the exit aborts at times: a thread of gloo still holds tensors
     dist.destroy_process_group()

@@ -132,7 +132,9 @@ def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_th
     swa = replace(trunk_config, constant_from=2, swa=True)
     fork = trunk.path / "forks" / "epoch-2.pt"
     epochs: list[int] = []
-    forked = run_job(Job(swa, fork=fork), place, digits()[0], tell=lambda progress: epochs.append(progress.epoch))
+    forked = run_job(
+        Job(swa, fork=fork), place, digits()[0], on_progress=lambda progress: epochs.append(progress.epoch)
+    )
     assert epochs == [3]
     alone = run_job(Job(swa, fork=tmp_path / "none.pt"), Place(runs=tmp_path / "alone"), digits()[0])
     assert left(forked) == left(alone)

@@ -225,7 +225,7 @@ def test_compiled_it_trains_the_same_weights_under_the_same_names(monkeypatch: p
 def test_a_run_that_diverges_ends_early_and_keeps_nothing(given, epochs, tmp_path: Path):
     training, drawer = training_of(config(**given)), Drawer(tmp_path)
     told: list[str] = []
-    training.run(drawer, checkpoint_seconds=0, tell=lambda epoch, words: told.append(words))
+    training.run(drawer, checkpoint_seconds=0, on_epoch=lambda epoch, words: told.append(words))
     assert training.diverged
     assert training.epoch == epochs
     assert training.kept() == []

@@ -26,9 +26,9 @@ from pathlib import Path
 sys.path.insert(0, {SOURCE!r})
 folder = Path(sys.argv[1])
 (folder / "pid").write_text(str(os.getpid()))
-def tell(epoch, epochs):
-    progress = dict(epoch=epoch, epochs=epochs, words=f"at {{epoch}}", seconds_left=1.0, time=str(time.time()))
-    (folder / "new").write_text(json.dumps(progress))
+def progress(epoch, epochs):
+    content = dict(epoch=epoch, epochs=epochs, words=f"at {{epoch}}", seconds_left=1.0, time=str(time.time()))
+    (folder / "new").write_text(json.dumps(content))
     os.replace(folder / "new", folder / "progress.json")
 def done():
     (folder / "done.json").write_text(json.dumps(dict(files={{}}, summary={{}})))

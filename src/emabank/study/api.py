@@ -67,7 +67,7 @@ def run_protocol(
     ...     done.choices[0].rate, sorted(done.refitted[0].snapshots())[-1]
     (0.1, 'live-last')
     """
-    on_the_way = console or Console(stderr=True)
+    stderr = console or Console(stderr=True)
     config = config or ProtocolConfig()
     config = resolve(
         replace(
@@ -76,17 +76,17 @@ def run_protocol(
             training=replace(config.training, network="own", width=None),
         )
     )
-    dataset = averaged_to(_dataset(data, size, on_the_way), config.data.size)
+    dataset = averaged_to(_dataset(data, size, stderr), config.data.size)
     place = Place(runs=Path(runs))
 
-    def work(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:
-        run_job(decode_job(arguments[0])[0], place, dataset, make_model=make_model, tell=tell)
+    def work(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
+        run_job(decode_job(arguments[0])[0], place, dataset, make_model=make_model, on_progress=on_progress)
 
     setting = Setting(
         name="own", config=config, make_model=make_model, model_fingerprint=_model_fingerprint(make_model, dataset)
     )
-    run_jobs = jobs_on(TorchrunExecutor(group=ALONE, work=work), place, on_the_way)
-    done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, on_the_way))
+    run_jobs = jobs_on(TorchrunExecutor(group=ALONE, work=work), place, stderr)
+    done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, stderr))
     show(done, console or Console())
     return done
 
@@ -113,8 +113,8 @@ def _from_folder(folder: Path, size: int | None, console: Console) -> Dataset:
                 f"there is no folder {folder / part}; give a folder with train and test in it, each with a folder of "
                 "images for every class"
             )
-    with counting(console, "images decoded") as tell:
-        train, test = (load_image_folder(folder / part, size=size, tell=tell) for part in ("train", "test"))
+    with counting(console, "images decoded") as progress:
+        train, test = (load_image_folder(folder / part, size=size, progress=progress) for part in ("train", "test"))
     if train.classes != test.classes:
         differ = sorted(set(train.classes) ^ set(test.classes))
         raise ValueError(

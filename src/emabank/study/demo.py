@@ -46,12 +46,12 @@ PEAK_RATE = 0.8
 
 def run_demo(config: "DemoArguments", console: Console | None = None) -> Record:
     """Train, measure every epoch, print the comparison, write a page, figures and rows.json to `config.out`."""
-    on_the_way, console = console or Console(stderr=True), console or Console()
+    stderr, console = console or Console(stderr=True), console or Console()
     config.out.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=config.out).close()  # a folder that cannot be written is found before the training
     torch.set_num_threads(config.threads)
     console.print(_opening_lines(config), highlight=False)
-    record = _train(config, on_the_way)
+    record = _train(config, stderr)
     _write(record, config)
     console.print(terminal(demo_table(record), width=console.width))
     console.print(closing_line(record), highlight=False)
@@ -93,7 +93,7 @@ def demo_parts(config: "DemoArguments") -> Parts:
     return Parts(train, digits.test.take(validation), digits.test.take(test), digits.classes, normalisation_of(train))
 
 
-def _train(config: "DemoArguments", on_the_way: Console) -> Record:
+def _train(config: "DemoArguments", stderr: Console) -> Record:
     started = time.monotonic()
     run = run_config(config)
     with torch.random.fork_rng(devices=[]):
@@ -103,8 +103,8 @@ def _train(config: "DemoArguments", on_the_way: Console) -> Record:
             lambda: build_network("resnet8", classes=10, channels=1, width=WIDTH),
             device=torch.device("cpu"),
         )
-        with progress(on_the_way, config.epochs) as tell:
-            training.run(tell=tell)
+        with progress(stderr, config.epochs) as on_epoch:
+            training.run(on_epoch=on_epoch)
     steps = training.schedule.steps
     averages = rules(run.recipe.averages, steps)
     rows = _rows([*training.measured, *training.test_curves])

@@ -49,15 +49,15 @@ Change = Callable[[ProtocolConfig], ProtocolConfig]
 
 def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol | None:
     """Run a protocol, and print its tables; None where another process leads (see `executing`)."""
-    on_the_way = console or Console(stderr=True)
+    stderr = console or Console(stderr=True)
     config = resolve(config)
-    dataset = read_data(config.data, place, on_the_way)
+    dataset = read_data(config.data, place, stderr)
     with executing([config.hardware], place) as executor:
         if executor is None:
             return None
         setting = Setting(name="protocol", config=config)
-        run_jobs = jobs_on(executor, place, on_the_way)
-        done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, on_the_way))
+        run_jobs = jobs_on(executor, place, stderr)
+        done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, stderr))
     show(done, console or Console())
     return done
 
@@ -72,7 +72,7 @@ def launch_studies(
     console: Console | None = None,
 ) -> bool:
     """Run studies; False when some could not be finished."""
-    on_the_way = console or Console(stderr=True)
+    stderr = console or Console(stderr=True)
     settings = settings_of(studies, scale, lambda config: resolve(change(config)))
     place = place.absolute()
     with executing([setting.config.hardware for setting in settings], place) as executor:
@@ -84,13 +84,13 @@ def launch_studies(
             settings,
             place,
             command=command,
-            load=_loader(place, on_the_way),
-            run_jobs=jobs_on(executor, place, on_the_way),
-            say=partial(say, on_the_way),
+            load=_loader(place, stderr),
+            run_jobs=jobs_on(executor, place, stderr),
+            say=partial(say, stderr),
         )
     failed = [manifest for manifest in manifests if manifest.state != "done"]
     for manifest in failed:
-        say(on_the_way, f"{manifest.study} could not be finished: {manifest.reason}")
+        say(stderr, f"{manifest.study} could not be finished: {manifest.reason}")
     done = [manifest for manifest in manifests if manifest.state == "done"]
     if done:
         _show_end(done, place.runs, console or Console())
@@ -145,8 +145,8 @@ def _loader(place: Place, console: Console) -> Callable[[ProtocolConfig], Datase
 
 def read_data(data: DataConfig, place: Place, console: Console) -> Dataset:
     """A data set, with a bar while images are decoded for the first time."""
-    with counting(console, "images decoded") as tell:
-        return load_dataset(data, place.data, cache=place.cache, tell=tell)
+    with counting(console, "images decoded") as progress:
+        return load_dataset(data, place.data, cache=place.cache, progress=progress)
 
 
 # Executors -----------------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
     console = console or Console()
     results = read_results(runs)
     out = out or runs / "report"
-    with counting(Console(stderr=True), "files of the report") as tell:
-        report = build_report(results, out, progress=tell)
+    with counting(Console(stderr=True), "files of the report") as progress:
+        report = build_report(results, out, progress=progress)
     _show_tables(report, tables, console)
     say(console, claims_summary(report.claims))
     tell_skipped(results.skipped, console)

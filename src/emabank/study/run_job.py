@@ -56,7 +56,7 @@ def run_job(
     dataset: Dataset | None = None,
     *,
     make_model: MakeModel | None = None,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
     should_stop: Callable[[], bool] = lambda: False,
     group: ProcessGroup = ALONE,
 ) -> RunFolder:
@@ -86,7 +86,7 @@ def run_job(
                 return folder
             if run is not None:
                 observe = stack.enter_context(loggers(place, run.path, config))
-            _train(job, run, place, dataset, make_model, tell, observe, should_stop, group)
+            _train(job, run, place, dataset, make_model, on_progress, observe, should_stop, group)
         return folder
     finally:
         torch.set_num_threads(threads)
@@ -133,7 +133,7 @@ def _train(
     place: Place,
     dataset: Dataset,
     make_model: MakeModel,
-    tell: Callable[[Progress], None],
+    on_progress: Callable[[Progress], None],
     observe: Callable[[Training], None],
     should_stop: Callable[[], bool],
     group: ProcessGroup,
@@ -152,17 +152,17 @@ def _train(
     training.recorder.keep_in(snapshots, is_first=group.is_first)
     started, first = time.monotonic(), training.epoch
 
-    def tell_both(epoch: int, words: str) -> None:
+    def report_progress(epoch: int, words: str) -> None:
         left = (time.monotonic() - started) / max(1, epoch - first) * (epochs - epoch)
         if run is not None:
-            run.tell(epoch, epochs, words, seconds_left=left)
-        tell(Progress(epoch=epoch, epochs=epochs, words=words, seconds_left=left, time=now()))
+            run.write_progress(epoch, epochs, words, seconds_left=left)
+        on_progress(Progress(epoch=epoch, epochs=epochs, words=words, seconds_left=left, time=now()))
 
     training.run(
         run,
         forks=job.forks,
         checkpoint_seconds=place.checkpoint_seconds,
-        tell=tell_both,
+        on_epoch=report_progress,
         observe=observe,
         should_stop=should_stop,
     )
@@ -296,11 +296,11 @@ def task_of(job: Job, place: Place) -> Task:
     )
 
 
-def work_together(arguments: Sequence[str], group: ProcessGroup, tell: Callable[[Progress], None]) -> None:
+def work_together(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
     """Run the job that the one argument describes, together with the other ranks (executors.torchrun)."""
     job, place = decode_job(arguments[0])
     with StopRequest() as request, peer_loss_as_error(group):
-        run_job(job, place, tell=tell, should_stop=lambda: request.received, group=group)
+        run_job(job, place, on_progress=on_progress, should_stop=lambda: request.received, group=group)
 
 
 def main(arguments: list[str]) -> int:

@@ -210,14 +210,14 @@ class Training:
         *,
         forks: Iterable[int] = (),
         checkpoint_seconds: float = 60.0,
-        tell: Callable[[int, str], None] = lambda epoch, words: None,
+        on_epoch: Callable[[int, str], None] = lambda epoch, words: None,
         observe: Callable[["Training"], None] = lambda training: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Train to the end from where it stands; checkpoints go to the store, those at the epochs in `forks` for good.
 
-        After each epoch `tell` gets its number and how it went, and `observe` the training. After a step `should_stop`
-        is asked: after every one, or where several ranks have to agree, about once a second.
+        After each epoch `on_epoch` gets its number and a line of text, and `observe` the training. `should_stop` is
+        asked after every step, or where several ranks have to agree, about once a second.
         """
         saved = time.monotonic()
         while not self.is_over:
@@ -233,7 +233,7 @@ class Training:
             self._end_epoch()
             if store is not None and self.epoch in forks:
                 store.save_fork(self.epoch, self.state_dict())
-            tell(self.epoch, self.status_line())
+            on_epoch(self.epoch, self.status_line())
             observe(self)
         if store is not None:
             store.save_checkpoint(self.state_dict())

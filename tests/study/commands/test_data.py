@@ -50,9 +50,9 @@ def test_each_file_that_is_not_whole_has_a_line_of_its_own(tmp_path: Path, capsy
 def test_fetching_shows_how_far_it_is_and_how_all_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def fetch(name: str, folder: Path, *, tell):
+    def fetch(name: str, folder: Path, *, progress):
         for done in (0, 5, 11):
-            tell(done, 11)
+            progress(done, 11)
         write_files(folder, FILES)
         return download.check(name, folder)
 

@@ -108,14 +108,14 @@ def test_tiny_imagenet_is_decoded_once_and_told_of(tmp_path: Path):
         Image.new("RGB", (64, 64), (label, 0, 0)).save(root / f"train/n{label}/images/0.JPEG", quality=100)
         Image.new("RGB", (64, 64)).save(root / f"val/images/{label}.JPEG")
     (root / "val/val_annotations.txt").write_text("7.JPEG\tn7\t0\n3.JPEG\tn3\t0\n")
-    told: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
     for cache in (None, tmp_path / "elsewhere"):
         for _ in range(2):
             found = load_dataset(
-                DataConfig(dataset="tiny-imagenet"), tmp_path, cache=cache, tell=lambda *done: told.append(done)
+                DataConfig(dataset="tiny-imagenet"), tmp_path, cache=cache, progress=lambda *done: counts.append(done)
             )
-        assert told[-1] == (2, 2) and told.count((2, 2)) == 2, "each part once"
-        told.clear()
+        assert counts[-1] == (2, 2) and counts.count((2, 2)) == 2, "each part once"
+        counts.clear()
         assert (tmp_path / ".emabank-cache" if cache is None else cache).is_dir()
     assert found.classes == 200 and found.train.images.shape == (2, 3, 64, 64)
     assert found.train.labels.tolist() == [3, 7] and found.test.labels.tolist() == [7, 3]

@@ -223,7 +223,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_what_is_missing_is_fetched_and_unpacked_once(server: Server, tmp_path: Path):
     counts: list[tuple[int, int]] = []
     folder = tmp_path / "new" / "data"
-    findings = fetch("labels", folder, tell=lambda done, total: counts.append((done, total)))
+    findings = fetch("labels", folder, progress=lambda done, total: counts.append((done, total)))
     assert all(finding.state == "ok" for finding in findings)
     assert everything_in(folder) == {"set.tar.gz": ARCHIVE, "deep/labels.pt": LABELS, **UNPACKED}
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "set", "set.tar.gz"]

@@ -54,7 +54,7 @@ def test_two_sizes_keep_two_caches(own: Path):
     counts: list[int] = []
     for _ in range(2):
         for size in (None, 3, 5):
-            load_image_folder(own, size=size, tell=lambda done, total: counts.append(done))
+            load_image_folder(own, size=size, progress=lambda done, total: counts.append(done))
     assert counts == [0, 4] * 3
 
 
@@ -182,7 +182,7 @@ def load(root: Path, **changes: Any) -> tuple[np.ndarray, list[tuple[int, int]]]
     """The images, and the counts on the way: none when nothing had to be decoded."""
     counts: list[tuple[int, int]] = []
     options = {"files": FILES, "name": "set", "side": 6, "fit": False, "cache": root.parent / "cache", **changes}
-    return load_decoded(root, **options, tell=lambda done, total: counts.append((done, total))), counts
+    return load_decoded(root, **options, progress=lambda done, total: counts.append((done, total))), counts
 
 
 def caches(root: Path) -> list[str]:
@@ -252,7 +252,7 @@ def test_an_interruption_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(folders, "_TOGETHER", 2)
     with pytest.raises(KeyboardInterrupt):
-        load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", tell=interrupt)
+        load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", progress=interrupt)
     assert caches(root) == []
 
 
@@ -281,7 +281,7 @@ print(int(images.astype(int).sum()))
             other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             assert other.stdout == f"{int(EXPECTED.astype(int).sum())}\n"
 
-    images = load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", tell=meanwhile)
+    images = load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", progress=meanwhile)
     assert np.array_equal(images, EXPECTED) and len(caches(root)) == 1
 
 

@@ -17,7 +17,7 @@ from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.writer import open_run
 from tests.support.processes import task, wait_until
 
-DONE = "tell(2, 2); done()"
+DONE = "progress(2, 2); done()"
 
 
 def run_all(tasks: list[Task], *, jobs: int = 2, patience: float = 30) -> tuple[dict[str, Outcome], str]:
@@ -168,7 +168,7 @@ class Noticing(io.StringIO):
 def test_progress_is_shown_while_the_run_is_trained(tmp_path: Path, terminal: bool):
     wait = "while not (folder.parent / 'seen').exists(): time.sleep(0.02)"
     console = Console(file=Noticing("at 2", tmp_path / "seen"), force_terminal=terminal, width=120, color_system=None)
-    tasks = [task(tmp_path, "a", f"tell(2, 3)\n{wait}\ndone()")]
+    tasks = [task(tmp_path, "a", f"progress(2, 3)\n{wait}\ndone()")]
     assert LocalExecutor(poll=0.02).run_all(tasks, console=console)[0].state == "done"
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "2/3" in printed

@@ -47,9 +47,9 @@ def test_times_to_wait_are_as_exact_as_one_wants_to_know(seconds: float, words: 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_one_run_is_a_bar_or_a_few_lines(terminal: bool):
     screen = console(terminal=terminal)
-    with progress(screen, 60) as tell:
+    with progress(screen, 60) as show:
         for epoch in range(1, 61):
-            tell(epoch, f"live [{epoch}.5%]")
+            show(epoch, f"live [{epoch}.5%]")
     lines = printed(screen).splitlines()
     if terminal:
         assert "━" in lines[-2] and "60/60" in lines[-2] and "live [60.5%]" in lines[-2]
@@ -64,9 +64,9 @@ def test_counting_is_a_bar_or_a_few_lines_and_nothing_before_the_first_call(term
     with counting(screen, "images decoded"):
         pass
     assert "images decoded" not in printed(screen)
-    with pytest.raises(OSError, match="full"), counting(screen, "images decoded") as tell:
+    with pytest.raises(OSError, match="full"), counting(screen, "images decoded") as show:
         for done in range(0, 100_001, 100):
-            tell(done, 100_000)
+            show(done, 100_000)
         raise OSError("full")
     lines = printed(screen).splitlines()
     if terminal:

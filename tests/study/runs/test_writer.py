@@ -64,7 +64,7 @@ def test_a_run_goes_through_its_states(tmp_path: Path):
     assert folder.failure() == "KeyError: 'no such layer'"
     with pytest.raises(KeyboardInterrupt), open_run(tmp_path / "all" / "runs", CONFIG, threads=1) as run:
         assert folder.failure() is None
-        run.tell(1, 2, "live 50%")
+        run.write_progress(1, 2, "live 50%")
         raise KeyboardInterrupt
     assert folder.state() == "waiting"
     progress = folder.progress()
@@ -178,11 +178,11 @@ def test_progress_is_written_about_once_a_second_and_at_the_end(tmp_path: Path, 
     monkeypatch.setattr(writer, "write_json", lambda path, said: written.append((seconds, said["epoch"])))
     for tick in range(50):
         seconds = 100 + tick / 10
-        run.tell(tick // 5 + 1, 10, "words", seconds_left=3.5)
+        run.write_progress(tick // 5 + 1, 10, "words", seconds_left=3.5)
     assert [at for at, _ in written[:5]] == pytest.approx([100, 101, 102, 103, 104])
     assert written[-1] == (pytest.approx(104.9), 10)
     monkeypatch.setattr(writer, "write_json", lambda path, said: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    run.tell(10, 10, "a full disk does not stop a training for the sake of its progress")
+    run.write_progress(10, 10, "a full disk does not stop a training for the sake of its progress")
 
 
 # Full disks ----------------------------------------------------------------------------------------------------------

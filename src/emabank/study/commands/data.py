@@ -31,8 +31,8 @@ class DataArguments:
         if self.action == "check":
             findings = check(self.name, self.data)
         else:
-            with counting(Console(stderr=True), "bytes") as tell:
-                findings = fetch(self.name, self.data, tell=tell)
+            with counting(Console(stderr=True), "bytes") as progress:
+                findings = fetch(self.name, self.data, progress=progress)
         say(console, f"{dataset.title}: published by {dataset.publisher}; terms: {dataset.terms}")
         for finding in findings:
             say(console, f"{finding.state:15} {finding.sentence}")

@@ -7,12 +7,14 @@ import torch
 from emabank.study.config import DataConfig
 from emabank.study.data.cifar import load_cifar, load_cifar_n
 from emabank.study.data.digits import digits_dataset
-from emabank.study.data.folders import Tell, load_tiny_imagenet
+from emabank.study.data.folders import ProgressCallback, load_tiny_imagenet
 from emabank.study.data.images import Dataset, Images, averaged_to, make_images
 from emabank.study.data.splits import Parts, make_parts, stratified_split
 
 
-def load_dataset(config: DataConfig, folder: Path, *, cache: Path | None = None, tell: Tell | None = None) -> Dataset:
+def load_dataset(
+    config: DataConfig, folder: Path, *, cache: Path | None = None, progress: ProgressCallback | None = None
+) -> Dataset:
     """Read a data set from its folder; only `digits` needs none. Decoded images are kept in `cache`.
 
     Its images have the size that the configuration asks for.
@@ -20,10 +22,10 @@ def load_dataset(config: DataConfig, folder: Path, *, cache: Path | None = None,
     >>> load_dataset(DataConfig(dataset="digits"), Path("nowhere")).classes
     10
     """
-    return averaged_to(_load(config.completed(), folder, cache, tell), config.size)
+    return averaged_to(_load(config.completed(), folder, cache, progress), config.size)
 
 
-def _load(config: DataConfig, folder: Path, cache: Path | None, tell: Tell | None) -> Dataset:
+def _load(config: DataConfig, folder: Path, cache: Path | None, progress: ProgressCallback | None) -> Dataset:
     name = config.dataset
     match name:
         case "digits" | "digits-0-4" | "digits-5-9":
@@ -35,7 +37,9 @@ def _load(config: DataConfig, folder: Path, cache: Path | None, tell: Tell | Non
             labels = load_cifar_n(name, folder, labels=str(config.labels), official=train.clean.numpy())
             return Dataset(name, _classes(name), Images(train.images, torch.from_numpy(labels), train.clean), test)
         case "tiny-imagenet":
-            parts = [load_tiny_imagenet(folder, split=split, cache=cache, tell=tell) for split in ("train", "test")]
+            parts = [
+                load_tiny_imagenet(folder, split=split, cache=cache, progress=progress) for split in ("train", "test")
+            ]
             train, test = (make_images(*map(torch.from_numpy, part[:2])) for part in parts)
             return Dataset(name, 200, train, test)
         case "own":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from emabank.study.data.catalogue import Download, File, ImageFolders, find_dataset
-from emabank.study.data.folders import FOLDER, Tell, read_wnids, train_files, val_files
+from emabank.study.data.folders import FOLDER, ProgressCallback, read_wnids, train_files, val_files
 
 State = Literal["ok", "missing", "damaged", "wrong checksum", "incomplete"]
 
@@ -154,7 +154,7 @@ _TEMPORARY = ".emabank-fetch-"
 _OLD = 24 * 3600  # seconds, after which a temporary folder is taken to be left by a killed process
 
 
-def fetch(name: str, folder: str | os.PathLike[str], *, tell: Tell | None = None) -> list[Finding]:
+def fetch(name: str, folder: str | os.PathLike[str], *, progress: ProgressCallback | None = None) -> list[Finding]:
     """Download what `check` finds missing or wrong; the files appear in the folder whole and verified, or not at all.
 
     Archives are unpacked and stay beside what they hold. One that is there already and right is not downloaded again.
@@ -162,7 +162,7 @@ def fetch(name: str, folder: str | os.PathLike[str], *, tell: Tell | None = None
     Args:
         name: the name of a data set.
         folder: the data folder; made when it is not there.
-        tell: called with how many of how many bytes are there.
+        progress: called with how many of how many bytes are there.
 
     Returns:
         What `check` finds afterwards: nothing missing, nothing wrong.
@@ -172,7 +172,7 @@ def fetch(name: str, folder: str | os.PathLike[str], *, tell: Tell | None = None
     downloads = list(dict.fromkeys(finding.download for finding in findings if finding.download is not None))
     if not downloads:
         return findings
-    bar = _Bar(tell or (lambda done, total: None), sum(download.file.size for download in downloads))
+    bar = _Bar(progress or (lambda done, total: None), sum(download.file.size for download in downloads))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for download in downloads:
@@ -238,21 +238,21 @@ def _download(name: str, download: Download, folder: Path, temporary: Path, bar:
 class _Bar:
     """What pooch takes for a progress bar: counts over all downloads, and stops a file that does not end."""
 
-    def __init__(self, tell: Tell, total_bytes: int) -> None:
-        self.tell = tell
+    def __init__(self, progress: ProgressCallback, total_bytes: int) -> None:
+        self.progress = progress
         self.total_bytes = total_bytes
         self.before = 0  # bytes of the files that are done
         self.most = self.done = self.total = 0
 
     def begin(self, download: Download) -> None:
         self.most, self.done = download.file.size, 0
-        self.tell(self.before, self.total_bytes)
+        self.progress(self.before, self.total_bytes)
 
     def update(self, count: int) -> None:
         self.done += count
         if self.done > self.most + 2 * _CHUNK:  # pooch counts the last chunk as a whole one
             raise ValueError("longer than it should be")
-        self.tell(self.before + min(self.done, self.most), self.total_bytes)
+        self.progress(self.before + min(self.done, self.most), self.total_bytes)
 
     def reset(self) -> None:
         self.done = 0
@@ -262,7 +262,7 @@ class _Bar:
 
     def finish(self, size: int) -> None:
         self.before += size
-        self.tell(self.before, self.total_bytes)
+        self.progress(self.before, self.total_bytes)
 
 
 @contextmanager

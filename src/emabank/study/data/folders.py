@@ -22,7 +22,7 @@ from PIL import Image, ImageOps
 from emabank.atomic import write_atomically
 from emabank.study.data.catalogue import advice
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with how much is done, and of how much."""
 CACHE = ".emabank-cache"
 """The name of the default cache, in the data folder."""
@@ -50,15 +50,15 @@ def load_tiny_imagenet(
     *,
     split: Literal["train", "test"],
     cache: str | os.PathLike[str] | None = None,
-    tell: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> LabelledImages:
-    """Read one part of Tiny-ImageNet; the first time the images are decoded, which `tell` hears of.
+    """Read one part of Tiny-ImageNet; the first time the images are decoded, with `progress`.
 
     Args:
         folder: the data folder, with `tiny-imagenet-200/` in it.
         split: `"train"`, or `"test"` for the published `val` folder: the published `test` folder has no labels.
         cache: where the decoded images are kept; default `.emabank-cache` in the data folder.
-        tell: called with how many of how many images are decoded.
+        progress: called with how many of how many images are decoded.
 
     Returns:
         Images of 64 x 64 pixels; class 0 is the first line of `wnids.txt`. A part is mapped from the cache.
@@ -76,7 +76,7 @@ def load_tiny_imagenet(
         side=_SIDE,
         fit=False,
         cache=folder / CACHE if cache is None else Path(cache),
-        tell=tell,
+        progress=progress,
     )
     return LabelledImages(images, _labels(files), tuple(wnids))
 
@@ -145,7 +145,7 @@ def load_image_folder(
     path: str | os.PathLike[str],
     *,
     size: int | None = None,
-    tell: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> LabelledImages:
     """Read images that lie in one folder a class; the first time they are decoded, into `.emabank-cache` in `path`.
 
@@ -153,7 +153,7 @@ def load_image_folder(
         path: a folder whose subfolders are the classes, sorted by name; images may lie deeper in them.
         size: bring every image to this many pixels square: scaled, and cut around its centre. Without it all images
             must have one size, of any height and width.
-        tell: called with how many of how many images are decoded.
+        progress: called with how many of how many images are decoded.
     """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}; give a number of pixels, 1 or more, or None")
@@ -178,7 +178,7 @@ def load_image_folder(
         side=size,
         fit=size is not None,
         cache=root / CACHE,
-        tell=tell,
+        progress=progress,
     )
     return LabelledImages(images, _labels(files), tuple(classes))
 
@@ -209,7 +209,7 @@ def load_decoded(
     side: int | None,
     fit: bool,
     cache: Path,
-    tell: Tell | None = None,
+    progress: ProgressCallback | None = None,
 ) -> NDArray[np.uint8]:
     """The images of these files as uint8 `[n, 3, height, width]`, mapped from the cache, decoded into it when needed.
 
@@ -223,7 +223,7 @@ def load_decoded(
         side: images of so many pixels square; None: of the size of the first one.
         fit: scale images of other sizes, and cut them around their centre; False refuses them.
         cache: the folder of caches; made when it does not exist.
-        tell: called with how many of how many images are decoded.
+        progress: called with how many of how many images are decoded.
     """
     path = cache / f"{name}.{_digest(root, files, side, fit)}.npy"
     images = _mapped(path, len(files))
@@ -232,7 +232,7 @@ def load_decoded(
     for old in [*cache.glob(f"{name}.*.npy"), *(p for p in cache.glob(".*.tmp") if _is_old(p))]:
         old.unlink(missing_ok=True)
     paths = [root / file for file in files]
-    write_atomically(path, lambda draft: _decode_into(draft, paths, side, fit=fit, tell=tell))
+    write_atomically(path, lambda draft: _decode_into(draft, paths, side, fit=fit, progress=progress))
     images = _mapped(path, len(files))
     if images is None:
         raise OSError(f"{path} was written and cannot be read back; choose another cache folder")
@@ -267,7 +267,9 @@ _TOGETHER = 256  # images that are in memory at a time
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 
-def _decode_into(draft: Path, paths: Sequence[Path], side: int | None, *, fit: bool, tell: Tell | None) -> None:
+def _decode_into(
+    draft: Path, paths: Sequence[Path], side: int | None, *, fit: bool, progress: ProgressCallback | None
+) -> None:
     """Write the images as one `.npy` file; `ValueError` names a file that is damaged or does not fit."""
     width, height = _read(paths[0]).size if side is None else (side, side)
     header = {"descr": "|u1", "fortran_order": False, "shape": (len(paths), 3, height, width)}
@@ -275,15 +277,15 @@ def _decode_into(draft: Path, paths: Sequence[Path], side: int | None, *, fit: b
     def decode(path: Path) -> bytes:
         return _pixels(path, (width, height), fit=fit).tobytes()
 
-    tell = tell or (lambda done, total: None)
-    tell(0, len(paths))
+    progress = progress or (lambda done, total: None)
+    progress(0, len(paths))
     # Written as a file and mapped later: on a full disk, writing to a mapped file would end the process. Decoded by
     # threads, since Pillow decodes without Python's lock: about as fast as processes on Tiny-ImageNet, when measured.
     with open(draft, "wb") as file, ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(paths), _TOGETHER):
             file.writelines(pool.map(decode, paths[start : start + _TOGETHER]))
-            tell(min(start + _TOGETHER, len(paths)), len(paths))
+            progress(min(start + _TOGETHER, len(paths)), len(paths))
 
 
 def _pixels(path: Path, size: tuple[int, int], *, fit: bool) -> NDArray[np.uint8]:

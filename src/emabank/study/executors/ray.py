@@ -59,9 +59,9 @@ class RayExecutor:
 class _Remote(TaskHandle):
     """One task of Ray's, and the folder of its run."""
 
-    def __init__(self, task: Task, ray: Any, settings: RayExecutor, tell: Callable[[str], None]) -> None:
+    def __init__(self, task: Task, ray: Any, settings: RayExecutor, say: Callable[[str], None]) -> None:
         super().__init__(task)
-        self._ray, self._settings, self._tell = ray, settings, tell
+        self._ray, self._settings, self._say = ray, settings, say
         self._left = settings.retries
         self._submit()
 
@@ -82,7 +82,7 @@ class _Remote(TaskHandle):
         except self._ray.exceptions.RayError as error:  # the worker, or its machine, is gone
             if self._left > 0 and not self.folder.is_done():
                 self._left -= 1
-                self._tell(
+                self._say(
                     f"{self.task.title}: its worker died ({type(error).__name__}); it resumes from its checkpoint"
                 )
                 self._submit()

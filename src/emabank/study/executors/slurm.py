@@ -130,9 +130,9 @@ class SlurmCommand(RemoteCommand):
 class _Submitted(TaskHandle):
     """One job of Slurm's, and the folder of its run."""
 
-    def __init__(self, task: Task, array: _Array, tell: Callable[[str], None]) -> None:
+    def __init__(self, task: Task, array: _Array, say: Callable[[str], None]) -> None:
         super().__init__(task)
-        self._array, self._tell = array, tell
+        self._array, self._say = array, say
         self._left = array.settings.retries
         self._gone: float | None = None
         self._job = array.submit(task)
@@ -152,7 +152,7 @@ class _Submitted(TaskHandle):
         if self._left == 0:
             return self.outcome(None, f"its job was lost, {self._array.settings.retries + 1} times")
         self._left -= 1
-        self._tell(f"{self.task.title}: its job {self._job.job_id} was lost; it resumes from its checkpoint")
+        self._say(f"{self.task.title}: its job {self._job.job_id} was lost; it resumes from its checkpoint")
         self._job, self._gone = self._array.submit(self.task), None
         return None
 

@@ -14,8 +14,8 @@ from emabank.study.executors import Outcome, Task
 from emabank.study.executors.progress import display
 from emabank.study.runs.reader import Progress, RunFolder
 
-Tell = Callable[[Progress], None]
-Work = Callable[[Sequence[str], ProcessGroup, Tell], None]
+OnProgress = Callable[[Progress], None]
+Work = Callable[[Sequence[str], ProcessGroup, OnProgress], None]
 """Runs what the arguments of a worker describe, together with the other ranks."""
 
 

@@ -76,7 +76,7 @@ class RunWriter(RunFolder):
 
     _last_progress = -math.inf
 
-    def tell(self, epoch: int, epochs: int, words: str, *, seconds_left: float | None = None) -> None:
+    def write_progress(self, epoch: int, epochs: int, words: str, *, seconds_left: float | None = None) -> None:
         """Say how far the training is; about one call per second and the last are written."""
         if time.monotonic() - self._last_progress < _BETWEEN_PROGRESS and epoch < epochs:
             return
