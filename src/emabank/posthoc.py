@@ -619,7 +619,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def _unusable_reason(state: Mapping[str, Any]) -> str:
     """Why the samples of a snapshot do not have the weights that its rules say; empty if they do.
 
-    The counts that tell stay as they are for the rest of the run, so the last snapshot speaks for all.
+    These counts never go back to 0 in a run, so the last snapshot represents all of them.
     """
     step, every = state["step"], state["every"]
     if state["skipped"]:

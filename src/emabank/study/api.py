@@ -148,10 +148,10 @@ def _model_fingerprint(make_model: Callable[[], nn.Module], dataset: Dataset) ->
 
 
 def _behaviour(model: nn.Module, shape: Sequence[int]) -> str:
-    """What a new model makes of two made-up images, in training and after it: its code leaves no other trace.
+    """The output of a new model for two made-up images, in training and in eval mode: a trace of its code.
 
     In float64 and rounded, so that other machines and numbers of threads find the same; a model that cannot be used so,
-    being bound to a GPU or to float32, has to do without.
+    being bound to a GPU or to float32, has no such trace.
     """
     images = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     try:
@@ -159,7 +159,7 @@ def _behaviour(model: nn.Module, shape: Sequence[int]) -> str:
         with torch.no_grad():
             outputs = [model.train()(images), model.eval()(images)]
         values = torch.cat([output.flatten() for output in outputs])
-    except Exception:  # a model of one's own may raise any; what it must be able to do, `check_model` says
+    except Exception:  # a user's model may raise anything; `check_model` says what it must support
         return ""
     scale = float(values.abs().max()) or 1.0
     return " ".join([f"{scale:.5g}", *(f"{round(value / scale, 5) + 0.0:.5f}" for value in values.tolist())])

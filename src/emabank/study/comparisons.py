@@ -33,7 +33,7 @@ def pairwise_rows(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
         for holder, other in _pairs_of(stage, kept):
             if rows_only[holder] or rows_only[other]:
                 continue
-            like = index[runs[holder].id, kept[holder], stage.split, "accuracy", None]  # which metric does not matter
+            like = index[runs[holder].id, kept[holder], stage.split, "accuracy", None]  # any metric
             values = _agreement(logits[min(holder, other)], logits[max(holder, other)])
             rows += [
                 replace(like, metric=metric, value=value, other=runs[other].id) for metric, value in values.items()
@@ -44,8 +44,8 @@ def pairwise_rows(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
 def temperature_rows(tuned: Iterable[RunFolder], refitted: Iterable[RunFolder]) -> list[Row]:
     """Calibration of the refits on test with the temperatures that the tuning runs fitted on validation.
 
-    Each gets the temperature of its likes: of the same average with the same statistics, chosen by the same criterion.
-    So the last live weights of a refit get that of the last live weights in tuning. What has no likes there (SWA) has
+    Each refit gets the temperature of the same average with the same statistics, chosen by the same criterion.
+    So the last live weights of a refit get that of the last live weights in tuning. SWA has no counterpart there and so
     no temperature, and a refit that has rows only is skipped.
     """
     rows: list[Row] = []
@@ -81,7 +81,7 @@ def _pairs_of(stage: TableStage, kept: Sequence[str]) -> Iterator[tuple[int, int
     """All pairs of seeds as (the one whose row it is, the other).
 
     A row names the weights of its own run alone. Without batch norm the chosen average may be the slowest in one run
-    and not in the other: the row belongs to the run whose weights tell the two columns apart.
+    and not in the other: the row belongs to the run in which the two columns differ.
     """
     for one, other in combinations(range(len(kept)), 2):
         alike = [names for names in stage.columns.values() if names[one] == kept[one]]

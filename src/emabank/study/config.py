@@ -1,6 +1,6 @@
 """What a run, a protocol and the launch of a study are configured with: frozen, checked when built.
 
-The command line is made from these classes, so that each default and each explanation stands here alone. What may be
+The command line is made from these classes, so each default and each help text is written once, here. What may be
 left out (None) is filled in by `completed`, and always in a run, whose identity is the hash of its configuration.
 Imports neither torch nor numpy.
 """
@@ -284,7 +284,7 @@ class Recipe:
 
     @property
     def title(self) -> str:
-        """What is trained, for people.
+        """What is trained, as a title.
 
         >>> Recipe(data=DataConfig(noise=0.4, subset=600)).title
         'digits, 40% of 600 with wrong labels, ResNet-8'
@@ -341,7 +341,7 @@ class RunConfig:
     trained_on: TrainedOn
     """All training images, or four fifths of them, with the last fifth for validation."""
     keep: tuple[Keep, ...] = ()
-    """What is kept of a run on all training images, where validation has no say; the last live weights always are."""
+    """What is kept of a run on all training images, which has no validation; the last live weights always are."""
     constant_from: int | None = None
     """The epoch after which the learning rate stays as it is."""
     swa: bool = False
@@ -378,7 +378,7 @@ class RunConfig:
 
     @property
     def title(self) -> str:
-        """Which run of its recipe it is, for people."""
+        """Which run of its recipe it is, as a title."""
         return f"{self._kind()}, rate {self.rate:g}, seed {self.seed}"
 
     def _kind(self) -> str:
@@ -452,7 +452,7 @@ class ProtocolConfig(Recipe):
 
 
 def parse_seeds(text: str) -> Seeds:
-    """Seeds as they stand on a command line.
+    """Seeds in the form of a command line.
 
     >>> parse_seeds("3"), parse_seeds("10-12"), parse_seeds("10,12,15")
     (3, (10, 11, 12), (10, 12, 15))
@@ -550,7 +550,7 @@ class Place:
         return replace(self, data=self.data.absolute(), runs=self.runs.absolute(), cache=cache)
 
     def check_trackers(self) -> None:
-        """`ValueError` when a package is not installed that curves are asked for."""
+        """`ValueError` if a package that a requested logger needs is not installed."""
         for name, asked in (("tensorboard", self.tensorboard), ("wandb", self.wandb is not None)):
             spec = find_spec(name) if asked else None
             # Without an origin it is a folder of that name, such as wandb makes where it is used.
@@ -562,14 +562,12 @@ class Place:
 
 
 def check(config: object, **least: float) -> None:
-    """Refuse a text that is not among those allowed, since annotations alone keep no one from giving another, and
-    numbers below the least that makes sense.
-    """
+    """Refuse texts that the annotation does not allow, and numbers below the minimum."""
     for name, number in least.items():
         check_at_least(name, getattr(config, name), number)
     for name, kind in _hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(kind)
-        # What a tuple may hold, its class says itself.
+        # The class checks the items of a tuple itself.
         if (value is None and NoneType in kinds) or get_origin(kind) is tuple:
             continue
         for choices in (kind, *kinds):
@@ -583,19 +581,19 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what is no share of a whole."""
+    """Refuse a share outside 0 to 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is {value}; give a share from 0 to 1, such as 0.4")
 
 
 def check_at_least(name: str, value: float | None, least: float) -> None:
-    """Refuse what is below the least that makes sense, or not finite; None is what was left out."""
+    """Refuse a number below the minimum, or not finite; None means not given."""
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} is {value}; give {'a finite number' if value == math.inf else f'{least} or more'}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A guess for an error message, or nothing.
+    """A suggestion for an error message, or nothing.
 
     >>> did_you_mean("stauts", ["run", "status"])
     ' (did you mean status?)'
@@ -605,5 +603,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def listed(values: tuple[float, ...]) -> str:
-    """Numbers as they stand on a command line."""
+    """Numbers in the form of a command line."""
     return " ".join(map(str, values)) or "empty"

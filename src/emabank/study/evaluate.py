@@ -43,7 +43,7 @@ def by_split(parts: Parts) -> dict[Part, Images]:
 
 
 def measured_labels(split: Part, part: Images) -> np.ndarray:
-    """The labels that accuracy, loss and calibration are measured by: on training images those that are learned."""
+    """The labels for accuracy, loss and calibration: on training images, the given ones."""
     return (part.labels if split == "train" else part.clean).cpu().numpy()
 
 
@@ -56,7 +56,7 @@ def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, fl
     by = {"": measured_labels(split, part)}
     if split == "val" and bool(part.wrong.any()):
         by["noisy_"] = labels
-    if not np.isfinite(logits).all():  # such an average is bad, but no reason to end a run
+    if not np.isfinite(logits).all():  # such an average is bad, but does not end a run
         return {f"{kind}{metric}": math.nan for kind in by for metric in ("accuracy", "loss")}
     metrics: dict[str, float | None] = {}
     for kind, own in by.items():
@@ -148,7 +148,7 @@ def final_metrics(
 
 
 def rows_of_history(run: str, config: RunConfig, measured: Iterable[EpochMetric]) -> list[Row]:
-    """The metrics of every epoch as rows, selected by nothing."""
+    """The metrics of every epoch as rows."""
     return [
         replace(_like(run, config), weights=m.weights, epoch=m.epoch, batchnorm=m.batchnorm, split=m.split,
                 metric=m.metric, value=_finite(m.value))

@@ -1,6 +1,6 @@
-"""From the commands `run` and `protocol` to work: reads the data, makes an executor, shows what came of it.
+"""From the commands `run` and `protocol` to work: reads the data, makes an executor, shows the results.
 
-Results go to standard output, all that is said on the way to standard error.
+Results go to standard output, progress and warnings to standard error.
 """
 
 import os
@@ -172,7 +172,7 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
 
         return RayExecutor(address=place.address, jobs=place.jobs, cpus=threads, gpus=gpus, retries=place.retries)
     jobs = place.jobs or (max(1, cores() // threads) if on_cpu else 1)
-    # A GPU is left to processes that start from nothing.
+    # Not on a GPU: a forked process cannot use it.
     return LocalExecutor(jobs=jobs, warm=_WARM if on_cpu else ())
 
 
@@ -199,7 +199,7 @@ def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Exe
             return
         executor = TorchrunExecutor(group=group, work=work_together)
         yield executor
-        executor.release()  # after a failure torchrun ends the others
+        executor.release()  # after a failure torchrun ends the other processes
 
 
 # Dry runs ------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Exe
 def show_plan(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> None:
     """Print the complete configuration as a TOML file would have it, and the tuning runs with their state.
 
-    All of it is a TOML file: what is said beside the configuration is a comment there.
+    The output is a valid TOML file: everything else is a comment.
     """
     console = console or Console()
     config = resolve(config)
@@ -284,7 +284,7 @@ def _known_and_later(
         return {}, {"tune": tuning_jobs(config, data=""), **later}, "with these"
     known = {"tune": planned.tuning}
     if all(folder_of(job.config, place).is_done() for job in planned.tuning):
-        with suppress(ValueError):  # diverged at every learning rate: the run itself will say so
+        with suppress(ValueError):  # diverged at every learning rate, which the run itself will report
             known |= jobs_by_kind(setting, choose_all(config, place, planned), place)
             later = {}
     return known, later, "then, with what tuning chooses"

@@ -19,7 +19,7 @@ Log = Callable[[int, dict[str, float]], None]
 
 @contextmanager
 def loggers(place: Place, folder: Path, config: RunConfig) -> Generator[Observe]:
-    """Yield a function that shows a training, after each epoch, to whoever was asked for."""
+    """Yield a function that logs a training after each epoch."""
     place.check_trackers()
     with ExitStack() as open_logs:
         logs: list[Log] = []
@@ -54,7 +54,7 @@ def _tensorboard(folder: Path) -> Generator[Log]:
     def log(epoch: int, scalars: dict[str, float]) -> None:
         if not writers:
             # Opened at the first epoch, which may be any in a run that resumes from a checkpoint: what a killed run
-            # has shown of it and of later ones is taken back, or the curve would go back and forth.
+            # has logged of it and of later ones is removed, so that the curve does not jump back.
             made = import_module("torch.utils.tensorboard").SummaryWriter
             writers.append(made(str(folder / "tensorboard"), purge_step=epoch))
         for name, value in scalars.items():

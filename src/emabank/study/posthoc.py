@@ -52,7 +52,7 @@ class PosthocRecorder:
         """
         if self._bank is None:
             return
-        if self._bank.num_steps == 0 and is_first:  # from the beginning, whatever an earlier start left
+        if self._bank.num_steps == 0 and is_first:  # training starts over
             for step in snapshot_steps(folder):
                 (folder / f"step-{step:09d}.pt").unlink()
         # Of the steps in between, `after_step` decides: an interruption must not add snapshots.
@@ -83,14 +83,14 @@ class PosthocRecorder:
             return
         if state is None:
             raise ValueError("this checkpoint is of a run without snapshots; a run with them starts at the beginning")
-        self._bank.reset()  # or it would warn, at its first step, of weights that were loaded behind its back
+        self._bank.reset()  # otherwise its first step would warn about replaced weights
         self._bank.load_state_dict(state)
 
 
 # Afterwards -----------------------------------------------------------------------------------------------------
 
 PROFILE_ERROR, DISTANCE = "profile_error", "weight_distance"
-"""How far off the weights of the samples are; and, at the end, the network's own weights, over their length."""
+"""The error of the sample weights; and, at the end, the relative error of the network's weights."""
 
 
 def evaluate_grid(

@@ -1,4 +1,4 @@
-"""Where a model meets data to be measured: the only place. Logits out, float32 arrays on the CPU.
+"""Predictions: the only place where a model is evaluated on data. Returns logits, float32 arrays on the CPU.
 
 May import torch; knows nothing of metrics, runs and configurations.
 """

@@ -231,7 +231,7 @@ def conclude(
 ) -> Protocol:
     """Write the rows that belong to no single run, and the summary; the runs of these stages are all done.
 
-    Of the other stages those count whose runs happen to be done, and well.
+    Other stages count if their runs happen to be done without failure.
     """
 
     def runs_of(stage: str, jobs: Sequence[Job]) -> list[RunFolder]:
@@ -306,7 +306,7 @@ def _check_converged(choices: Sequence[Choice], runs: Sequence[RunFolder], when:
 def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Dataset] = ()) -> None:
     """Let a new model see two images, and refuse it in a sentence if it cannot learn from this data set.
 
-    Its features must be fit for the `targets` too. So nothing is trained in vain; random numbers are left alone.
+    Its features must be fit for the `targets` too. So that no training is wasted. Random numbers are not affected.
     """
     for target in targets:
         if target.train.images.shape[1] != dataset.train.images.shape[1]:
@@ -329,9 +329,9 @@ def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Da
 
 
 def _tried(part: Callable[[Tensor], object], dataset: Dataset, device: torch.device | None) -> object:
-    """What a model, or a part of it, makes of two images."""
+    """The output of a model, or of a part of it, for two images."""
     shape = [2, *dataset.train.images.shape[1:]]
     try:
         return part(torch.zeros(shape, device=device))
-    except Exception as error:  # a model of one's own may raise any
+    except Exception as error:  # a user's model may raise anything
         raise ValueError(f"the model fails on images {shape} of {dataset.name}: {error}") from error

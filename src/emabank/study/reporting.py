@@ -13,10 +13,10 @@ from emabank.study.report.render import terminal
 from emabank.study.report.render_claims import claims_summary, claims_terminal
 from emabank.study.report.results import read_results
 from emabank.study.report.write import Report, build_report, try_next
-from emabank.study.status import tell_skipped
+from emabank.study.status import print_skipped
 
 SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test-accuracy")
-"""The tables that are printed when no others are asked for."""
+"""The tables that are printed by default."""
 
 
 def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Console | None = None) -> Report:
@@ -30,7 +30,7 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
         report = build_report(results, out, progress=progress)
     _show_tables(report, tables, console)
     say(console, claims_summary(report.claims))
-    tell_skipped(results.skipped, console)
+    print_skipped(results.skipped, console)
     following = try_next(results, runs=runs)
     if results.settings:
         place = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
@@ -53,8 +53,8 @@ def _show_tables(report: Report, asked: str, console: Console) -> None:
 
 
 def show_claims(runs: Path, *, secondary: bool = False, console: Console | None = None) -> None:
-    """Print every claim with what these runs say about it; `secondary`: with all that decides nothing, too."""
+    """Print every claim with what these runs say about it; `secondary`: also the secondary findings."""
     console = console or Console()
     results = read_results(runs)
     console.print(claims_terminal(make_claims(results), secondary=secondary))
-    tell_skipped(results.skipped, console)
+    print_skipped(results.skipped, console)

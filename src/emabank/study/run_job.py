@@ -221,7 +221,7 @@ def _load(training: Training, state: dict[str, Any], what: str) -> None:
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        # It is whole, so it is no accident; training over it would lose what someone may still want.
+        # It is undamaged, so someone may still want it; training would overwrite it.
         raise ValueError(
             f"{what} is not one of this training ({type(error).__name__}: {error}); restore the right one, or remove "
             "it to train the run again"
@@ -275,7 +275,7 @@ def encode_job(job: Job, place: Place) -> str:
 
 
 def decode_job(text: str) -> tuple[Job, Place]:
-    """What `encode_job` was given."""
+    """The inverse of `encode_job`."""
     values = json.loads(text)
     fork = None if values["fork"] is None else Path(values["fork"])
     job = Job(from_dict(RunConfig, values["config"], where="the job"), fork, tuple(values["forks"]))

@@ -48,7 +48,7 @@ class WeightSelector:
         values = {name: {metric.replace("_", "-"): v for metric, v in own.items()} for name, own in metrics.items()}
         self.live.observe(epoch, {LIVE: values.pop(LIVE)})
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* are equal so far")  # the paper's are, while they warm up
+            warnings.filterwarnings("ignore", ".* are equal so far")  # as the paper's are during warm-up
             self.averages.observe(epoch, values, batchnorm="averaged")
         for criterion in CRITERIA:
             try:
@@ -72,7 +72,7 @@ class WeightSelector:
         }
 
     def kept(self, asked: Sequence[Keep], averages: AveragesConfig, *, has_batchnorm: bool) -> list[SelectedWeights]:
-        """What was asked for by name, and what validation selected."""
+        """The weights to keep by name, and those that validation selected."""
         kept = [SelectedWeights(keep, self._kept[keep.name]) for keep in asked]
         selected = self.selected()
         if not selected:

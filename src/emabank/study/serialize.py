@@ -187,8 +187,8 @@ def _converted_value(kind: Any, value: Any, where: str, key: str) -> Any:
 def run_id(config: Mapping[str, Any]) -> str:
     """The name of the run that a complete configuration describes: 16 hexadecimal digits.
 
-    The order of the keys, a list or a tuple, and 1 or 1.0 make no difference, since a training cannot tell them
-    apart; True and 1, or a key that is missing and one that is None, do.
+    The order of the keys, a list or a tuple, and 1 or 1.0 make no difference, since they make no difference in
+    training; True and 1, or a key that is missing and one that is None, do.
     """
     text = json.dumps(_canonical(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(f"emabank run {FORMAT}\n{text}".encode()).hexdigest()[:DIGITS]

@@ -54,11 +54,11 @@ def _show_status(runs: Path, console: Console) -> None:
             left = progress.seconds_left if progress and state == "running" else None
             line = progress and plain_line(progress.epoch, progress.epochs, left, progress.words)
             say(console, f"  {_title(folder)} {state}" + (f": {line}" if line else ""))
-    tell_skipped(skipped, console)
+    print_skipped(skipped, console)
 
 
 def _title(folder: RunFolder) -> str:
-    """What a run trains, at which rate and seed, and the name of its folder, by which alone a damaged one is known."""
+    """What a run trains, at which rate and seed, and the name of its folder, or only the latter if it is damaged."""
     try:
         config = from_dict(RunConfig, folder.config(), where=CONFIG)
         return f"{config.recipe.title}: {config.title} ({folder.id})"
@@ -66,7 +66,7 @@ def _title(folder: RunFolder) -> str:
         return folder.id
 
 
-def tell_skipped(skipped: Sequence[Skipped], console: Console) -> None:
+def print_skipped(skipped: Sequence[Skipped], console: Console) -> None:
     """Print what could not be used, and why."""
     if skipped:
         say(console, "Skipped:")

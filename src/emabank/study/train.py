@@ -36,7 +36,7 @@ from emabank.study.selection import LIVE, SelectedWeights, WeightSelector
 
 SWA = "swa"
 WHITENED = 5000
-"""How many training images the whitening of a network's first layer is computed from; fewer where there are fewer."""
+"""The most training images used to whiten a network's first layer."""
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
 
 Set = tuple[str, BatchNorm]
@@ -56,7 +56,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Training:
-    """One run as it stands: model, optimizer, averages, what was measured and what is kept.
+    """The state of one run: model, optimizer, averages, what was measured and what is kept.
 
     Where several ranks train it together, each has all of it, and does its share of a batch, of measuring and of
     recalibrating; the results are those of one process.
@@ -116,7 +116,7 @@ class Training:
             for split, part in self._parts.items()
         }
         self.measured_parts = replace(parts, train=self._curve_parts["train"])
-        """What the weights that are kept are measured on: of the training images those of the curves."""
+        """What kept weights are measured on; of the training images, the same part as for curves."""
         self._curves = {
             split: self._plain[split] if part is self._parts[split] else in_order(part)
             for split, part in self._curve_parts.items()
@@ -148,7 +148,7 @@ class Training:
                 every=self._recipe.averages.every,
                 on_nonfinite="skip",
             )
-        self.bank.attach(self.optimizer)  # a step that the loss scaler leaves out is no step
+        self.bank.attach(self.optimizer)  # a step that the loss scaler skips does not count
         self.recorder = PosthocRecorder(config, shared, self.optimizer, steps_per_epoch=len(self.loader))
         self.swa: EMABank | None = None
         noisy = parts.validation is not None and bool(parts.validation.wrong.any())
@@ -163,22 +163,22 @@ class Training:
         self._loss = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
     def _some(self, part: Images, count: int) -> Images:
-        """So many images of a part, or all: the same for every seed, with all classes alike."""
+        """A stratified subset of a part, the same for every seed."""
         if count >= len(part):
             return part
         return part.take(stratified_subset(part.clean, count, seed=self._recipe.data.split_seed))
 
     def _to_device(self, model: nn.Module) -> nn.Module:
-        """A network where and in the memory order in which this run computes: another order has other last digits."""
+        """Move a network to the run's device and memory format; another format changes the last digits."""
         if self._recipe.hardware.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)
 
     def _wrap_ddp(self, model: nn.Module) -> nn.Module:
-        """A network as several processes compute with it: those that are alone, with itself."""
+        """The network as this process calls it: wrapped in DistributedDataParallel if there are several."""
         if self.group.is_alone:
             return model
-        # What the synced batch norms hold is the same everywhere, so that nothing has to be handed round.
+        # Synchronised batch norms hold the same values on all ranks, so buffers need no broadcast.
         return DistributedDataParallel(model, broadcast_buffers=False)
 
     def module(
@@ -256,7 +256,7 @@ class Training:
         self.recorder.after_step(self.steps)
         if self.swa is not None:
             self.swa.update()
-        # Of what the processes average to the mean over the batch, a share has `world` times its own part.
+        # The processes' mean is the mean over the batch, so a share counts `world` times.
         self._loss += value.detach().to(self._loss.dtype) * self.loader.whole / self.group.world
 
     def _agree(self, should_stop: Callable[[], bool]) -> tuple[bool, bool]:
@@ -271,14 +271,14 @@ class Training:
         now = time.monotonic()
         step, then = self._last_agreement
         ahead = max(1, round((self.steps - step) / max(now - then, 1e-3))) if step else 1
-        # The first rank says after how many steps they ask again: clocks differ.
+        # The first rank decides after how many steps to ask again, because clocks differ.
         stops, ahead, loss = self.group.totals(should_stop(), ahead * self.group.is_first, float(self._loss))
         self._loss.fill_(loss * self.group.is_first)
         self._last_agreement, self._next_agreement = (self.steps, now), self.steps + int(ahead)
         return True, stops > 0
 
     def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the batch; of a share its part, so that the mean over processes is the mean over the batch."""
+        """The mean loss over the batch; for a share, scaled so that the mean over processes is the batch's mean."""
         if self.group.is_alone:
             return F.cross_entropy(logits, labels)
         return F.cross_entropy(logits, labels, reduction="sum") * (self.group.world / self.loader.whole)
@@ -358,7 +358,7 @@ class Training:
         return {key: self.group.from_all(computed.get(key)) for key in sets}
 
     def _live_is_finite(self) -> bool:
-        """Whether all that the live weights said in this epoch is finite; in the last one they are made to speak."""
+        """Whether the logits of the live weights are finite; measured here after the last epoch if not before."""
         values = [metric.value for metric in self.measured if metric.epoch == self.epoch and metric.weights == LIVE]
         if not values and self.is_over:
             values = [metric.value for metric in self._evaluate_split("train", {(LIVE, "own"): None})]
@@ -411,7 +411,7 @@ class Training:
         return list({weights.keep.name: weights for weights in kept}.values())
 
     def history(self) -> list[dict[str, Any]]:
-        """What is known of each epoch beside what was measured."""
+        """What is known of each epoch, apart from measurements."""
         last_steps = [(epoch + 1) * len(self.loader) - 1 for epoch in range(self.epoch)]
         return [
             {"epoch": epoch + 1, "rate": self.schedule.rate(step), "training_loss": value}
@@ -427,7 +427,9 @@ class Training:
             random[self.device.type] = torch.get_device_module(self.device).get_rng_state()
         return {
             "model": {key: tensor.detach().cpu().clone() for key, tensor in self.model.state_dict().items()},
-            "optimizer": deepcopy(self.optimizer.state_dict()),  # it hands out its own tensors, and keeps those given
+            "optimizer": deepcopy(
+                self.optimizer.state_dict()
+            ),  # it returns its own tensors, and keeps the ones it gets
             "scaler": self._scaler.state_dict(),
             "loader": self.loader.state_dict(),
             "bank": self.bank.state_dict(),
@@ -449,9 +451,9 @@ class Training:
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["loader"])
-        self.bank.reset()  # or it would warn, at its first step, of weights that were loaded behind its back
+        self.bank.reset()  # otherwise its first step would warn about replaced weights
         self.bank.load_state_dict(state["bank"])
-        self.recorder.load_state_dict(state.get("posthoc"))  # none in checkpoints of before
+        self.recorder.load_state_dict(state.get("posthoc"))  # missing in older checkpoints
         self.selector.load_state_dict(state)
         self.steps, self.diverged = state["steps"], state["diverged"]
         self.measured = [EpochMetric(*values) for values in state["measured"]]

@@ -1,4 +1,4 @@
-"""The command `emabank`: words in, one stage called, its failures in one sentence.
+"""The command `emabank`: parses its arguments, runs one command, and turns failures into one clear line.
 
 Each command is a class: its fields are the arguments, `run` calls the stage. A stage is imported only when it is
 called, so that what needs no torch (`--help`, `list`, `decay`) starts at once.
@@ -40,7 +40,7 @@ def _run(words: list[str]) -> int:
 
 
 def _exit_code(command: Callable[[], int], *, resumable: bool) -> int:
-    """Failures that are no fault of the program end in one sentence; any other keeps its traceback."""
+    """Failures that are not bugs print one line; bugs keep their traceback."""
     try:
         return command()
     except KeyboardInterrupt:
@@ -51,13 +51,13 @@ def _exit_code(command: Callable[[], int], *, resumable: bool) -> int:
             raise
         extra = "in the clone of emabank, pip install '.[study]'"
         return _failed(f"the commands need the package {missing}, which is not installed; {extra}", 2)
-    except BrokenPipeError:  # whoever reads the output, `head` say, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes when it ends
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at exit
         return 1
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         return _failed(f"{place}{error.strerror or error}", 1)
-    except ValueError as error:  # what a stage refuses: its messages are sentences for the user
+    except ValueError as error:  # refused by the command; the message is for the user
         return _failed(str(error), 1)
 
 

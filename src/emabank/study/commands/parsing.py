@@ -1,4 +1,4 @@
-"""From words to a command, with tyro."""
+"""Parse the command line with tyro."""
 
 import contextlib
 import inspect
@@ -50,7 +50,7 @@ _REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 def parse(words: list[str], *, description: str) -> Any:
-    """The command that the words after `emabank` mean, with its arguments.
+    """The command with its arguments, from the command line after `emabank`.
 
     Ends the process, as argparse does, after help and for options that do not exist; `ValueError` for values that a
     command refuses.
@@ -112,7 +112,7 @@ def _wrapped(text: str) -> str:
 
 
 def _show_useful_defaults(kind: type[Any]) -> None:
-    """Have tyro's help leave out "(default: None)" and the like: such an option says what happens without it."""
+    """Hide "(default: None)" and the like in tyro's help: such an option's text says what happens without it."""
     hint = tyro.conf.arg(help_behavior_hint=_default_hint)
     for owner in kind.__mro__:
         for name, annotation in vars(owner).get("__annotations__", {}).items():

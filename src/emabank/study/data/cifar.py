@@ -191,7 +191,7 @@ def read_pickle(content: bytes, *, source: str) -> dict[str, Any]:
         return {key.decode("ascii"): item.array if isinstance(item, _Array) else item for key, item in items}
     except _RefusedError as refused:
         raise ValueError(_refusal(source, str(refused))) from None
-    except Exception as error:  # whatever wrong bytes lead to; the reason is for whoever debugs
+    except Exception as error:  # wrong bytes can raise anything; the cause stays for debugging
         raise ValueError(f"{source} is damaged, cut short or no CIFAR file; use the published file") from error
 
 
@@ -260,7 +260,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([*listed, _Array, _Dtype]):
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
         return dict(stored)
-    except Exception as error:  # whatever torch's readers raise on bytes that are not theirs
+    except Exception as error:  # torch raises many types on other bytes
         refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused:
             raise ValueError(_refusal(str(path), refused[1])) from error

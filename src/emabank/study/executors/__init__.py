@@ -1,8 +1,8 @@
-"""Where runs are trained: an executor is given tasks and brings each to its end, or says why it could not.
+"""Where runs are trained: an executor runs tasks, and reports for each whether it is done or why it failed.
 
 This file is what all executors have in common: `local` has processes of this machine, `torchrun` those that torchrun
-started, `slurm` and `ray` are clusters. A task is a command line, so an executor needs to know nothing of training, and
-the run's folder has the last word on its state.
+started, `slurm` and `ray` are clusters. A task is a command line, so an executor needs to
+know nothing of training. The run's folder decides its state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ class Outcome:
     state: Literal["done", "already done", "failed"]
     seconds: float = 0.0
     reason: str | None = None
-    """Why it failed, in a few words."""
+    """Why it failed, in short."""
     log: tuple[str, ...] = ()
     """If it failed: the last lines that it printed."""
 

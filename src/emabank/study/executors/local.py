@@ -39,7 +39,7 @@ class LocalExecutor:
 
     jobs: int = 1
     grace: float = 10.0
-    """Seconds that interrupted workers have to write a checkpoint, before they are stopped less kindly."""
+    """Seconds that interrupted workers have to write a checkpoint before they get SIGTERM, then SIGKILL."""
     patience: float = 30.0
     """Seconds to wait for a run that another process is at work on: the workers of a study that was killed a moment ago
     still write their checkpoints."""
@@ -64,7 +64,7 @@ class LocalExecutor:
         )  # fmt: skip
 
     def _stop(self, running: list["_Job"], interrupts: list[int]) -> None:
-        """End what still runs: kindly at first, and faster with each further Ctrl-C."""
+        """Stop running workers: gently at first, and faster with each further Ctrl-C."""
         for number, seconds in ((signal.SIGINT, self.grace), (signal.SIGTERM, _AFTER_SIGTERM), (signal.SIGKILL, 1e9)):
             asked, until = len(interrupts), time.monotonic() + seconds
             for job in running:
@@ -86,7 +86,7 @@ class _Job(TaskHandle):
     def _start(self) -> "subprocess.Popen[bytes] | ForkedWorker":
         command, environment = self.task.command, self.task.environment
         if FORKS and command[:3] == (sys.executable, "-m", *self._warm[:1]):
-            with suppress(OSError):  # its socket cannot be made, say
+            with suppress(OSError):  # if its socket cannot be created, for example
                 return ForkedWorker(self._warm, command[3:], log=self.log, environment=environment)
         return start_worker(command, log=self.log, environment=environment)
 
@@ -97,7 +97,7 @@ class _Job(TaskHandle):
         return self.outcome(code, reason_of(code))
 
     def _waits(self) -> bool:
-        """Whether it is worth while to wait for who has the run; starts it again when they have let go of it."""
+        """Whether to wait for the process that has the run open; starts the worker again once it is free."""
         if self.folder.is_done() or time.monotonic() - self.started > self._patience:
             return False
         if not is_locked(self.task.folder / LOCK):
@@ -118,11 +118,11 @@ class _Job(TaskHandle):
 
 
 class ForkedWorker:
-    """A worker like `python -m MODULE ARGUMENTS`, with the part of `subprocess.Popen`'s face that executors use.
+    """A worker like `python -m MODULE ARGUMENTS`, with the part of `subprocess.Popen`'s interface that executors use.
 
     The first of the modules is the worker's, the others are imported beforehand too. It is the leader of a session of
     its own, soon after it was started. What it prints goes to the end of the log. `OSError` where it cannot be started;
-    the same command can then be started from nothing.
+    the same command can then be started as a fresh process.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The loop that executors share: start what waits, look at what runs, show it, and end in good order.
+"""The loop that executors share: start waiting tasks, poll running ones, show progress, and shut down cleanly.
 
 What an executor adds is how a task is started, and how its worker is asked to stop.
 """
@@ -30,7 +30,7 @@ _LOG_LINES, _LOG_BYTES = 12, 8192
 
 
 class TaskHandle:
-    """A task that was started: what it has said since, and how it ended."""
+    """A task that was started: its progress, and how it ended."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -50,7 +50,7 @@ class TaskHandle:
         raise NotImplementedError
 
     def news(self) -> Progress | None:
-        """What the run has said since the last look; None: nothing new."""
+        """The progress since the last call; None: nothing new."""
         if time.monotonic() - self._looked < _BETWEEN_LOOKS:
             return None
         self._looked = time.monotonic()
@@ -61,16 +61,14 @@ class TaskHandle:
         return progress
 
     def outcome(self, code: int | None, reason: str) -> Outcome:
-        """How it ended, with this exit code. The folder has the last word: a run that is done is done, whatever became
-        of its process.
-        """
+        """How it ended. The folder decides: a run marked as done is done, even if its process failed."""
         seconds = time.monotonic() - self.started
         if self.folder.is_done():
             return Outcome(task=self.task, state="done", seconds=seconds)
         if _stamp(self.task.folder / FAILED) != self._failed_before:
             reason = f"{reason}: {self.folder.failure()}"
         elif code not in INTERRUPTED:
-            with suppress(OSError):  # a full disk, say; it is reported all the same
+            with suppress(OSError):  # a full disk, for example; it is still reported
                 mark_failed(self.task.folder, reason)
         return Outcome(task=self.task, state="failed", seconds=seconds, reason=reason, log=self._last_lines())
 
@@ -99,8 +97,8 @@ def run_tasks(
 ) -> list[Outcome]:
     """Run every task that is not done; the outcomes come in the order of the tasks.
 
-    `at_once` so many are started at a time; None: all. What failed is reported at the end, when the others have
-    finished. The first Ctrl-C lets workers write their checkpoints, further ones hasten the end; then
+    At most `at_once` run at a time; None: no limit. Failures are reported at the end, when the other tasks have
+    finished. The first Ctrl-C lets workers write their checkpoints, further ones stop them sooner; then
     `KeyboardInterrupt` is raised.
     """
     outcomes: dict[str, Outcome] = {}
@@ -144,7 +142,7 @@ def run_tasks(
 
 
 def reason_of(code: int) -> str:
-    """An exit code in words, negative for a signal."""
+    """An exit code as text, negative for a signal."""
     if code == 0:
         return "ended without finishing the run"
     if code > 0:

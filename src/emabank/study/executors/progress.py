@@ -1,4 +1,4 @@
-"""How far runs are: bars where there is a terminal, a plain line now and then where there is none."""
+"""The progress of runs: bars on a terminal, otherwise a plain line now and then."""
 
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -71,7 +71,7 @@ def plain_line(epoch: int, epochs: int, left: float | None, words: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time to wait, as exact as one wants to know it: 119 s, 3 min, 8.3 h or 116 days."""
+    """A duration, rounded: 119 s, 3 min, 8.3 h or 116 days."""
     for unit, size, most in (("s", 1, 120), ("min", 60, 7200)):
         if seconds < most:
             return f"{seconds / size:.0f} {unit}"
@@ -93,7 +93,7 @@ class Display:
         self.say(f"started: {task.title}")
 
     def progressed(self, task: Task, progress: Progress) -> None:
-        """A running one says how far it is."""
+        """The progress of a running one."""
         if is_due(progress.epoch, progress.epochs, last=self._last.get(task.id, 0)):
             line = plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)
             self.say(f"{task.title}: {line}")
@@ -120,7 +120,7 @@ class _BarDisplay(Display):
         self._of: dict[str, TaskID] = {}
 
     def started(self, task: Task) -> None:
-        # Without a total the bar pulses, until the run says how far it is.
+        # Without a total the bar pulses until the first progress.
         self._of[task.id] = self._bars.add_task(task.title, total=None, count="", left="", words="starting")
 
     def progressed(self, task: Task, progress: Progress) -> None:
@@ -142,7 +142,7 @@ class _BarDisplay(Display):
 
 @contextmanager
 def display(console: Console, ended: int, total: int) -> Generator[Display]:
-    """Show runs as long as the context lasts: so many have ended before, of so many in all."""
+    """Show runs inside the context; `ended` of `total` have ended before."""
     if not console.is_terminal:
         yield Display(console, ended, total)
         return
@@ -158,7 +158,7 @@ def display(console: Console, ended: int, total: int) -> Generator[Display]:
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """What to say at the end about the runs that failed: which, why, what they printed last, where the rest is."""
+    """A summary of the failed runs: which, why, their last lines of output, and where the rest is."""
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if not failed:
         return []

@@ -95,7 +95,7 @@ class _Remote(TaskHandle):
         self._ray.cancel(self._promise)
 
     def wait(self, seconds: float) -> None:
-        """Until it has stopped, or so long."""
+        """Wait until it has stopped, at most this long."""
         self._ray.wait([self._promise], timeout=seconds)
 
 

@@ -24,7 +24,7 @@ from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.reader import LOG, RunFolder
 
 _BETWEEN_QUEUES = 5.0  # seconds between two looks at the queue, which is the whole cluster's
-_MOST_TIMEOUTS = 1000  # a run that resumes from its checkpoint may run out of time as often as it likes
+_MOST_TIMEOUTS = 1000  # a run resumes from its checkpoint, so time-outs are not failures
 _LOST = 15.0  # seconds that a result may take to show on a shared file system after its job has left the queue
 
 
@@ -75,7 +75,7 @@ class SlurmExecutor:
 
 
 class _Array:
-    """The jobs of one call, submitted together when the first of them is asked for, and the queue they stand in."""
+    """The jobs of one call, submitted together when the first of them is asked for, and their queue."""
 
     def __init__(self, settings: SlurmExecutor, tasks: Sequence[Task]) -> None:
         self.settings, self._tasks = settings, tasks
@@ -161,16 +161,16 @@ class _Submitted(TaskHandle):
         subprocess.run(["scancel", "--signal=INT", self._job.job_id], check=False, capture_output=True)
 
     def end(self) -> None:
-        """Take it from Slurm."""
+        """Cancel it in Slurm."""
         subprocess.run(["scancel", self._job.job_id], check=False, capture_output=True)
 
     def _exit_code(self) -> int | None:
-        """Of the run's process; None: the job left without a word."""
+        """Of the run's process; None: the job ended without a result."""
         if not self._job.paths.result_pickle.exists():
             return None
         try:
             return int(self._job.result())
-        except Exception:  # whatever submitit has to say of a job that it could not bring to an end
+        except Exception:  # submitit raises many types for a job that did not end
             return None
 
 

@@ -1,6 +1,6 @@
 """Runs one after the other, each trained by all the processes that torchrun started.
 
-The first rank has the plan and the screen; it hands every run to the others, which train their share.
+The first rank has the plan and the screen; it sends every run to the other ranks, which train their share.
 """
 
 import time
@@ -52,6 +52,6 @@ class TorchrunExecutor:
 
 
 def follow(group: ProcessGroup, work: Work) -> None:
-    """On the other ranks: take part in each run that the first hands out, until there is no more."""
+    """On the other ranks: take part in each run that the first rank sends, until there are no more."""
     while (arguments := group.from_first()) is not None:
         work(arguments, group, lambda progress: None)

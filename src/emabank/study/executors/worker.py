@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PARENT = "EMABANK_EXECUTOR"  # the variable that tells a worker the process id of its executor
+PARENT = "EMABANK_EXECUTOR"  # the variable with the process id of a worker's executor
 LOCKED = 75  # the exit code of a worker whose run another process is at work on
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -43,9 +43,9 @@ def start_worker(
 def keep_freed_memory() -> bool:
     """Have this process keep freed memory, from here on; False where that cannot be had (no glibc).
 
-    A tensor of some megabytes is otherwise given back when it is freed, and fetched again page by page, zeroed by the
-    system, when the next layer or step wants one like it. For a process that is there to train, and for no other: what
-    a program does with its memory is its owner's business.
+    A tensor of some megabytes is otherwise given back when it is freed, and fetched again page by page, zeroed by
+    the system, when the next layer or step wants one like it. Only for processes that just train: a library should
+    not change how a program uses its memory.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -58,7 +58,7 @@ def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:
     """Interrupt this process, as Ctrl-C would, when its executor is gone; kill it if it has not ended after `grace`.
 
     Call it once, at the start of a worker. Without an executor (started by hand) it does nothing. An executor killed by
-    -9 cannot tell its workers, so a thread looks every second whether it still runs.
+    -9 cannot signal its workers, so a thread looks every second whether it still runs.
     """
     executor = os.environ.pop(PARENT, None)  # taken, so that children of this worker do not look for it too
     if executor is None:
@@ -70,7 +70,7 @@ def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:
 
 
 def _watch(executor: int, every: float, grace: float) -> None:
-    while _runs(executor):  # it may have ended before this process came so far
+    while _runs(executor):  # it may have ended before this line
         time.sleep(every)
     print("the executor that started this process is gone: stopping", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGINT)
@@ -79,6 +79,6 @@ def _watch(executor: int, every: float, grace: float) -> None:
 
 
 def _runs(executor: int) -> bool:
-    """Whether the parent is who it was; of a warm worker, which another process forked, the executor must live too."""
+    """Whether the parent is still the same; for a worker forked by another process, the executor must be alive too."""
     asker = multiprocessing.parent_process()
     return os.getppid() == executor and (asker is None or asker.is_alive())

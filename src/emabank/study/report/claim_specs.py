@@ -308,7 +308,7 @@ def _memorised(setting: Setting) -> Sequence[Sample]:
     never = [
         f"{who} of seed {seed}" for at, seed in enumerate(seeds) for who, own in reached.items() if own[at] is None
     ]
-    if never:  # those that get there cannot stand for all
+    if never:  # the seeds that reach it do not represent all
         return [Sample(dict.fromkeys(seeds), (f"{', '.join(never)} never reaches 90% on the clean images",))]
     pairs = zip(*reached.values(), strict=True)
     differences = [points(one and one.memorised, other and other.memorised) for one, other in pairs]

@@ -20,7 +20,7 @@ Role = Literal["primary", "secondary", "beyond"]
 """A finding that decides a claim of the paper, one that decides nothing, one that decides a claim of our own."""
 
 EQUAL = 1.0
-"""Two results are on a par if they differ by less than so many points."""
+"""Two results are on a par if they differ by less than this many points."""
 _SCALES = ("", *get_args(Scale))
 """The smallest first; what belongs to no scale has none."""
 _T = (
@@ -244,7 +244,7 @@ def evaluate(spec: ClaimSpec, results: Results) -> Claim:
         if spec.scale in (None, setting.scale):
             for statistic in spec.statistics:
                 for sample in statistic.sample(setting):
-                    by_seed = {**dict.fromkeys(setting.seeds), **sample.by_seed}  # no seed is missed in silence
+                    by_seed = {**dict.fromkeys(setting.seeds), **sample.by_seed}  # every missing seed is reported
                     located = sample._replace(
                         by_seed=by_seed, setting=setting.title, scale=setting.scale, pair=setting.pair
                     )

@@ -1,7 +1,7 @@
 """A figure as an SVG or PDF file: its panels on their axes, titles and legends. Matplotlib alone.
 
 The same figure gives the same bytes. Lines look as on the page: colours are those of assets/page.css, and dashes differ
-too, so that no reader needs to tell hues.
+too, so that no reader depends on hues.
 """
 
 import re

@@ -189,7 +189,7 @@ def _both_statistics(setting: Setting) -> dict[str, dict[str, Floats]]:
 
 
 def _decay_panels(setting: Setting) -> list[Panel]:
-    # The live weights' grey is as light as the second shade of the averages: dashes tell them apart without hue.
+    # The live weights' grey is as light as the second shade of the averages: dashes distinguish them without hue.
     first = lines_of(setting, LineSpec("live weights", "refit", sgd("test"), "live", dashed=True))
     lines = {
         words: [*first, *(line(curves, name, kind="average", order=order)

@@ -36,7 +36,7 @@ class Line:
     kind: str = "average"
     """What it shows: "live", "best", "average", "swa", "rate", "ideal", ...: it gives the colour."""
     order: int = 0
-    """The place of an average among its likes, the fastest first: it gives the shade."""
+    """The rank of an average, the fastest first: it gives the shade."""
     dashed: bool = False
 
     @property

@@ -120,7 +120,7 @@ def _answer(headline: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sections(results: Results, tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """The studies that were run, in the report's order, then, folded, whatever else there is to show."""
+    """The studies that were run, in the report's order, then, folded, the rest."""
     asked = dict.fromkeys(study.study for study in results.studies)
     names = dict.fromkeys([*_SECTIONS, *asked, *(item.study for item in (*tables, *figures))])
     sections: list[dict[str, Any]] = []

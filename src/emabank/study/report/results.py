@@ -110,7 +110,7 @@ class Column:
 class Setting:
     """One data set and network at one scale, with the protocol over it and the runs beside it.
 
-    Shares are fractions of 1 everywhere here; whoever shows them makes percentages of them.
+    Shares are fractions of 1 here; tables and figures show percentages.
     """
 
     scale: Scale
@@ -205,11 +205,11 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """All that a folder of runs has measured."""
+    """Everything measured in a folder of runs."""
 
     settings: Sequence[Setting] = ()
     studies: Sequence[Manifest] = ()
-    """As they were asked for."""
+    """As requested."""
     overheads: Sequence[Overhead] = ()
     skipped: Sequence[Skipped] = ()
 
@@ -239,13 +239,13 @@ _VARIANT = re.compile(
 
 
 def read_results(runs: str | os.PathLike[str]) -> Results:
-    """All that a folder of runs, or of archives of them, has measured, and what was skipped."""
+    """Everything measured in a folder of runs, or of archives of them, and what was skipped."""
     with unpacked(_folder(runs)) as folder:
         return _Reader(folder).read()
 
 
 def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Manifest, ...], tuple[Skipped, ...]]:
-    """The studies that were asked for, and the files about one that cannot be read; no run is looked at."""
+    """The requested studies, and the manifests that cannot be read; no run is opened."""
     reader = _Reader(_folder(runs))
     return tuple(reader.manifests()), tuple(reader.skipped)
 
@@ -258,7 +258,7 @@ def read_setting(folder: str | os.PathLike[str]) -> Setting:
 
 
 def state_of(study: Manifest, runs: Path) -> str:
-    """How a study stands, in words."""
+    """The state of a study, as text."""
     if study.state == "running" and not is_locked(manifest_lock(study.study, study.scale, runs)):
         return f"interrupted; `{study.command}` resumes"
     return f"{study.state}: {study.reason}" if study.reason else study.state
@@ -397,7 +397,7 @@ class _Reader:
             return None
 
     def _look_around(self, *, all_done: bool) -> None:
-        """Say of everything in the folder that no study has used why that is."""
+        """Report everything in the folder that no study uses, with the reason."""
         unused: dict[str, list[str]] = {}
         for path in sorted(self.folder.iterdir()):
             ours = path.name in (*self._used, _REPORT) or (path / REPORT_FILES).is_file()
@@ -661,7 +661,7 @@ def _plain_name(name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text that can be printed, whatever bytes a file system has for a name, or JSON for half a character."""
+    """A text that can be printed: file names may hold any bytes, and JSON half a surrogate pair."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -675,5 +675,5 @@ def _is_count(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    is_int = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300  # a float can hold no more
+    is_int = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**300  # the range of a float
     return is_int or (isinstance(value, float) and math.isfinite(value))

@@ -197,7 +197,7 @@ def full(results: Results, scale: Scale) -> list[Table]:
 
 
 def protocol_tables(setting: Setting) -> list[Table]:
-    """The columns of one protocol for whoever ran it alone: a table for each stage and split."""
+    """The columns of one protocol that was run alone: a table for each stage and split."""
     tables = [table for stage in (TUNED, TUNED_ON_TEST, REFIT) for table in _stage_table(setting, stage, "protocol")]
     return [*(replace(table, notes=()) for table in tables[:-1]), *tables[-1:]]
 

@@ -89,7 +89,7 @@ class Table:
     notes: Sequence[str] = ()
     """What a reader must know to compare it with the paper."""
     folded: bool = False
-    """Whether the page shows it when it is asked for alone."""
+    """Whether the page hides it until the reader unfolds it."""
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def pack_runs(runs: Path, out: Path) -> list[Path]:
         _write_archive(archive, {**(_read_archive(archive) if archive.exists() else {}), **contents})
     for path in sorted(runs.glob(f"{PREFIX}*.json")):
         manifest = read_manifest(path)
-        # Paths of the machine that it ran on are no one else's business.
+        # Paths of the machine do not belong in an archive.
         short = {key: re.sub(r"(?<!\S)/\S*/", "", getattr(manifest, key)) for key in ("command", "reason")}
         write_manifest(replace(manifest, **short), out)
     return sorted(out.glob(f"*/{ARCHIVE}"))

@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-# is_locked() shares the lock for an instant to find out; who wants it whole tries again for so many seconds.
+# is_locked() holds a shared lock for an instant, so taking the lock is retried for this many seconds.
 PATIENCE = 0.5
 _BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
@@ -44,7 +44,7 @@ def locked(path: str | os.PathLike[str], *, what: str) -> Generator[None]:
     try:
         if not _taken(descriptor, path, exclusive=True, patience=PATIENCE):
             raise LockedError(f"{what} is in use by {_owner(path)}; wait until it has ended, or end it")
-        with suppress(OSError):  # on a full disk the lock still locks, and only the message says less
+        with suppress(OSError):  # on a full disk the lock still works; only the message has less detail
             _sign(descriptor)
         yield
     finally:

@@ -1,6 +1,6 @@
-"""What a folder of runs knows of the studies that were asked for: which runs belong to which, and how far each got.
+"""The studies of a folder of runs: which runs belong to which study, and its state.
 
-One small JSON file a study and scale; the report finds its way by them. Standard library and the run's folder alone.
+One small JSON file a study and scale; the report starts from them. Standard library and the run's folder alone.
 """
 
 import json
@@ -29,7 +29,7 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A study as it was asked for, and how far it got."""
+    """A study as requested, and its state."""
 
     study: str
     scale: str

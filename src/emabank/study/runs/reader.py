@@ -46,14 +46,14 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%@+=-]{0,99}")
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, as it last said."""
+    """The progress of a run, as last written."""
 
     epoch: int
     epochs: int
     words: str
     seconds_left: float | None
     time: str
-    """When this was said, in UTC."""
+    """When it was written, in UTC."""
 
     def __post_init__(self) -> None:
         if not all(0 <= number < 2**53 for number in (self.epoch, self.epochs, self.seconds_left or 0)):
@@ -61,7 +61,7 @@ class Progress:
 
 
 class RunFolder:
-    """One run as it lies in its folder. `emabank.study.runs.writer.open_run` writes it."""
+    """One run, read from its folder. `emabank.study.runs.writer.open_run` writes it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -86,11 +86,11 @@ class RunFolder:
         return "failed" if (self.path / FAILED).exists() else "waiting"
 
     def is_done(self, *, contents: bool = False) -> bool:
-        """Whether the run has ended well and all it left is there; with `contents`, every byte is checked too."""
+        """Whether the run is done and its files are complete; with `contents`, their checksums are compared too."""
         return self._left() is not None and self.what_is_wrong(contents=contents) is None
 
     def what_is_wrong(self, *, contents: bool = False) -> str | None:
-        """What a run that has once ended well no longer has, in words; None: nothing is wrong."""
+        """What is missing or damaged in a finished run; None: nothing."""
         for name, (size, checksum) in (self._left() or {}).items():
             path = self.path / name
             try:
@@ -120,7 +120,7 @@ class RunFolder:
         return None if message is None else str(message)
 
     def progress(self) -> Progress | None:
-        """How far the run says that it is; None before it says so."""
+        """The progress of the run; None before its first epoch."""
         try:
             return from_dict(Progress, read_json(self.path / PROGRESS), where=PROGRESS)
         except ValueError:  # not there, damaged, or written by another emabank
@@ -151,7 +151,7 @@ class RunFolder:
         return self._rows(ROWS)
 
     def test_curves(self) -> list[Row]:
-        """The test measurements of every epoch, which lie apart from all that a selection reads."""
+        """The test measurements of every epoch, in a file that no selection reads."""
         return self._rows(TEST_CURVES)
 
     def posthoc(self) -> list[Row]:
@@ -179,7 +179,7 @@ class RunFolder:
         return self._names(PREDICTIONS, ".npz")
 
     def load_predictions(self, name: str) -> dict[str, Predictions]:
-        """What kept weights say, by part of the data."""
+        """The predictions of kept weights, by part of the data."""
         return read_predictions(self._kept(f"{PREDICTIONS}/{check_name(name)}.npz"))
 
     def _left(self) -> dict[str, tuple[int, int]] | None:
@@ -204,7 +204,7 @@ class RunFolder:
     def intact(self, name: str) -> Path:
         """The path of a file of the run, once it has been seen to be as the run left it."""
         path = self.path / name
-        if not stat.S_ISREG(path.stat().st_mode):  # what is missing or not readable says so itself
+        if not stat.S_ISREG(path.stat().st_mode):  # a missing or unreadable file raises its own error
             raise ValueError(f"{path} is no regular file; {self._again()}")
         listed = (self._left() or {}).get(name)
         if listed is not None and file_checksum(path) != listed[1]:

@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_any(path: Path) -> Any:
     """What a JSON file holds; `ValueError` in a few words where it is none, a missing file says so itself."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise ValueError("it is no regular file")  # reading a pipe would never end
+        raise ValueError("it is no regular file")  # reading a pipe would block
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -113,7 +113,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 class Predictions(NamedTuple):
-    """What a set of weights says about one part of the data, and what would have been right."""
+    """The logits of a set of weights for one part of the data, and the labels."""
 
     logits: "NDArray[float32]"
     """One line an example, one column a class."""

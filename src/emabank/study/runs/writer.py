@@ -64,7 +64,7 @@ def open_run(
         try:
             yield run
         except Exception as error:
-            with suppress(OSError):  # a full disk, say; then the exception itself is all there is
+            with suppress(OSError):  # a full disk, for example; the exception is still raised
                 run.fail(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
             raise
 
@@ -77,12 +77,12 @@ class RunWriter(RunFolder):
     _last_progress = -math.inf
 
     def write_progress(self, epoch: int, epochs: int, words: str, *, seconds_left: float | None = None) -> None:
-        """Say how far the training is; about one call per second and the last are written."""
+        """Write the progress of the training, about once a second and at the end."""
         if time.monotonic() - self._last_progress < _BETWEEN_PROGRESS and epoch < epochs:
             return
         self._last_progress = time.monotonic()
         progress = {"epoch": epoch, "epochs": epochs, "words": words, "seconds_left": seconds_left, "time": now()}
-        with suppress(OSError):  # a courtesy; what matters will meet the same trouble and say so
+        with suppress(OSError):  # progress is not essential; a full disk fails at the next important file
             write_json(self.path / PROGRESS, progress)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class RunWriter(RunFolder):
         storage.write_weights(self.snapshot_path(name), tensors, metadata or {})
 
     def save_predictions(self, name: str, parts: "Mapping[str, tuple[ArrayLike, ArrayLike]]") -> None:
-        """Keep what weights say: logits and labels for each part of the data, which is "train", "val" or "test"."""
+        """Keep predictions: logits and labels for each part of the data, which is "train", "val" or "test"."""
         self._refuse_when_done()
         storage.write_predictions(self.path / PREDICTIONS / f"{check_name(name)}.npz", parts)
 
@@ -123,7 +123,7 @@ class RunWriter(RunFolder):
         self._write_rows(ROWS, rows)
 
     def write_test_curves(self, rows: Iterable[Row]) -> None:
-        """Write the test measurements of every epoch, apart from all that a selection reads."""
+        """Write the test measurements of every epoch, in a file that no selection reads."""
         self._write_rows(TEST_CURVES, rows)
 
     def write_posthoc(self, rows: Iterable[Row]) -> None:
@@ -131,7 +131,7 @@ class RunWriter(RunFolder):
         self._write_rows(POSTHOC_ROWS, rows)
 
     def mark_done(self, summary: Mapping[str, Any] | None = None) -> None:
-        """End the run well: list what it left, with sizes and checksums, and remove its checkpoints."""
+        """Mark the run as done: list its files with sizes and checksums, and remove its checkpoints."""
         names = [name for name in REPORTED if (self.path / name).exists()]
         for folder in (SNAPSHOTS, PREDICTIONS, FORKS):
             names += [f"{folder}/{path.name}" for path in sorted((self.path / folder).glob("[!.]*"))]
@@ -195,7 +195,7 @@ def _take_up(run: RunWriter, session: dict[str, Any]) -> None:
         (run.path / DONE).unlink()
         warnings.warn(f"run {run.id} was done, but {wrong}; it is trained again", RuntimeWarning, stacklevel=4)
     sessions: Any = read_json(run.path / ENVIRONMENT).get("sessions")
-    sessions = sessions if isinstance(sessions, list) else []  # damaged: a courtesy, which stops no training
+    sessions = sessions if isinstance(sessions, list) else []  # damaged: not essential, so the training continues
     write_json(run.path / ENVIRONMENT, {"sessions": [*sessions, session]})
 
 

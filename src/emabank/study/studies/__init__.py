@@ -1,1 +1,1 @@
-"""The paper's tables and figures as named studies, at three scales, and what carries them out."""
+"""The paper's tables and figures as named studies, at three scales, and the scheduler that runs them."""

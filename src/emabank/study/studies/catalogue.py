@@ -21,7 +21,7 @@ class Study:
     question: str
     """The heading of its results, and what they answer."""
     makes: str
-    """What comes of it, for people."""
+    """Its output, for `emabank list`."""
     pairs: tuple[str, ...]
     """The paper's data sets and networks that it is about."""
     arms: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Study:
     stages: tuple[str, ...] = ("tune", "refit", "swa")
     """Which runs of the protocol it needs."""
     transfer: bool = False
-    """Whether it is about features on other data sets: a stand-in that has no target says nothing to it."""
+    """Whether it is about features on other data sets: a stand-in without a target is skipped."""
     overhead: bool = False
     """Whether the cost of the averages is measured."""
 
@@ -176,14 +176,14 @@ def studies_named(name: str) -> tuple[Study, ...]:
 
 @dataclass(kw_only=True)
 class Setting:
-    """A data set with a network, all that is wanted of it, and how far it has come."""
+    """A data set with a network, what to run on it, and its progress."""
 
     name: str
     config: ProtocolConfig
     stages: frozenset[str] = frozenset({"tune", "refit", "swa"})
-    """Which runs of the protocol are wanted."""
+    """Which stages of the protocol to run."""
     arms: tuple[str, ...] = ()
-    """Which variants are wanted beside them."""
+    """Which variants to run as well."""
     make_model: "MakeModel | None" = None
     model_fingerprint: str = ""
     planned: "Planned | None" = None
@@ -198,7 +198,7 @@ class Setting:
 def settings_of(
     studies: Iterable[Study], scale: Scale, change: Callable[[ProtocolConfig], ProtocolConfig] = lambda config: config
 ) -> list[Setting]:
-    """Every setting that the studies are about at a scale, once, with all that any of them wants of it."""
+    """Every setting of the studies at a scale, once, with everything that any of them needs."""
     stages: dict[str, set[str]] = {}
     arms: dict[str, dict[str, None]] = {}
     for study in studies:

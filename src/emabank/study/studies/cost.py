@@ -88,7 +88,7 @@ def measure_speed(
                 model(inputs)
             with torch.no_grad():
                 forward = _shortest(lambda: model(inputs), device) / _IMAGES
-            if forward * batch < _ENOUGH:  # a small network: what a call costs counts, so batches are real
+            if forward * batch < _ENOUGH:  # a small network: overhead per call matters, so use real batches
                 inputs = torch.rand([batch, *image], device=device).contiguous(memory_format=form)
             labels = torch.zeros(len(inputs), dtype=torch.long, device=device)
 
@@ -104,7 +104,7 @@ def measure_speed(
 
 
 def _shortest(part: Callable[[], object], device: torch.device) -> float:
-    """The shortest of a few times: whatever else the machine does only adds to it.
+    """The shortest of a few times: other load only adds to it.
 
     The first is for warming up, unless it is long enough already.
     """
@@ -146,7 +146,7 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
 
 
 def operations(flops: float) -> str:
-    """A number of operations, for people."""
+    """A number of operations as text."""
     for unit, size in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
         if flops >= size:
             return f"{flops / size:.3g} {unit}"

@@ -76,7 +76,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
 def _timed(
     step: Callable[[], None], bank: EMABank, device: torch.device, repetitions: int
 ) -> tuple[list[float], list[float]]:
-    """By turns, so that whatever else the machine does hits both; the first two rounds are for warming up."""
+    """In turns, so that other load affects both; the first two rounds are a warm-up."""
     steps: list[float] = []
     updates: list[float] = []
     for _ in range(repetitions + 2):

@@ -123,7 +123,7 @@ def _small(small: _Small) -> ProtocolConfig:
             subset=small.images,
             size=small.size,
             crop=0,
-            # Who has noisy labels has no clean ones to choose by.
+            # In practice, noisy data has no clean validation labels.
             validation_labels="noisy" if small.dataset.endswith("n") else "clean",
         ),
         training=TrainingConfig(network=small.network, width=small.width, epochs=small.epochs, batch=small.batch),  # type: ignore[arg-type]

@@ -41,15 +41,15 @@ Say = Callable[[str], None]
 
 
 class RunJobs(Interface):
-    """Runs jobs and returns by run id what became of each."""
+    """Runs jobs and returns the outcome of each by run id."""
 
     def __call__(self, jobs: Sequence[Job], *, before: int, total: int) -> Mapping[str, Outcome]:
-        """`before` so many runs were in earlier rounds, of `total` in all."""
+        """`before` runs of `total` were in earlier rounds."""
         ...
 
 
 class Scheduler:
-    """Settings on their way, in rounds; `after_round` is called after each."""
+    """Runs settings in rounds; `after_round` is called after each."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Scheduler:
         self.settings, self.place = settings, place
         self._load, self._run_jobs, self._say, self._after_round = load, run_jobs, say, after_round
         self._expected: set[str] = set()
-        """Ids of all runs, as if every seed chose the first rate: so many there will be."""
+        """Ids of all runs, as if every seed chose the first rate; only their number is used."""
         self._begun = 0
 
     def run(self) -> None:
@@ -89,7 +89,7 @@ class Scheduler:
             make_model=setting.make_model,
             model_fingerprint=setting.model_fingerprint,
         )
-        # What cannot be trained is found before any run starts; and so many runs there will be.
+        # Finds settings that cannot be trained before any run starts, and counts the runs.
         expected = jobs_by_kind(setting, placeholder_choices(setting.config, self.place), self.place).values()
         later = (job for jobs in expected for job in jobs)
         self._expected |= {folder_of(job.config, self.place).id for job in (*setting.planned.tuning, *later)}
@@ -142,7 +142,7 @@ class Scheduler:
         self._after_round()
 
     def _each(self, part: Callable[[Setting], None]) -> None:
-        """Do a part of the work of every active setting; what is no fault of the program sets a setting aside."""
+        """Do one step for every active setting; a failure that is not a bug sets the setting aside."""
         for setting in self.active():
             try:
                 part(setting)
@@ -251,7 +251,7 @@ def _manifest(
 
 
 def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
-    """What follows if every seed chooses the first rate, and the slowest average at the end."""
+    """The runs that follow if every seed chooses the first rate, and the slowest average at the end."""
     slowest, end = config.averages.names[-1], config.training.epochs
     averages, noisy_end = dict.fromkeys(CRITERIA, (slowest, end)), None
     if config.data.has_wrong_labels:
@@ -265,7 +265,7 @@ def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
 
 
 def jobs_by_kind(setting: Setting, chosen: Chosen, place: Place) -> dict[str, list[Job]]:
-    """All that a setting has trained after tuning."""
+    """All runs of a setting after tuning."""
     kinds = runs_needed(setting.config, setting.stages, setting.arms)
     jobs = {"refit": chosen.refits, "swa": chosen.swa}
     jobs |= {arm: variant_jobs(arm, setting.config, chosen, place) for arm in setting.arms}
