@@ -1,6 +1,6 @@
-"""What a bank does on an accelerator: no float64, which it may not have, and no waits.
+"""A bank on an accelerator: no float64, which the device may lack, and no needless waits.
 
-The meta device plays one (benchmarks/accelerator.py): every operation is counted, streams and events included.
+The meta device stands in for one (benchmarks/accelerator.py): it counts operations, streams and events.
 """
 
 import copy
@@ -29,7 +29,7 @@ def net(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_float64_from_the_first_update_to_recomputed_statistics(dtype: torch.dtype) -> None:
+def test_no_operation_uses_float64(dtype: torch.dtype) -> None:
     model = net(dtype)
     with Accelerator().running() as accelerator:
         bank = EMABank(model, [0.9, 0.99], every=1)
@@ -58,7 +58,7 @@ def test_an_update_does_not_make_the_host_wait(policy: Any, dtype: torch.dtype) 
     with Accelerator().running() as accelerator:
         bank = EMABank(net(dtype), RULES, every=1, on_nonfinite=policy)
         accelerator.waits = []
-        assert bank.update()  # the first one also looks for weights that were loaded since
+        assert bank.update()  # the first one also checks for weights loaded since
         assert len(accelerator.waits) == 1
         for _ in range(3):
             # By the next update all copies of the last one have arrived.
@@ -68,13 +68,13 @@ def test_an_update_does_not_make_the_host_wait(policy: Any, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("averages", [1, 5])
-def test_an_update_of_a_bf16_resnet_takes_few_operations_however_many_averages(averages: int) -> None:
+def test_an_update_of_a_bf16_resnet_takes_few_operations(averages: int) -> None:
     operations, waits = count(UPDATES["emabank"], averages, torch.bfloat16)
     assert operations < 40
     assert waits == 0
 
 
-def test_settled_decays_are_not_sent_again() -> None:
+def test_a_constant_decay_is_sent_once() -> None:
     def operations(rule: EMA) -> int:
         with Accelerator().running() as accelerator:
             bank = EMABank(net(), [rule], every=1)
@@ -98,20 +98,18 @@ def test_skip_is_exact_and_waits_once() -> None:
 
 
 @pytest.mark.parametrize("read", list(READS)[:4])
-def test_a_read_waits_once(read: str) -> None:
-    """Not once per tensor."""
+def test_a_read_waits_once_not_once_per_tensor(read: str) -> None:
     assert waits_of(READS[read]) == 1
 
 
 @pytest.mark.parametrize("read", READS)
 def test_a_read_of_offloaded_averages_sends_them_without_a_wait(read: str) -> None:
-    """And a recalibration fetches what it has measured."""
+    """A recalibration waits once, for its measurements."""
     assert waits_of(READS[read], device="cpu") == read.startswith("recalibrate")
 
 
 @pytest.mark.parametrize(("together", "expected"), [(2**24, 1), (10_000, 2)])
-def test_values_for_another_device_go_together(together: int, expected: int) -> None:
-    """Up to 64 MB of them, which they take twice on the device for a moment."""
+def test_values_for_another_device_are_sent_together_up_to_a_limit(together: int, expected: int) -> None:
     with mock.patch("emabank._swap.MAX_TOGETHER", together), Accelerator().running() as accelerator:
         bank = EMABank(net(), [0.9], every=1, device="cpu")
         bank.update()
@@ -121,12 +119,12 @@ def test_values_for_another_device_go_together(together: int, expected: int) -> 
 
 
 class OnAnotherDevice(Tensor):
-    """On the CPU, which it denies."""
+    """A CPU tensor that claims to be on another device."""
 
     device = torch.device("meta")  # pyright: ignore[reportAssignmentType]
 
 
-def test_values_from_another_device_arrive_each_in_its_place() -> None:
+def test_values_from_another_device_arrive_in_the_right_tensors() -> None:
     torch.manual_seed(0)
     shapes = [(3, 4), (), (0,), (2, 3, 4, 5), (2, 3, 4, 5), (7,)]
     for dtypes in ([torch.float32], [torch.bfloat16, torch.float32]):
@@ -138,18 +136,16 @@ def test_values_from_another_device_arrive_each_in_its_place() -> None:
             copies = Copies()
             for target, source in zip(targets, sources, strict=True):
                 copies.add(target, source.as_subclass(OnAnotherDevice))
-            assert targets[5].isnan().all()  # it waits for others
+            assert targets[5].isnan().all()  # not yet copied
             copies.finish()
         torch.testing.assert_close(targets, [source.float() for source in sources], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("batches", "of_host"), [(2, 0), (50, 0), (2, 2)])
-def test_a_recalibration_waits_once(batches: int, of_host: int) -> None:
-    """Not once per layer, batch or average: it fetches what it has measured. A batch in pageable memory waits for its
-    own copy.
-    """
-    loader = [torch.ones(4, 3, 5, 5, device="cpu" if of_host else "meta")] * batches
-    assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 1 + of_host
+@pytest.mark.parametrize(("batches", "host_batches"), [(2, 0), (50, 0), (2, 2)])
+def test_a_recalibration_waits_once(batches: int, host_batches: int) -> None:
+    """Not once per layer, batch or average. Each batch in pageable memory adds a wait for its copy."""
+    loader = [torch.ones(4, 3, 5, 5, device="cpu" if host_batches else "meta")] * batches
+    assert waits_of(lambda bank: recalibrate_batchnorm(bank, loader)) == 1 + host_batches
 
 
 def test_a_long_recalibration_keeps_little_on_the_device() -> None:
@@ -168,12 +164,12 @@ def waits_of(read: Callable[[EMABank], object], device: str | None = None) -> in
 
 
 class Offload(Accelerator):
-    """Checks that no stream and no buffer is used too early. Every copy into a buffer brings another number."""
+    """Checks that no stream and no buffer is used too early. Every copy into a buffer writes the next number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.number = self.overlapped = 0  # copies, and averaging steps during which a copy was on its way
-        self.unread: list[Tensor] = []  # what was copied into a buffer and not averaged yet
+        self.number = self.overlapped = 0  # copies, and averaging steps during a copy
+        self.unread: list[Tensor] = []  # copied into a buffer and not averaged yet
 
     def arrive(self, func: Any, targets: Any, *, non_blocking: bool) -> None:
         if func is torch.ops.aten._foreach_copy_.default:
@@ -199,8 +195,8 @@ class Offload(Accelerator):
         return result
 
 
-def offloaded() -> tuple[nn.Module, EMABank]:
-    """Of a model with parameters of three dtypes, large and small, and one with gaps in its memory."""
+def make_offloaded_bank() -> tuple[nn.Module, EMABank]:
+    """The parameters have three dtypes and many sizes; one is not contiguous."""
     model = nn.Sequential(
         nn.Linear(1000, 1000, device="meta"),
         nn.Linear(700, 700, device="meta", dtype=torch.float64),
@@ -211,8 +207,8 @@ def offloaded() -> tuple[nn.Module, EMABank]:
     return model, EMABank(model, [EMA(0.0)], every=1, device="cpu", on_nonfinite="ignore")
 
 
-def copies_of_an_update(accelerator: Offload, model: nn.Module, bank: EMABank) -> int:
-    """The number of copies, after a check that the average has the number of each of them."""
+def count_copies_of_an_update(accelerator: Offload, model: nn.Module, bank: EMABank) -> int:
+    """Also checks that every copy reached the average."""
     for _ in range(2):
         for parameter in model.parameters():
             parameter.detach().mul_(0.9)  # the optimizer step, still in the queue of the device
@@ -225,32 +221,32 @@ def copies_of_an_update(accelerator: Offload, model: nn.Module, bank: EMABank) -
     return copies
 
 
-def test_offloaded_averages_are_read_on_a_side_stream_through_two_pinned_buffers_in_order() -> None:
+def test_offloaded_averages_are_updated_on_a_side_stream_through_two_pinned_buffers() -> None:
     accelerator = Offload()
     with accelerator.running():
-        model, bank = offloaded()
+        model, bank = make_offloaded_bank()
         assert accelerator.pinned
-        copies = copies_of_an_update(accelerator, model, bank)
+        copies = count_copies_of_an_update(accelerator, model, bank)
         assert accelerator.waits == ["an event"] * copies
         assert accelerator.overlapped == copies - 2  # all but the last of each precision
         twin = copy.deepcopy(bank)
-        assert copies_of_an_update(accelerator, twin.model, twin) == copies
+        assert count_copies_of_an_update(accelerator, twin.model, twin) == copies
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("torch.accelerator.current_accelerator", lambda: None), ("torch.Stream", object)],
-    ids=["a device that is no accelerator", "torch 2.6"],
+    ids=["not an accelerator", "torch 2.6"],
 )
 def test_without_streams_every_copy_blocks(name: str, value: object) -> None:
     accelerator = Offload()
     with accelerator.running(), mock.patch(name, value):
-        model, bank = offloaded()
-        copies = copies_of_an_update(accelerator, model, bank)
+        model, bank = make_offloaded_bank()
+        copies = count_copies_of_an_update(accelerator, model, bank)
         assert accelerator.waits == ["aten._foreach_copy_.default"] * copies
 
 
-def test_a_compiled_model_keeps_its_graphs() -> None:
+def test_averaging_does_not_recompile_a_compiled_model() -> None:
     compilations = []
 
     def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
@@ -301,7 +297,7 @@ def counts(bank: EMABank) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("read", RAISING)
-def test_the_error_comes_with_the_next_update_or_read_and_the_bad_sample_is_not_counted(read: str) -> None:
+def test_the_next_update_or_read_reports_a_nan_sample_and_does_not_count_it(read: str) -> None:
     with Accelerator().running() as accelerator:
         bank = EMABank(net(torch.float32), RULES, every=1)
         for _ in range(3):
@@ -318,7 +314,7 @@ def test_the_error_comes_with_the_next_update_or_read_and_the_bad_sample_is_not_
         assert bank.update()
 
 
-def test_a_loaded_state_takes_the_place_of_a_bad_sample() -> None:
+def test_loading_a_state_discards_a_nan_sample() -> None:
     with Accelerator().running() as accelerator:
         bank = EMABank(net(torch.float32), RULES, every=1)
         bank.update()

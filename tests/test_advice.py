@@ -24,7 +24,7 @@ def test_the_best_average_is_compared_with_the_best_live_weights_of_another_epoc
     assert (advice.average, advice.epoch, advice.value) == ("slow", 3, 0.9)
     assert (advice.live.epoch, advice.live.value) == (2, 0.8)
     assert advice.gain == pytest.approx(0.1)
-    right = 361 / 402, 321 / 402  # one more is right and one more wrong
+    right = 361 / 402, 321 / 402  # with one more right and one more wrong
     assert advice.error == pytest.approx(math.sqrt(sum(p * (1 - p) for p in right) / 400))
     assert advice.critical == pytest.approx(NormalDist().inv_cdf(1 - 0.05 / 6))  # three epochs of two averages
     assert advice.bound == pytest.approx(advice.gain - advice.critical * advice.error)
@@ -56,27 +56,27 @@ def test_a_gain_that_may_be_chance_is_not_clear(values: tuple[float, float], opt
 
 
 @pytest.mark.parametrize("averaged", [0.8, 0.75])
-def test_where_no_average_is_better_the_live_weights_are_shipped(averaged: float):
+def test_live_weights_are_shipped_if_no_average_is_better(averaged: float):
     curves = {"live": {1: 0.7, 2: 0.8}, "slow": {1: 0.6, 2: averaged}}
     advice = advise(curves, criterion="accuracy", better="max", samples=1000, has_batchnorm=True)
     assert (advice.average, advice.epoch, advice.batchnorm, advice.note) == ("live", 2, None, "")
     assert not advice.is_clear
 
 
-def test_of_equal_averages_the_one_of_the_earliest_epoch_is_shipped():
+def test_the_earliest_of_equal_averages_is_shipped():
     curves = {"live": {1: 0.1, 2: 0.1}, "slow": {1: 0.5, 2: 0.9}, "fast": {1: 0.9, 2: 0.5}}
     advice = advise(curves, criterion="accuracy", better="max")
     assert (advice.average, advice.epoch) == ("fast", 1)
 
 
-def test_without_the_live_weights_no_gain_is_tracked():
+def test_gain_is_unknown_without_live_weights():
     advice = advise({"slow": {1: 0.9}, "fast": {1: 0.8}}, criterion="accuracy", better="max", samples=10)
     assert (advice.average, advice.gain, advice.error) == ("slow", None, None)
     alone = advise({"live": {1: 0.9}}, criterion="accuracy", better="max")
     assert (alone.average, alone.gain) == ("live", None)
 
 
-def test_values_that_are_not_finite_count_for_nothing():
+def test_nonfinite_values_are_ignored():
     curves = {"live": {1: math.nan, 2: 0.5}, "slow": {1: math.inf, 2: math.nan, 3: 0.6}, "bad": {1: math.nan}}
     advice = advise(curves, criterion="accuracy", better="max")
     assert (advice.average, advice.epoch, advice.live.epoch) == ("slow", 3, 2)
@@ -84,16 +84,16 @@ def test_values_that_are_not_finite_count_for_nothing():
         advise({"live": {1: math.nan}}, criterion="loss", better="min")
 
 
-def test_the_epoch_to_stop_at_is_the_first_within_the_error_of_the_best():
+def test_stop_is_the_first_epoch_within_the_error_of_the_best():
     curves = {"live": dict.fromkeys(range(1, 6), 0.5), "slow": {1: 0.6, 2: 0.85, 3: 0.89, 4: 0.9, 5: 0.88}}
     assert advise(curves, criterion="accuracy", better="max", error=0.02).stop == 3
     assert advise(curves, criterion="accuracy", better="max", error=0.001).stop == 4
-    several = {**curves, "fast": {1: 0.895, 2: 0.7}}  # any average may have been there first
+    several = {**curves, "fast": {1: 0.895, 2: 0.7}}  # any average counts
     assert advise(several, criterion="accuracy", better="max", error=0.02).stop == 1
 
 
 @pytest.mark.parametrize("first", [0, 1, 48])
-def test_what_is_saved_counts_the_observed_epochs_and_not_their_numbers(first: int):
+def test_saved_is_a_share_of_the_observed_epochs_not_of_their_numbers(first: int):
     values = [0.5, 0.9, 0.8, 0.7]
     curve = {first + 16 * position: value for position, value in enumerate(values)}
     advice = advise({"live": dict.fromkeys(curve, 0.1), "slow": curve}, criterion="accuracy", better="max")
@@ -109,7 +109,7 @@ def test_what_is_saved_counts_the_observed_epochs_and_not_their_numbers(first: i
 @pytest.mark.parametrize("gain", [0.0, -0.0, -1e-9, 1e-9, 0.004])
 @pytest.mark.parametrize("error", [None, 0.006, 0.0])
 @pytest.mark.parametrize("better", ["max", "min"])
-def test_what_is_said_has_the_numbers_in_points_and_none_is_minus_zero(gain: float, error: Any, better: Any, unit: str):
+def test_advice_text_shows_the_gain_in_points_and_never_minus_zero(gain: float, error: Any, better: Any, unit: str):
     curves = {"live": {1: 0.8}, "slow": {1: 0.8 + (gain if better == "max" else -gain)}}
     text = str(advise(curves, criterion="metric", better=better, error=error, unit=unit))
     assert not re.search(r"-0(\.0*)?\b", text)
@@ -123,7 +123,7 @@ def test_what_is_said_has_the_numbers_in_points_and_none_is_minus_zero(gain: flo
 @pytest.mark.parametrize(
     ("better", "values"), [("max", (30.0, 31.0)), ("min", (0.3, 0.2)), ("max", (90.0, 91.0)), ("max", (-0.5, 0.5))]
 )
-def test_samples_are_refused_for_what_is_no_share(better: Any, values: tuple[float, float]):
+def test_samples_are_refused_unless_the_metric_is_a_share(better: Any, values: tuple[float, float]):
     curves = {"live": {1: values[0]}, "slow": {1: values[1]}}
     with pytest.raises(ValueError, match=r"^samples must be None for 'metric'"):
         advise(curves, criterion="metric", better=better, samples=1000)
@@ -132,10 +132,10 @@ def test_samples_are_refused_for_what_is_no_share(better: Any, values: tuple[flo
 # How often chance is called clear ------------------------------------------------------------------------------------
 
 
-def simulated(generator: torch.Generator, *, gain: float) -> tuple[Tensor, Tensor]:
-    """Losses of 200 samples by the live weights and three averages over eight epochs, and their mean accuracies.
+def simulate(generator: torch.Generator, *, gain: float) -> tuple[Tensor, Tensor]:
+    """Loss and correctness of 200 samples, for the live weights and three averages over eight epochs.
 
-    The live weights are as good as the averages at the last epoch alone, so that all luck is with the averages.
+    The live weights match the averages only at the last epoch, so that only the averages can be lucky.
     """
     margins = torch.randn(4, 8, 200, generator=generator) + torch.randn(200, generator=generator)
     margins[0, :-1] -= 3.0
@@ -143,8 +143,8 @@ def simulated(generator: torch.Generator, *, gain: float) -> tuple[Tensor, Tenso
     return -margins, (margins > 0).float()
 
 
-def tracked(values: Tensor, metric: str, *, per_sample: bool) -> BestTracker:
-    """A tracker that observed these values, with or without each of them."""
+def make_tracker(values: Tensor, metric: str, *, per_sample: bool) -> BestTracker:
+    """A tracker that observed the means of these values, with or without the values."""
     bank = EMABank(nn.Linear(1, 1), {"a": 0.9, "b": 0.99, "c": 0.999})
     tracker = BestTracker(bank, {metric: "min" if metric == "loss" else "max"}, snapshots=None)
     for epoch in range(values.shape[1]):
@@ -154,33 +154,33 @@ def tracked(values: Tensor, metric: str, *, per_sample: bool) -> BestTracker:
     return tracker
 
 
-@pytest.mark.parametrize("how", ["loss", "accuracy", "samples"])
-def test_without_a_gain_one_is_called_clear_in_at_most_five_percent(how: str):
+@pytest.mark.parametrize("source", ["loss", "accuracy", "samples"])
+def test_chance_is_called_a_clear_gain_in_at_most_5_percent_of_cases(source: str):
     generator, cases = torch.Generator().manual_seed(0), 200
     clear = 0
     for _ in range(cases):
-        losses, right = simulated(generator, gain=0.0)
-        if how == "samples":
-            clear += tracked(right, "accuracy", per_sample=False).advice(samples=200).is_clear
+        losses, right = simulate(generator, gain=0.0)
+        if source == "samples":
+            clear += make_tracker(right, "accuracy", per_sample=False).advice(samples=200).is_clear
         else:
-            clear += tracked(losses if how == "loss" else right, how, per_sample=True).advice().is_clear
-    assert clear <= 20  # with a rate of 5 % it is more once in a thousand times
+            clear += make_tracker(losses if source == "loss" else right, source, per_sample=True).advice().is_clear
+    assert clear <= 20  # at a rate of 5 %, more happens once in a thousand times
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
-def test_a_gain_is_found(metric: str):
+def test_a_real_gain_is_called_clear(metric: str):
     generator = torch.Generator().manual_seed(0)
     clear = 0
     for _ in range(30):
-        losses, right = simulated(generator, gain=0.5)
-        clear += tracked(losses if metric == "loss" else right, metric, per_sample=True).advice().is_clear
+        losses, right = simulate(generator, gain=0.5)
+        clear += make_tracker(losses if metric == "loss" else right, metric, per_sample=True).advice().is_clear
     assert clear >= 24
 
 
-# In a loop -----------------------------------------------------------------------------------------------------------
+# Trackers ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_tracker_advises_on_what_it_observed():
+def test_tracker_advice_uses_all_complete_observations():
     tracker = BestTracker(BANK)
     with pytest.raises(LookupError):
         tracker.advice()
@@ -198,7 +198,7 @@ def test_a_tracker_advises_on_what_it_observed():
         tracker.advice(samples=0)
 
 
-def test_averaged_statistics_come_with_the_advice_to_recompute_them():
+def test_advice_on_averaged_statistics_suggests_recalibration():
     run = Run()
     run.epoch(1, {"live": numbers(0.5), 0.5: numbers(0.6)})
     assert run.tracker.advice().batchnorm == "averaged"
@@ -215,7 +215,7 @@ def test_averaged_statistics_come_with_the_advice_to_recompute_them():
 # Sample by sample ----------------------------------------------------------------------------------------------------
 
 
-def observed(values: dict[str, list[Any]]) -> BestTracker:
+def make_loss_tracker(values: dict[str, list[Any]]) -> BestTracker:
     tracker = BestTracker(EMABank(nn.Linear(2, 1), {"slow": 0.9}), {"loss": "min"})
     for epoch, (live, slow) in enumerate(zip(values["live"], values["slow"], strict=True), start=1):
         metrics = {"live": {"loss": live.mean()}, "slow": {"loss": slow.mean()}}
@@ -226,7 +226,7 @@ def observed(values: dict[str, list[Any]]) -> BestTracker:
 def test_the_error_is_that_of_paired_differences():
     live, noise = torch.randn(2, 500, generator=torch.Generator().manual_seed(0))
     slow = live + 0.1 * noise - 0.05
-    tracker = observed({"live": [live], "slow": [slow]})
+    tracker = make_loss_tracker({"live": [live], "slow": [slow]})
     advice = tracker.advice()
     assert advice.gain == pytest.approx(float((live - slow).mean()), rel=1e-4)
     # Two made-up samples widen it a little.
@@ -237,20 +237,20 @@ def test_the_error_is_that_of_paired_differences():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_uncertainty_is_unknown_unless_all_that_was_chosen_among_has_values():
+def test_error_is_unknown_unless_all_candidates_have_per_sample_values():
     live, noise = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
-    tracker = observed({"live": [live], "slow": [live - 1.0 + 0.1 * noise]})
+    tracker = make_loss_tracker({"live": [live], "slow": [live - 1.0 + 0.1 * noise]})
     assert tracker.advice().is_clear
     tracker.observe(2, {"slow": {"loss": 9.0}}, complete=False)
     tracker.observe(2, {"live": {"loss": 9.0}})  # not the best live weights, and no candidate
     assert tracker.advice().is_clear
     tracker.observe(3, {"slow": {"loss": 9.0}})
     assert (tracker.advice().error, tracker.advice().is_clear) == (None, False)
-    few = observed({"live": [live[:19]], "slow": [live[:19] - 1.0]})
+    few = make_loss_tracker({"live": [live[:19]], "slow": [live[:19] - 1.0]})
     assert few.advice().error is None
 
 
-def test_samples_must_agree_with_the_values():
+def test_samples_must_equal_the_number_of_per_sample_values():
     right = torch.arange(100) % 2
     tracker = BestTracker(EMABank(nn.Linear(2, 1), {"slow": 0.9}), {"accuracy": "max"})
     tracker.observe(
@@ -277,7 +277,7 @@ def error_and_critical(candidates: Tensor, live: Tensor, chosen: int = 0, better
     return result
 
 
-def test_the_error_is_that_of_the_mean_difference_with_one_more_for_and_one_against():
+def test_paired_error_adds_one_sample_for_and_one_against():
     live, candidate = noise(2, 40)
     difference = (candidate - live).tolist()
     largest = max(map(abs, difference))
@@ -288,25 +288,25 @@ def test_the_error_is_that_of_the_mean_difference_with_one_more_for_and_one_agai
 
 
 @pytest.mark.parametrize("candidates", [1, 10, 100])
-def test_independent_candidates_have_the_critical_value_of_their_number(candidates: int):
+def test_critical_value_of_independent_candidates_depends_on_their_number(candidates: int):
     critical = error_and_critical(noise(candidates, 2000) + 0.001, torch.zeros(2000))[1]
     assert critical == pytest.approx(NORMAL.inv_cdf(0.95 ** (1 / candidates)), abs=0.12)
 
 
-def test_candidates_that_are_alike_count_once():
+def test_identical_candidates_count_once():
     one = noise(1, 500)
     again = error_and_critical(one.repeat(50, 1), torch.zeros(500))[1]
     assert again == pytest.approx(error_and_critical(one, torch.zeros(500))[1], rel=1e-5)
 
 
-def test_candidates_that_are_far_worse_have_no_say():
+def test_far_worse_candidates_do_not_raise_the_critical_value():
     good, bad = noise(1, 500), torch.randn(200, 500, generator=torch.Generator().manual_seed(2)) - 5.0
     live = torch.zeros(500)
     assert error_and_critical(torch.cat([good, bad]), live)[1] == error_and_critical(good, live)[1]
     assert error_and_critical(torch.cat([good, bad + 5.0]), live)[1] > error_and_critical(good, live)[1] + 0.5
 
 
-def test_equal_predictions_have_no_error_and_no_say():
+def test_candidates_equal_to_live_have_no_error_and_are_ignored():
     live = noise(100)
     error, critical = error_and_critical(live[None], live)
     assert error == 0.0
@@ -324,10 +324,10 @@ def test_a_few_differences_are_judged_as_by_the_sign_test(wins: int, is_clear: b
     assert (wins / 1000 > critical * error) == is_clear
 
 
-# What is kept --------------------------------------------------------------------------------------------------------
+# Per-sample values ---------------------------------------------------------------------------------------------------
 
 
-def tracker_of(criteria: Any = None) -> BestTracker:
+def empty_tracker(criteria: Any = None) -> BestTracker:
     return BestTracker(EMABank(nn.Linear(2, 1), [0.9]), criteria or {"accuracy": "max"}, snapshots=None)
 
 
@@ -344,8 +344,8 @@ def tracker_of(criteria: Any = None) -> BestTracker:
         ({"live": [0, 1, 1, 1], 0.9: [0, 1, 1, 1]}, "metrics must have 'accuracy' of 'ema-0.9'"),
     ],
 )
-def test_values_that_do_not_fit_are_refused_and_change_nothing(per_sample: Any, message: str):
-    tracker = tracker_of()
+def test_invalid_per_sample_values_are_refused_and_change_nothing(per_sample: Any, message: str):
+    tracker = empty_tracker()
     tracker.observe(1, {"live": {"accuracy": 0.5}}, per_sample={"live": [1, 0, 1, 0]})
     before = tracker.state_dict()
     with pytest.raises(ValueError, match=message):
@@ -357,29 +357,29 @@ def test_values_that_do_not_fit_are_refused_and_change_nothing(per_sample: Any, 
     assert states_equal(tracker.state_dict(), before)
 
 
-def test_values_are_copies_as_small_as_they_can_be():
-    tracker = tracker_of(BOTH)
+def test_per_sample_values_are_copied_in_the_smallest_dtype():
+    tracker = empty_tracker(BOTH)
     right, losses = torch.tensor([True, False, True, True]), torch.tensor([0.25, 0.5, 0.5, 0.75])
     per_sample = {"live": {"accuracy": right, "loss": losses, "f1": right}, 0.9: [1.0, 0.0, 1.0, 1.0]}
     tracker.observe(1, {"live": numbers(0.75, 0.5), 0.9: numbers(0.75, 9.0)}, per_sample=per_sample)
     right.zero_(), losses.zero_()
     saved = tracker.state_dict()["per_sample"]
-    kept = {(item["criterion"], item["average"]): item["values"] for item in saved}
-    assert {key: values.dtype for key, values in kept.items()} == {
+    stored = {(item["criterion"], item["average"]): item["values"] for item in saved}
+    assert {key: values.dtype for key, values in stored.items()} == {
         ("accuracy", "live"): torch.bool, ("loss", "live"): torch.float32, ("accuracy", "ema-0.9"): torch.bool,
     }  # fmt: skip
-    assert kept["accuracy", "live"].tolist() == [1, 0, 1, 1]
-    assert kept["loss", "live"].tolist() == [0.25, 0.5, 0.5, 0.75]
+    assert stored["accuracy", "live"].tolist() == [1, 0, 1, 1]
+    assert stored["loss", "live"].tolist() == [0.25, 0.5, 0.5, 0.75]
 
 
-def test_values_of_partial_and_diverged_validations_are_not_kept():
-    tracker = tracker_of()
+def test_values_of_partial_and_diverged_validations_are_not_stored():
+    tracker = empty_tracker()
     tracker.observe(1, {"live": {"accuracy": 0.5}}, per_sample={"live": [0, 1]}, complete=False)
     tracker.observe(1, {"live": {"accuracy": math.nan}}, per_sample={"live": [math.nan, 1.0, 0.0]})
     assert tracker.state_dict()["per_sample"] == []
 
 
-def run_with_values() -> Run:
+def make_run_with_values() -> Run:
     run = Run()
     by_epoch = noise(3, 3, 50)
     for epoch in range(3):
@@ -390,7 +390,7 @@ def run_with_values() -> Run:
 
 
 def test_trap40_trap44_values_are_in_the_state_and_load_with_weights_only():
-    run = run_with_values()
+    run = make_run_with_values()
     buffer = io.BytesIO()
     torch.save(run.tracker.state_dict(), buffer)
     buffer.seek(0)
@@ -416,7 +416,7 @@ def test_trap40_trap44_values_are_in_the_state_and_load_with_weights_only():
     ],
 )
 def test_trap41_damaged_values_are_refused_and_change_nothing(change: dict[str, Any]):
-    run = run_with_values()
+    run = make_run_with_values()
     good = run.tracker.state_dict()
     bad = copy.deepcopy(good)
     bad["per_sample"][0].update(change)

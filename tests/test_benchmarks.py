@@ -22,18 +22,18 @@ from emabank.study.bench import (
 )
 
 
-def idle(name, calls=None):
+def idler(name, calls=None):
     """A contestant that takes no time and needs no preparation."""
     return Contestant(name, lambda: None if calls is None else calls.append(name), before=lambda: None)
 
 
-def loads(shares):
+def fake_load(shares):
     """Stands in for `BackgroundLoad`: other processes use these shares of the machine, window by window."""
     rest = iter(shares)
     return lambda: SimpleNamespace(share=lambda: next(rest))
 
 
-def test_a_spread_is_the_median_the_tenths_and_the_mean():
+def test_spread_is_the_median_the_outer_deciles_and_the_mean():
     assert spread(range(11)) == Spread(median=5, low=1, high=9, mean=5)
     assert spread([2.0]) == Spread(2.0, 2.0, 2.0, 2.0)
 
@@ -44,18 +44,18 @@ def test_a_slow_moment_of_the_machine_cancels_in_a_paired_ratio():
         paired_ratio([1.0], [1.0, 2.0])
 
 
-def test_every_contestant_plays_once_per_round_in_an_order_that_changes():
+def test_every_contestant_runs_once_per_round_in_changing_order():
     calls = []
-    rounds = Rounds([idle(name, calls) for name in "abc"])
+    rounds = Rounds([idler(name, calls) for name in "abc"])
     del calls[:]
     times = rounds.play(0.0, least=20)
     orders = ["".join(calls[at : at + 3]) for at in range(0, len(calls), 3)]
     assert len(orders) == len(times) == 20
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert len(set(orders)) > 2
-    assert all(set(played) == {"a", "b", "c"} and min(played.values()) >= 0 for played in times)
+    assert all(set(seconds) == {"a", "b", "c"} and min(seconds.values()) >= 0 for seconds in times)
     with pytest.raises(ValueError, match="must have different names"):
-        Rounds([idle("a"), idle("a")])
+        Rounds([idler("a"), idler("a")])
 
 
 def test_live_weights_change_before_every_turn_and_never_drift():
@@ -63,34 +63,34 @@ def test_live_weights_change_before_every_turn_and_never_drift():
     start, seen = live.clone(), []
     rounds = Rounds([Contestant("a", lambda: seen.append(live.clone()), [live])])
     rounds.play(0.0, least=4)
-    assert all(not torch.equal(one, other) for one, other in pairwise(seen[1:]))
+    assert all(not torch.equal(before, after) for before, after in pairwise(seen[1:]))
     assert all(torch.equal(weights, start) or torch.equal(weights, 2 * start) for weights in seen)
 
 
 def test_disturbed_windows_are_dropped_and_replaced():
-    run = run_interleaved([idle("a"), idle("b")], seconds=20, window=0.0, background=loads([0.5, 0.01] * 1000))
+    run = run_interleaved([idler("a"), idler("b")], seconds=20, window=0.0, background=fake_load([0.5, 0.01] * 1000))
     assert len(run.times["a"]) == len(run.times["b"]) == harness.MAX_ROUNDS
     assert run.dropped == harness.MAX_ROUNDS
     assert run.background == pytest.approx(0.01)
 
 
 def test_a_machine_that_is_never_quiet_is_reported():
-    run = run_interleaved([idle("a")], seconds=0.001, window=0.001, background=loads(repeat(0.5)))
+    run = run_interleaved([idler("a")], seconds=0.001, window=0.001, background=fake_load(repeat(0.5)))
     case = make_case("case", [run], over=("a",), better={}, about={})
     assert case.rounds >= 15
     assert case.dropped == 0
     assert case.disturbed
 
 
-def test_what_does_not_average_is_an_error():
+def test_a_contestant_that_does_not_average_is_an_error():
     average, live = torch.ones(3), torch.ones(3)
-    prepare = Rounds([idle("a")]).prepare
+    prepare = Rounds([idler("a")]).prepare
 
     def check(name, update):
         check_averages(Contestant(name, update, [live], lambda: [average, live]), prepare)
 
     check("ema", lambda: average.lerp_(live, 0.1))
-    check("slow", lambda: average.lerp_(live, 1e-4))  # on one of two updates it is too near to move in float32
+    check("slow", lambda: average.lerp_(live, 1e-4))  # in float32 only every other update moves it
     with pytest.raises(RuntimeError, match="idle did not move its averages"):
         check("idle", lambda: None)
     with pytest.raises(RuntimeError, match="copy copied the live weights"):
@@ -123,7 +123,7 @@ def test_a_contestant_is_compared_within_its_own_runs():
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """What is installed; nothing is downloaded."""
+    """The installed packages; nothing is downloaded."""
     monkeypatch.setattr("subprocess.run", lambda *_, **__: (_ for _ in ()).throw(OSError("no network in tests")))
     return Packages(tmp_path)
 
@@ -160,7 +160,7 @@ def test_a_step_that_is_not_due_allocates_nothing():
 # The gate -------------------------------------------------------------------------------------------------------------
 
 
-def write(folder, ratio, *, width=0.02, background=0.0, name="resnet20, 5 averages", better="lower"):
+def write_result(folder, ratio, *, width=0.02, background=0.0, name="resnet20, 5 averages", better="lower"):
     folder.mkdir(exist_ok=True)
     ms = {"median": 1.0, "low": 1.0, "high": 1.0, "mean": 1.0}
     over = {"median": ratio, "low": ratio - width, "high": ratio + width, "mean": ratio}
@@ -186,9 +186,9 @@ def write(folder, ratio, *, width=0.02, background=0.0, name="resnet20, 5 averag
         ({"ratio": 1.0}, {"ratio": 1.2, "name": "resnet18, 5 averages"}, 2, "new"),
     ],
 )
-def test_a_ratio_is_compared_with_the_kept_one(before, now, code, verdict, tmp_path, capsys):
-    write(tmp_path / "kept", **before)
-    path = write(tmp_path / "now", **now)
+def test_the_gate_compares_a_ratio_with_the_kept_one(before, now, code, verdict, tmp_path, capsys):
+    write_result(tmp_path / "kept", **before)
+    path = write_result(tmp_path / "now", **now)
     assert [finding.verdict for finding in compare_files(path, tmp_path / "kept")] == [verdict]
     assert main([str(path), "--kept", str(tmp_path / "kept")]) == code
     assert verdict in capsys.readouterr().out

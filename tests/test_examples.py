@@ -1,4 +1,4 @@
-"""The examples run as they stand, and what they save or say is true."""
+"""The examples run unchanged, and what they print and save is right."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def example(name: str) -> dict[str, Any]:
 
 
 def accuracy(model: nn.Module, file: Path, images: Tensor, labels: Tensor) -> float:
-    """Of the weights that an example has saved."""
+    """Accuracy of the weights that an example saved."""
     model.load_state_dict(torch.load(file, weights_only=True))
     with torch.no_grad():
         return float((model.eval()(images).argmax(1) == labels).float().mean())
@@ -64,7 +64,7 @@ def test_pinn(capsys: pytest.CaptureFixture[str]) -> None:
     assert errors["live"].shape == (10,)
     assert errors["half-life 100"].mean() < 0.8 * errors["live"].mean(), "an average of medium length is better"
     assert (errors["half-life 100"] < errors["live"]).sum() >= 7, "and for most seeds, not for all"
-    assert errors["half-life 500"].mean() > errors["half-life 100"].mean(), "one that is too long is not"
+    assert errors["half-life 500"].mean() > errors["half-life 100"].mean(), "one that is too long is worse"
     assert f"{errors['half-life 100'].mean():8.5f}" in capsys.readouterr().out
 
 
@@ -78,7 +78,7 @@ def test_rollout(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_diffusion(capsys: pytest.CaptureFixture[str]) -> None:
     losses = example("diffusion")["main"]()
-    assert losses["chosen"] < losses["live"], "what validation points chose is better on test points too"
+    assert losses["chosen"] < losses["live"], "the average chosen on validation points is better on test points"
     assert f"{losses['live']:6.4f}" in capsys.readouterr().out
 
 
@@ -108,20 +108,20 @@ def test_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_data_parallel(tmp_path: Path) -> None:
-    """Under a real torchrun, as its first lines say."""
+    """With a real torchrun, as its docstring shows."""
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(FOLDER / "data_parallel.py")]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *words, str(tmp_path / "averaged.pt")],
         env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     test = digits_dataset().test
     model = example("data_parallel")["make_model"]()
     value = accuracy(model, tmp_path / "averaged.pt", test.images.float() / 16.0, test.labels)
-    assert done.stdout.splitlines() == [f"ema-0.96: {value:.1%} on test images"]
+    assert process.stdout.splitlines() == [f"ema-0.96: {value:.1%} on test images"]
     assert value > 0.5
 
 

@@ -1,4 +1,4 @@
-"""The experiments: their formulas against other ways to the same number, and runs that are killed and resumed."""
+"""The experiments: formulas against independent computations, and runs that are killed and resumed."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from torch import Tensor
 from experiments import decayed_model, heat_equation, validation_images
 from experiments.decayed_model import DECAYS, Corpus, Run, Settings, run_seed
 from experiments.record import Record, parse_seeds
+from tests.support.oracle import assert_equal
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def run_script(module: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, *argu
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-# What is measured
+# Formulas
 
 
 def test_the_solution_is_the_mean_over_the_noise() -> None:
-    """Feynman-Kac, which is what the network learns from."""
+    """The Feynman-Kac formula, from which the network learns."""
     points = torch.rand(3, heat_equation.DIMENSIONS, generator=torch.Generator().manual_seed(0))
     noise = torch.randn(20_000, heat_equation.DIMENSIONS, generator=torch.Generator().manual_seed(1))
     samples = torch.stack([heat_equation.initial(point + math.sqrt(2) * noise) for point in points])
@@ -56,7 +57,7 @@ def test_the_solution_is_the_mean_over_the_noise() -> None:
     assert heat_equation.relative_error(1.01 * heat_equation.solution(points), points) == pytest.approx(0.01, rel=1e-4)
 
 
-def test_a_branch_at_the_constant_rate_is_the_trunk(corpus: Corpus, tmp_path: Path) -> None:
+def test_a_branch_at_the_constant_rate_equals_the_trunk(corpus: Corpus, tmp_path: Path) -> None:
     run = Run(TINY, 1, corpus, tmp_path)
     run.train_to(18)
     branch = run.branch(lambda done: 1.0).state_dict()
@@ -67,7 +68,7 @@ def test_a_branch_at_the_constant_rate_is_the_trunk(corpus: Corpus, tmp_path: Pa
 
 
 def test_the_merge_of_a_linear_decay_is_the_mean_of_the_trunk(corpus: Corpus, tmp_path: Path) -> None:
-    """At a checkpoint per step it is the mean after every step of the window, here taken in memory."""
+    """With a checkpoint per step it is the mean over every step of the window, here computed in memory."""
     run = Run(TINY, 1, corpus, tmp_path)
     run.train_to(18)
     states: list[dict[str, Tensor]] = []
@@ -80,7 +81,7 @@ def test_the_merge_of_a_linear_decay_is_the_mean_of_the_trunk(corpus: Corpus, tm
     assert predicted == pytest.approx(run.validate(run.model), abs=1e-5)
 
 
-# What is kept
+# Commands
 
 
 def test_a_killed_run_gives_the_same_rows(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +93,9 @@ def test_a_killed_run_gives_the_same_rows(corpus: Corpus, tmp_path: Path, monkey
     killed, step_once = Record(tmp_path / "killed", {}), Run.train_step
     for steps in (10, 35, 55, 70):  # before the first fork, in a branch, in its window, and in a later window
 
-        def stop_after(run: Run, *arguments: Any, left: list[int] = [steps]) -> None:  # noqa: B006
-            left[0] -= 1
-            if left[0] < 0:
+        def stop_after(run: Run, *arguments: Any, steps_left: list[int] = [steps]) -> None:  # noqa: B006
+            steps_left[0] -= 1
+            if steps_left[0] < 0:
                 raise KeyboardInterrupt
             step_once(run, *arguments)
 
@@ -104,7 +105,7 @@ def test_a_killed_run_gives_the_same_rows(corpus: Corpus, tmp_path: Path, monkey
     monkeypatch.setattr(Run, "train_step", step_once)
     run_seed(TINY, 1, corpus, killed)
     assert [without_time(row) for row in killed.rows()] == rows
-    assert not list(tmp_path.rglob("unfinished")), "no weights stay"
+    assert not list(tmp_path.rglob("unfinished")), "no weights remain"
 
 
 def test_decayed_model_command(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +139,12 @@ def test_the_corpus_is_split_by_file() -> None:
     assert len(train) > 5 * len(validation) > 500_000
 
 
-def test_seeds() -> None:
+def test_seeds_are_parsed() -> None:
     assert parse_seeds("10-12, 900,11") == [10, 11, 12, 900]
 
 
 @pytest.mark.parametrize("text", ["", "a", "5-3", "1,,2", "-1"])
-def test_wrong_seeds(text: str) -> None:
+def test_invalid_seeds_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="must be numbers and ranges"):
         parse_seeds(text)
 
@@ -152,13 +153,7 @@ def without_time(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "core_seconds"}
 
 
-def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        assert torch.equal(value, other[key]), key
-
-
-def test_a_choice_with_all_images_loses_nothing_and_with_few_it_loses_what_a_search_by_hand_loses() -> None:
+def test_accuracy_lost_by_choosing_with_fewer_images_equals_a_direct_search() -> None:
     generator = torch.Generator().manual_seed(0)
     share = torch.linspace(0.4, 0.7, 24).view(4, 6, 1)
     right, tested = (torch.rand(4, 6, validation_images.PART, generator=generator) < share for _ in range(2))
@@ -168,6 +163,6 @@ def test_a_choice_with_all_images_loses_nothing_and_with_few_it_loses_what_a_sea
     for draw in range(validation_images.DRAWS):
         seen = torch.randperm(validation_images.PART, generator=torch.Generator().manual_seed(draw))[:50]
         counts = right[:, :, seen].sum(2).flatten().tolist()
-        lost += float(exact[23] - exact[counts.index(max(counts))]) / validation_images.DRAWS  # of equals the first
+        lost += float(exact[23] - exact[counts.index(max(counts))]) / validation_images.DRAWS  # the first of equals
     assert values["images"]["50"]["lost"] == pytest.approx(lost)
-    assert values["levers"]["live weights alone"] == pytest.approx(float(exact[18]))  # of the last epoch, the best
+    assert values["levers"]["live weights alone"] == pytest.approx(float(exact[18]))  # the best of the last epoch

@@ -1,6 +1,6 @@
-"""What an import loads: the library needs torch alone, the command's help not even that.
+"""What an import loads: the library needs only torch, and the command's help does not even need that.
 
-Each property is watched in a fresh interpreter; two controls show that the watch can fail.
+Each test uses a fresh interpreter; two controls show that the tests can fail.
 """
 
 import json
@@ -37,7 +37,7 @@ for words, expected in {commands}:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules that are there after running code in a fresh interpreter."""
+    """The modules loaded by code in a fresh interpreter."""
     finished = run(f"{code}\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))")
     assert finished.returncode == 0, finished.stderr
     return set(json.loads(finished.stdout.splitlines()[-1]))
@@ -67,7 +67,7 @@ def test_the_library_loads_nothing_of_the_study():
     assert not loaded & {"tyro", "rich", "matplotlib"}
 
 
-def test_nobody_imports_the_integrations():
+def test_integrations_are_not_imported():
     loaded = loaded_by(f"import emabank.study.commands\n{USE_THE_LIBRARY}")
     assert not {name for name in loaded if name.startswith("emabank.integrations")}
     assert not loaded & {"lightning", "pytorch_lightning", "transformers", "accelerate"}
@@ -85,7 +85,7 @@ def test_control_a_blocked_package_cannot_be_imported():
 # What a command loads ------------------------------------------------------------------------------------------------
 
 
-SAY_SOMETHING = [
+LIGHT_COMMANDS = [
     ("", 0),
     ("--help", 0),
     ("-h", 0),
@@ -118,17 +118,17 @@ SAY_SOMETHING = [
 ]
 
 
-def test_commands_that_only_say_something_load_no_torch():
-    finished = run(COMMANDS.format(commands=SAY_SOMETHING, heavy=HEAVY))
+def test_commands_that_only_print_load_nothing_heavy():
+    finished = run(COMMANDS.format(commands=LIGHT_COMMANDS, heavy=HEAVY))
     assert finished.returncode == 0, finished.stderr
 
 
-def test_a_look_at_data_loads_numpy_at_the_most():
+def test_data_check_loads_nothing_heavier_than_numpy():
     finished = run(COMMANDS.format(commands=[("data check digits", 0)], heavy=HEAVY - {"numpy"}))
     assert finished.returncode == 0, finished.stderr
 
 
-def test_a_look_at_a_folder_of_runs_loads_no_torch(tmp_path: Path):
+def test_status_loads_no_torch(tmp_path: Path):
     (tmp_path / "runs").mkdir()
     commands = [("status nowhere", 1), (f"status {tmp_path / 'runs'}", 0)]
     finished = run(COMMANDS.format(commands=commands, heavy={"torch"}))  # the report loads pandas

@@ -27,7 +27,7 @@ STEPS, SIZE = 600, 256
 WIDTHS = (0.05, 0.1)  # stored
 TARGETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25)
 COUNTS = (8, 15, 30, 100)  # of snapshots
-FLOOR = 1e-7  # what float32 can resolve: errors below it are equal
+FLOOR = 1e-7  # the resolution of float32: errors below it are equal
 
 
 @cache
@@ -41,7 +41,7 @@ def trajectories() -> dict[str, np.ndarray]:
     for step in range(1, STEPS + 1):
         slow_noise[step] = 0.9 * slow_noise[step - 1] + math.sqrt(1 - 0.9**2) * noise[step]
     return {
-        **{f"training with {name}": trained(name) for name in ("SGD, cosine", "AdamW, constant rate")},
+        **{f"training with {name}": training_path(name) for name in ("SGD, cosine", "AdamW, constant rate")},
         "random walk": start + np.cumsum(0.03 * noise, 0),
         "noise about a fixed point": start + 0.01 * noise,
         "exponential convergence": end + (start - end) * np.exp(-time / 0.05),
@@ -52,7 +52,7 @@ def trajectories() -> dict[str, np.ndarray]:
     }
 
 
-def trained(name: str) -> np.ndarray:
+def training_path(name: str) -> np.ndarray:
     """Some weights of a small network on the digits, a fifth of them with a wrong label."""
     data, generator = digits_dataset().train, torch.Generator().manual_seed(7)
     images, labels = data.images.flatten(1) / 16, data.labels.clone()
@@ -130,11 +130,11 @@ def compare(name: str, path: np.ndarray, dtype: torch.dtype, count: int) -> Iter
             files = {at: torch.load(folder / f"step-{at:09d}.pt") for at, _ in keys}
             stored = [files[at]["state"]["averages"][str(width)]["tensors"]["weight"] for at, width in keys]
             averages = torch.stack(stored).double().numpy()
-            made = synthesize_many(folder, {str(width): PowerEMA(width) for width in TARGETS}, at_step=step)
+            syntheses = synthesize_many(folder, {str(width): PowerEMA(width) for width in TARGETS}, at_step=step)
             for width in TARGETS:
                 true = profile(PowerEMA(width), step, every=1).numpy() @ path[: step + 1]
                 raw = peer_coefficients(keys, step, width)
-                ours = made[str(width)].weights["weight"].double().numpy()
+                ours = syntheses[str(width)].weights["weight"].double().numpy()
                 distances = [
                     float(np.linalg.norm(weights - true) / np.linalg.norm(true))
                     for weights in (ours, raw / raw.sum() @ averages, raw @ averages)
@@ -145,7 +145,7 @@ def compare(name: str, path: np.ndarray, dtype: torch.dtype, count: int) -> Iter
 @pytest.mark.filterwarnings("ignore:At the first step the weights are")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", trajectories())
-def test_it_is_as_near_as_the_better_peer(name: str, dtype: torch.dtype) -> None:
+def test_synthesis_is_as_close_as_the_better_peer(name: str, dtype: torch.dtype) -> None:
     results = [result for count in COUNTS for result in compare(name, trajectories()[name], dtype, count)]
     for result in results:
         # From 100 snapshots a short window has errors of 1e-5, most of which is rounding in the stored averages.
@@ -156,16 +156,15 @@ def test_it_is_as_near_as_the_better_peer(name: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.filterwarnings("ignore:At the first step the weights are")
-def test_a_stored_width_comes_back_as_it_was_stored(tmp_path: Path) -> None:
+def test_synthesis_of_a_stored_width_is_the_stored_average(tmp_path: Path) -> None:
     write_snapshots(trajectories()["training with AdamW, constant rate"], tmp_path, 50, torch.float16)
     stored = torch.load(tmp_path / "step-000000600.pt")["state"]["averages"]
     for width in WIDTHS:
-        made = synthesize(tmp_path, PowerEMA(width)).weights["weight"]
-        assert torch.equal(made, stored[str(width)]["tensors"]["weight"].float())
+        weights = synthesize(tmp_path, PowerEMA(width)).weights["weight"]
+        assert torch.equal(weights, stored[str(width)]["tensors"]["weight"].float())
 
 
-def test_ema_pytorch_has_these_coefficients() -> None:
-    """The formulas above against the package itself."""
+def test_peer_coefficients_equal_those_of_ema_pytorch() -> None:
     solve_weights = pytest.importorskip("ema_pytorch.post_hoc_ema").solve_weights
     keys = [(at, width) for at in range(100, 601, 100) for width in WIDTHS]
     times, gammas = torch.tensor([(float(at), PowerEMA(width).gamma) for at, width in keys], dtype=torch.float64).T

@@ -17,15 +17,15 @@ from results.keep import keep
 SETTINGS = ["epochs=4", "subset=60", "test_subset=30", "width=4", "batch=32", "rates=[0.1]"]
 
 
-def emabank(*words: str, folder: Path) -> str:
-    command = [sys.executable, "-m", "emabank.study", *words]
+def emabank(*arguments: str, folder: Path) -> str:
+    command = [sys.executable, "-m", "emabank.study", *arguments]
     done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=300)
     return done.stdout + done.stderr
 
 
 def run_study(folder: Path) -> str:
-    words = ("run", "batchnorm", "--seeds", "2", "--jobs", "1", "--runs", str(folder / "runs"))
-    return emabank(*words, "--set", *SETTINGS, folder=folder)
+    arguments = ("run", "batchnorm", "--seeds", "2", "--jobs", "1", "--runs", str(folder / "runs"))
+    return emabank(*arguments, "--set", *SETTINGS, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_everything_small_is_kept_and_nothing_else_twice_the_same(runs: Path, tmp_path: Path):
+def test_all_small_files_are_kept_reproducibly(runs: Path, tmp_path: Path):
     out = tmp_path / "kept"
     (out / "tables").mkdir(parents=True)
     (out / "README.md").write_text("by hand")
@@ -67,7 +67,7 @@ def test_everything_small_is_kept_and_nothing_else_twice_the_same(runs: Path, tm
     assert f"{about['runs']} done" in emabank("status", str(out), folder=tmp_path)
 
 
-def test_an_archive_keeps_runs_that_are_no_longer_there_and_skips_what_is_not_done(runs: Path, tmp_path: Path):
+def test_an_archive_keeps_deleted_runs_and_skips_damaged_ones(runs: Path, tmp_path: Path):
     [archive] = pack_runs(runs, tmp_path / "all")
     first, second, *_ = sorted(path.parent.name for path in runs.glob("*/done.json"))
     for absent in (first, second):
@@ -90,15 +90,15 @@ def test_an_archive_keeps_runs_that_are_no_longer_there_and_skips_what_is_not_do
     assert (tmp_path / "again" / archive.relative_to(tmp_path / "all")).read_bytes() == archive.read_bytes()
 
 
-def test_restored_runs_are_done_and_say_what_they_lack(runs: Path, tmp_path: Path):
+def test_restored_runs_count_as_done_and_name_what_they_lack(runs: Path, tmp_path: Path):
     pack_runs(runs, tmp_path / "kept")
     here = tmp_path / "runs"
     assert len(restore_runs(tmp_path / "kept", here)) == len([path for path in runs.iterdir() if path.is_dir()])
     assert restore_runs(tmp_path / "kept", here) == []
     [protocol] = (path.name for path in runs.glob("protocol-*"))
     before = contents(here)
-    said = run_study(tmp_path)  # trains nothing, and keeps what was measured of pairs of seeds
-    assert "missing" not in said
+    output = run_study(tmp_path)  # trains nothing, and keeps what was measured of pairs of seeds
+    assert "missing" not in output
     after = contents(here)
     assert {name for name in after if after[name] != before.get(name)} == {
         ".study-demo-batchnorm.lock",

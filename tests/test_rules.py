@@ -18,7 +18,7 @@ def test_per_step_and_per_update_are_inverse(decay: float, every: int) -> None:
 
 
 @given(decays)
-def test_after_a_half_life_half_is_left(decay: float) -> None:
+def test_half_remains_after_a_half_life(decay: float) -> None:
     assert decay ** rules.half_life(decay) == pytest.approx(0.5)
     assert rules.from_half_life(rules.half_life(decay)) == pytest.approx(decay)
 
@@ -31,17 +31,17 @@ def test_window_is_the_sum_of_the_powers(decay: float) -> None:
 
 
 def test_the_papers_table_of_equivalent_decays() -> None:
-    at_16 = [0.998, 0.996, 0.992, 0.984, 0.968]
+    per_update = [0.998, 0.996, 0.992, 0.984, 0.968]
     # The paper rounds 0.997969 to 0.998 and so on.
     paper = [0.999875, 0.99975, 0.9995, 0.999, 0.998]
-    assert [rules.per_step(a, 16) for a in at_16] == pytest.approx(paper, abs=4e-5)
+    assert [rules.per_step(decay, 16) for decay in per_update] == pytest.approx(paper, abs=4e-5)
 
 
 def test_trap05_warmup_exact_first_decays_and_end() -> None:
     rule = EMA(per_update=0.998)
     first = [rule.decay_at(steps=t, elapsed=16, samples=0, every=16) for t in (1, 2, 3)]
     assert first == [1 / 10, 2 / 11, 3 / 12]
-    assert rules.warmup_end(0.998) == 4490  # steps; counted in updates it would be 71,840 of them
+    assert rules.warmup_end(0.998) == 4490  # steps; not updates, which would be 71,840 steps
     counts = {"steps": 4800, "elapsed": 16, "samples": 299, "every": 16}
     assert rule.decay_at(**counts) == 0.998
     assert EMA(per_update=0.998, warmup="updates").decay_at(**counts) == pytest.approx(300 / 309)
@@ -55,12 +55,12 @@ def test_trap05_warmup_ends_at_the_first_count_that_reaches_the_decay(decay: flo
 
 
 @pytest.mark.parametrize("decay", [1 - 1e-9, 1 - 1e-14, math.nextafter(1.0, 0.0)])
-def test_warmup_ends_at_once_to_be_found_for_decays_near_one(decay: float) -> None:
+def test_warmup_end_is_exact_and_fast_for_decays_near_one(decay: float) -> None:
     end = rules.warmup_end(decay)
     assert rules.warmup_decay(int(end)) >= decay > rules.warmup_decay(int(end) - 1)
 
 
-def test_a_warm_up_by_a_power_has_timms_decays_and_ends() -> None:
+def test_power_warmup_has_the_decays_of_timm_and_ends() -> None:
     rule = EMA(0.99, warmup="power")
     first = [rule.decay_at(steps=t, elapsed=1, samples=0, every=1) for t in (1, 2, 7)]
     assert first == pytest.approx([1 - 2 ** (-2 / 3), 1 - 3 ** (-2 / 3), 0.75])
@@ -74,50 +74,49 @@ def test_trap06_the_decay_is_exact_in_float64() -> None:
 
 @given(decays, st.integers(1, 32), st.integers(1, 1000))
 def test_trap04_the_horizon_does_not_depend_on_the_period(decay: float, every: int, updates: int) -> None:
-    """What is left of the past after the same number of steps, whichever the period."""
     rule = EMA(decay, warmup=None)
-    left = rule.decay_at(steps=every, elapsed=every, samples=0, every=every) ** updates
-    assert left == pytest.approx(decay ** (every * updates), rel=1e-6, abs=1e-12)
+    remaining = rule.decay_at(steps=every, elapsed=every, samples=0, every=every) ** updates
+    assert remaining == pytest.approx(decay ** (every * updates), rel=1e-6, abs=1e-12)
 
 
 @given(st.floats(1.0, 10_000.0), periods)
-def test_half_life_rule(half_life: float, every: int) -> None:
+def test_the_decay_follows_from_the_half_life(half_life: float, every: int) -> None:
     rule = EMA(half_life=half_life, warmup=None)
-    over = rule.decay_at(steps=every, elapsed=every, samples=0, every=every)
-    assert over == pytest.approx(0.5 ** (every / half_life))
+    decay = rule.decay_at(steps=every, elapsed=every, samples=0, every=every)
+    assert decay == pytest.approx(0.5 ** (every / half_life))
 
 
 @pytest.mark.parametrize("warmup", ["steps", "power"])
 def test_the_warmup_lasts_as_long_at_every_period(warmup) -> None:
-    """What it leaves of the past between steps 160 and 800, sampled every 1, 4 or 16 steps."""
+    """The share of the past that remains between steps 160 and 800, sampled every 1, 4 or 16 steps."""
     rule = EMA(1 - 1e-9, warmup=warmup)
-    left = {
+    remaining = {
         every: math.prod(
             rule.decay_at(steps=step, elapsed=every, samples=0, every=every) for step in range(160 + every, 801, every)
         )
         for every in (1, 4, 16)
     }
-    assert math.log(left[4]) == pytest.approx(math.log(left[1]), rel=0.03)
-    assert math.log(left[16]) == pytest.approx(math.log(left[1]), rel=0.03)
+    assert math.log(remaining[4]) == pytest.approx(math.log(remaining[1]), rel=0.03)
+    assert math.log(remaining[16]) == pytest.approx(math.log(remaining[1]), rel=0.03)
 
 
-@pytest.mark.parametrize(("shape", "middle"), [("cosine", 0.996 + 0.004 * 0.5), ("linear", 0.996 + 0.004 * 0.5)])
-def test_a_ramp_begins_where_byol_and_dino_begin_and_stays_at_its_end(shape, middle: float) -> None:
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+def test_a_ramp_begins_where_byol_and_dino_begin_and_stays_at_its_end(shape) -> None:
     ramp = Ramp(0.996, 1.0, steps=100, shape=shape)
     decays = [ramp.decay_at(steps=step, elapsed=1, samples=0, every=1) for step in range(1, 140)]
     assert decays[0] == 0.996
-    assert decays[50] == pytest.approx(middle)
+    assert decays[50] == pytest.approx(0.998)
     assert set(decays[100:]) == {1.0}
     quarter = 0.25 if shape == "linear" else (1 - math.cos(math.pi / 4)) / 2
     assert decays[25] == pytest.approx(0.996 + 0.004 * quarter)
-    assert ramp.decay_at(steps=51, elapsed=4, samples=0, every=4) == pytest.approx(middle**4)
+    assert ramp.decay_at(steps=51, elapsed=4, samples=0, every=4) == pytest.approx(0.998**4)
 
 
 @given(st.floats(0.01, 0.5), st.integers(100, 10_000))
-def test_half_of_a_power_average_is_in_the_share_it_is_named_for(share: float, step: int) -> None:
+def test_half_of_a_power_average_is_in_its_half_life_share(share: float, step: int) -> None:
     rule = PowerEMA(half_life_share=share)
-    left = rule.decay_at(steps=step, elapsed=round(share * step), samples=1, every=1)
-    assert left == pytest.approx((1 - round(share * step) / step) ** (rule.gamma + 1))
+    remaining = rule.decay_at(steps=step, elapsed=round(share * step), samples=1, every=1)
+    assert remaining == pytest.approx((1 - round(share * step) / step) ** (rule.gamma + 1))
     assert (1 - share) ** (rule.gamma + 1) == pytest.approx(0.5)
 
 
@@ -137,13 +136,13 @@ def test_a_ramp_without_a_length_lasts_as_long_as_the_run() -> None:
 
 @given(st.integers(1, 200))
 def test_uniform_weights_make_a_mean(n: int) -> None:
-    left = 1.0
+    remaining = 1.0
     shares = []
     for k in range(n):
         weight = 1 - Uniform().decay_at(steps=k + 1, elapsed=1, samples=k, every=1)
         shares = [share * (1 - weight) for share in shares] + [weight]
-        left *= 1 - weight
-    assert left == 0.0
+        remaining *= 1 - weight
+    assert remaining == 0.0
     assert shares == pytest.approx([1 / n] * n)
 
 
@@ -161,16 +160,16 @@ def test_power_gamma_solves_its_equation(sigma: float) -> None:
 
 
 @given(st.floats(0.05, 0.25))
-def test_power_profile_has_the_width_it_is_named_for(sigma: float) -> None:
+def test_power_profile_has_the_requested_width(sigma: float) -> None:
     """Mean and deviation of the sample time under the weights, as shares of the run."""
     n = 2000
     shares: list[float] = []
     rule = PowerEMA(sigma)
     weights = [1 - rule.decay_at(steps=t, elapsed=1, samples=t - 1, every=1) for t in range(1, n + 1)]
-    left = 1.0
+    remaining = 1.0
     for weight in reversed(weights):
-        shares.append(weight * left)
-        left *= 1 - weight
+        shares.append(weight * remaining)
+        remaining *= 1 - weight
     shares.reverse()
     mean = sum(s * t / n for t, s in enumerate(shares, 1))
     assert math.sqrt(sum(s * (t / n - mean) ** 2 for t, s in enumerate(shares, 1))) == pytest.approx(sigma, rel=0.01)
@@ -202,7 +201,7 @@ def test_power_profile_has_the_width_it_is_named_for(sigma: float) -> None:
         (PowerEMA(0.30000000000000004 / 3), "power-0.1"),
     ],
 )
-def test_default_names_have_as_many_digits_as_matter(rule: rules.Rule, name: str) -> None:
+def test_default_names_have_only_significant_digits(rule: rules.Rule, name: str) -> None:
     assert rule.name == name
 
 
@@ -218,12 +217,12 @@ def test_default_names_have_as_many_digits_as_matter(rule: rules.Rule, name: str
         Ramp(0.9, steps=9),
     ],
 )
-def test_a_rule_survives_its_plain_form(rule: rules.Rule) -> None:
+def test_a_rule_is_restored_from_its_dict(rule: rules.Rule) -> None:
     assert rules.rule_from_dict(rules.rule_to_dict(rule)) == rule
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: EMA(1.1), "from 0 to 1"),
         (lambda: EMA(-0.1), "from 0 to 1"),
@@ -254,6 +253,6 @@ def test_a_rule_survives_its_plain_form(rule: rules.Rule) -> None:
         (lambda: rules.rule_from_dict({"rule": "Uniform", "end": 3}), "end"),
     ],
 )
-def test_bad_input_gets_a_clear_sentence(make, says: str) -> None:
-    with pytest.raises(ValueError, match=says.replace("(", r"\(")):
+def test_invalid_arguments_are_clear_errors(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         make()

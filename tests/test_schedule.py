@@ -14,7 +14,7 @@ def test_a_float_is_an_ema_and_a_mapping_gives_names() -> None:
     assert AverageSchedule(0.9).names == ("ema-0.9",)
 
 
-def test_the_length_of_the_run_alone_gives_the_papers_five_half_lives() -> None:
+def test_default_averages_are_the_papers_five_half_lives() -> None:
     schedule = AverageSchedule(None, steps=10_000)
     assert schedule.names == ("ema-0.44%", "ema-0.88%", "ema-1.8%", "ema-3.5%", "ema-7.1%")
     halves = [0.5 ** (1 / steps) for steps in (44, 88, 180, 350, 710)]
@@ -48,24 +48,24 @@ def test_a_half_life_shorter_than_four_periods_warns() -> None:
         AverageSchedule([0.9, 0.999], 2).warn_if_undersampled()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        AverageSchedule([0.9], 1).warn_if_undersampled()  # it cannot be sampled more often
+        AverageSchedule([0.9], 1).warn_if_undersampled()  # the shortest period
         AverageSchedule([EMA(per_update=0.9), EMA(half_life=8), Uniform(), PowerEMA(0.1)], 2).warn_if_undersampled()
 
 
-def test_averages_are_equal_as_long_as_their_warm_up_holds_both_down() -> None:
+def test_averages_are_equal_while_warmup_limits_their_decays() -> None:
     rules = {"fast": EMA(0.99), "slow": EMA(0.999), "slower": EMA(0.9999), "other": EMA(0.999, warmup=None)}
     schedule = AverageSchedule(rules, 1)
     assert schedule.equal_by_warmup() == []
-    left = dict.fromkeys(schedule.names, 1.0)
+    remaining = dict.fromkeys(schedule.names, 1.0)
     for step in range(1, 700):
         weights = schedule.sample_weights(step)
-        left = {name: left[name] * (1 - weight) for name, weight in zip(left, weights, strict=True)}
-        equal = [name for name in ("fast", "slow", "slower") if left[name] == left["slower"]]
+        remaining = {name: remaining[name] * (1 - weight) for name, weight in zip(remaining, weights, strict=True)}
+        equal = [name for name in ("fast", "slow", "slower") if remaining[name] == remaining["slower"]]
         assert schedule.equal_by_warmup() == (equal if len(equal) > 1 else [])
     assert equal == ["slower"]
 
 
-def schedule_of(function) -> AverageSchedule:
+def make_schedule(function) -> AverageSchedule:
     return AverageSchedule({"own": EMA(function)}, 1)
 
 
@@ -78,17 +78,17 @@ def state_after(schedule: AverageSchedule, steps: int) -> dict:
 
 
 def test_a_function_is_saved_by_name_and_its_decays_are_compared() -> None:
-    state = state_after(schedule_of(lambda step: 1 - 1 / (step + 9)), 1000)
+    state = state_after(make_schedule(lambda step: 1 - 1 / (step + 9)), 1000)
     assert "lambda" in state["averages"]["own"]["rule"]["decay"]["function"]
-    schedule_of(lambda step: (step + 8) / (step + 9)).check_state(state)
+    make_schedule(lambda step: (step + 8) / (step + 9)).check_state(state)
     with pytest.raises(ValueError, match="same function"):
-        schedule_of(lambda step: 1 - 1 / (step + 8)).check_state(state)
+        make_schedule(lambda step: 1 - 1 / (step + 8)).check_state(state)
     with pytest.raises(ValueError, match="same function"):
-        schedule_of(lambda step: 1 - 1 / (step + 9) if step < 1000 else 0.9).check_state(state)
+        make_schedule(lambda step: 1 - 1 / (step + 9) if step < 1000 else 0.9).check_state(state)
     with pytest.raises(ValueError, match="same rule"):
         AverageSchedule({"own": EMA(0.9)}, 1).check_state(state)
     with pytest.raises(ValueError, match="same rule"):
-        schedule_of(lambda step: 0.9).check_state(state_after(AverageSchedule({"own": EMA(0.9)}, 1), 3))
+        make_schedule(lambda step: 0.9).check_state(state_after(AverageSchedule({"own": EMA(0.9)}, 1), 3))
 
 
 def test_before_its_start_an_average_copies_and_then_begins() -> None:
@@ -105,7 +105,7 @@ def test_warmup_counts_from_the_start_of_the_average() -> None:
     assert schedule.decay("ema-0.999", 101) == pytest.approx((1 / 10) ** (1 / 16))
 
 
-def test_reset_counts_afresh() -> None:
+def test_reset_restarts_the_counts() -> None:
     schedule = AverageSchedule([EMA(0.99, warmup=None), Uniform(), PowerEMA(0.1)], 16)
     schedule.sample_weights(16)
     for name in schedule.names:
@@ -117,13 +117,13 @@ def test_reset_counts_afresh() -> None:
 
 def test_a_flush_and_the_next_sample_decay_as_one_period_would() -> None:
     schedule = AverageSchedule([EMA(per_update=0.9, warmup=None)], 16)
-    left = 1.0
+    remaining = 1.0
     for step in (5, 16):
-        left *= 1 - schedule.sample_weights(step)[0]
-    assert left == pytest.approx(0.9)
+        remaining *= 1 - schedule.sample_weights(step)[0]
+    assert remaining == pytest.approx(0.9)
 
 
-def test_the_decay_before_any_update_is_that_of_the_first() -> None:
+def test_the_decay_before_any_update_is_that_of_the_first_update() -> None:
     schedule = AverageSchedule([EMA(0.9999), EMA(0.99, warmup=None, start=20), Uniform()], 16)
     assert schedule.decay("ema-0.9999", 0) == pytest.approx((16 / 25) ** (1 / 16))
     assert schedule.decay("ema-0.99", 0) == pytest.approx(0.99)
@@ -138,18 +138,18 @@ def test_an_average_is_found_by_name_and_by_number(name: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["ema-0.5", 0.5, None, True, ("a",)])
-def test_an_unknown_average_is_a_key_error_that_lists_the_known(name: object) -> None:
+def test_an_unknown_average_is_a_key_error_that_lists_the_known_ones(name: object) -> None:
     with pytest.raises(KeyError, match=r"ema-0\.9, ema-per-update-0\.5"):
         AverageSchedule([0.9, EMA(per_update=0.5)], 1).resolve(name)
 
 
-def test_a_number_that_two_averages_have_is_not_guessed() -> None:
+def test_a_decay_that_two_averages_share_is_ambiguous() -> None:
     with pytest.raises(KeyError, match="first, second"):
         AverageSchedule({"first": 0.9, "second": EMA(0.9, warmup=None)}, 1).resolve(0.9)
 
 
 @pytest.mark.parametrize(
-    ("averages", "every", "says"),
+    ("averages", "every", "message"),
     [
         ([], 16, "at least one"),
         ([0.9, 0.9], 16, "Two averages are called 'ema-0.9'"),
@@ -167,6 +167,6 @@ def test_a_number_that_two_averages_have_is_not_guessed() -> None:
         ([0.9], True, "every must be .* got True"),
     ],
 )
-def test_bad_input_gets_a_clear_sentence(averages: object, every: object, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_invalid_arguments_are_clear_errors(averages: object, every: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         AverageSchedule(averages, every)

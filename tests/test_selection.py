@@ -19,7 +19,13 @@ from tests.support.models import BANK, BOTH, NAMES, Run, numbers
 from tests.support.oracle import assert_equal, states_equal
 
 
-def test_averages_that_are_equal_because_of_their_warm_up_are_named_once() -> None:
+@pytest.fixture(params=["memory", "disk"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Arguments that make a BestTracker keep its snapshots in memory or on disk."""
+    return {} if request.param == "memory" else {"folder": tmp_path / "snapshots"}
+
+
+def test_averages_that_warmup_keeps_equal_are_warned_about_once() -> None:
     model = nn.Linear(2, 1)
     bank = EMABank(model, {"fast": EMA(0.9), "slow": EMA(0.99), "slower": EMA(0.999)})
     tracker = BestTracker(bank, {"loss": "min"})
@@ -28,7 +34,7 @@ def test_averages_that_are_equal_because_of_their_warm_up_are_named_once() -> No
         bank.update()
     assert states_equal(bank.weights("slow"), bank.weights("slower"))
     losses = {name: {"loss": 0.5} for name in ("live", *bank.names)}
-    tracker.observe(1, {"live": losses["live"], "slow": losses["slow"]})  # one of them: a warning would be an error
+    tracker.observe(1, {"live": losses["live"], "slow": losses["slow"]})  # one of the two: no warning
     with pytest.warns(UserWarning, match="^slow, slower are equal so far"):
         tracker.observe(2, losses)
     tracker.observe(3, losses)
@@ -58,9 +64,9 @@ def test_wrong_arguments_are_named(arguments: Any) -> None:
         tracker.should_stop(0)
     with pytest.raises(ValueError, match="batchnorm must be .* got 'fresh'"):
         tracker.observe(1, {"live": numbers(1.0)}, batchnorm="fresh")  # pyright: ignore[reportArgumentType]
-    for ask in (tracker.best, tracker.weights, lambda name: tracker.should_stop(1, criterion=name)):
+    for method in (tracker.best, tracker.weights, lambda name: tracker.should_stop(1, criterion=name)):
         with pytest.raises(KeyError, match="there are accuracy, loss"):
-            ask("f1")
+            method("f1")
     with pytest.raises(KeyError, match=r"ema-0\.5, ema-0\.9"):
         tracker.best("loss", 0.7)
 
@@ -68,8 +74,8 @@ def test_wrong_arguments_are_named(arguments: Any) -> None:
 # Snapshots -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_snapshot_is_of_the_epoch_that_was_best(where: dict[str, Any]) -> None:
-    run = Run(**where)
+def test_the_snapshot_is_of_the_best_epoch(storage: dict[str, Any]) -> None:
+    run = Run(**storage)
     for epoch, accuracy in enumerate([0.1, 0.6, 0.4, 0.6, 0.2]):
         run.epoch(epoch, {"live": numbers(0.3), 0.9: numbers(accuracy, 1 - accuracy / 2)})
     assert run.tracker.best("accuracy") == Best("accuracy", "ema-0.9", 1, 0.6)
@@ -78,14 +84,14 @@ def test_the_snapshot_is_of_the_epoch_that_was_best(where: dict[str, Any]) -> No
     fresh.load_state_dict(run.tracker.weights("accuracy"))
 
 
-def test_trap43_what_is_handed_out_and_taken_in_is_a_copy(where: dict[str, Any]) -> None:
-    run = Run(**where)
+def test_trap43_weights_and_states_are_copied_in_and_out(storage: dict[str, Any]) -> None:
+    run = Run(**storage)
     run.epoch(1, {"live": numbers(0.9), 0.9: numbers(0.5)})
     state, other = run.tracker.state_dict(), BestTracker(run.bank, BOTH)
     other.load_state_dict(state)
     run.epoch(2, {"live": numbers(0.1), 0.9: numbers(0.5)})
-    for handed_out in (run.tracker.weights("accuracy"), state["weights"][0]["weights"]):
-        for tensor in handed_out.values():
+    for tensors in (run.tracker.weights("accuracy"), state["weights"][0]["weights"]):
+        for tensor in tensors.values():
             tensor.zero_()
     state["history"][0][3] = 9.0
     run.tracker.history.clear()
@@ -94,7 +100,7 @@ def test_trap43_what_is_handed_out_and_taken_in_is_a_copy(where: dict[str, Any])
         assert tracker.best("accuracy").value == 0.9
 
 
-def test_weights_are_taken_only_when_something_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_copied_only_when_a_value_improves(monkeypatch: pytest.MonkeyPatch) -> None:
     run, taken = Run(), []
     weights = run.bank.weights
     monkeypatch.setattr(run.bank, "weights", lambda name, **options: (taken.append(name), weights(name, **options))[1])
@@ -115,7 +121,7 @@ def test_criteria_that_agree_share_one_snapshot(tmp_path: Path, mode: Any, files
     assert_equal(run.tracker.weights("loss"), run.weights["ema-0.5", 2])
 
 
-def test_what_was_not_kept_is_explained() -> None:
+def test_missing_snapshots_are_explained() -> None:
     run = Run()
     run.epoch(1, {"live": numbers(0.5, 0.5), 0.9: numbers(0.9, 0.6), 0.5: numbers(0.8, 0.8)})
     assert_equal(run.tracker.weights("accuracy", 0.9), run.weights["ema-0.9", 1])
@@ -128,8 +134,8 @@ def test_what_was_not_kept_is_explained() -> None:
         nothing.weights("accuracy")
 
 
-def test_the_snapshot_has_the_statistics_that_were_observed(where: dict[str, Any]) -> None:
-    run = Run(snapshots="each", **where)
+def test_a_snapshot_has_the_statistics_it_was_evaluated_with(storage: dict[str, Any]) -> None:
+    run = Run(snapshots="each", **storage)
     run.bank.update()
     recalibrate_batchnorm(run.bank, [torch.randn(9, 3)], averages=[0.9])
     recomputed = run.bank.weights(0.9, batchnorm="recomputed")["1.running_mean"]
@@ -140,7 +146,7 @@ def test_the_snapshot_has_the_statistics_that_were_observed(where: dict[str, Any
     assert run.tracker.weights("accuracy", "live")["1.running_mean"].tolist() == [0.0] * 3
     assert run.tracker.weights("accuracy", 0.5)["1.running_mean"].tolist() == [0.0] * 3
     before = run.tracker.state_dict()
-    with pytest.raises(RuntimeError, match="recomputed"):  # of 0.5 there are none
+    with pytest.raises(RuntimeError, match="recomputed"):  # 0.5 has none
         run.tracker.observe(2, {0.9: numbers(0.6), 0.5: numbers(0.6)}, batchnorm="recomputed")
     assert states_equal(run.tracker.state_dict(), before)
 
@@ -173,7 +179,7 @@ def test_trap40_resumed_anywhere_equals_the_uninterrupted_tracker(
     torch.save([first.tracker.state_dict(), first.bank.state_dict(), first.model.state_dict()], buffer)
     buffer.seek(0)
     state, bank, model = torch.load(buffer, weights_only=True)  # trap 44
-    second = Run(snapshots=mode, **({"folder": tmp_path} if mode else {}))  # from memory to disk on the way
+    second = Run(snapshots=mode, **({"folder": tmp_path} if mode else {}))  # from memory to disk
     second.model.load_state_dict(model)
     second.bank.load_state_dict(bank)
     second.tracker.load_state_dict(state)
@@ -189,11 +195,11 @@ def test_trap40_resumed_anywhere_equals_the_uninterrupted_tracker(
         assert len(list(tmp_path.iterdir())) == len(second.tracker.state_dict()["weights"])
 
 
-def test_trap40_a_run_that_crashed_after_its_checkpoint_has_its_best(tmp_path: Path) -> None:
+def test_trap40_a_run_that_crashed_after_its_checkpoint_recovers_its_best_weights(tmp_path: Path) -> None:
     run = Run(folder=tmp_path)
     run.epoch(1, {0.9: numbers(0.5)})
     checkpoint = run.tracker.state_dict()
-    run.epoch(2, {0.9: numbers(0.9)})  # the file of epoch 1 is gone now, and here the machine stops
+    run.epoch(2, {0.9: numbers(0.9)})  # removes the file of epoch 1; then the machine crashes
     resumed = BestTracker(run.bank, BOTH, folder=tmp_path)
     resumed.load_state_dict(checkpoint)
     assert_equal(resumed.weights("accuracy"), run.weights["ema-0.9", 1])
@@ -203,8 +209,8 @@ def changed(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**copy.deepcopy(state), **changes}
 
 
-def test_trap41_a_state_that_does_not_fit_is_refused_unchanged(where: dict[str, Any]) -> None:
-    run = Run(**where)
+def test_trap41_an_invalid_state_is_refused_and_changes_nothing(storage: dict[str, Any]) -> None:
+    run = Run(**storage)
     run.epoch(1, {0.9: numbers(0.5)})
     good = run.tracker.state_dict()
     row = good["history"][0]
@@ -264,7 +270,7 @@ def test_evaluate_observes_numbers_and_the_means_of_per_sample_values(batchnorm:
     assert run.tracker.advice("loss").error is not None
 
 
-def test_evaluate_with_numbers_alone_and_what_it_refuses() -> None:
+def test_evaluate_accepts_plain_numbers_and_refuses_invalid_results() -> None:
     run = Run()
     run.tracker.evaluate(1, lambda model: numbers(0.5), complete=False)
     assert not any(row.complete for row in run.tracker.history)
@@ -279,12 +285,12 @@ def test_evaluate_with_numbers_alone_and_what_it_refuses() -> None:
     assert states_equal(run.tracker.state_dict(), before)
 
 
-# What is best --------------------------------------------------------------------------------------------------------
+# Selection -----------------------------------------------------------------------------------------------------------
 
 VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.2, math.nan, math.inf, -math.inf])
 CALLS = st.lists(
     st.tuples(
-        st.integers(0, 1),  # how far the epoch moves on
+        st.integers(0, 1),  # increment of the epoch
         st.booleans(),
         st.permutations(NAMES).flatmap(lambda names: st.integers(1, 3).map(lambda n: names[:n])),
         st.lists(st.tuples(VALUES, VALUES, VALUES), min_size=3, max_size=3),
@@ -293,8 +299,8 @@ CALLS = st.lists(
 )
 
 
-def observed(calls: Iterable[Any], extra: str = "other") -> tuple[BestTracker, list[tuple[int, str, dict[str, float]]]]:
-    """A tracker after these calls, and the complete observations that it took, in order."""
+def track(calls: Iterable[Any], extra: str = "other") -> tuple[BestTracker, list[tuple[int, str, dict[str, float]]]]:
+    """A tracker after these calls, and its complete observations in order."""
     tracker = BestTracker(BANK, BOTH, snapshots=None)
     complete: list[tuple[int, str, dict[str, float]]] = []
     epoch = 0
@@ -322,7 +328,7 @@ def brute_force(complete: list[Any], criterion: str, names: Iterable[str]) -> Be
 @settings(deadline=None, max_examples=200)
 @given(CALLS)
 def test_trap48_trap49_trap50_trap51_best_equals_a_brute_force_search(calls: list[Any]) -> None:
-    tracker, complete = observed(calls)
+    tracker, complete = track(calls)
     for criterion in BOTH:
         for chosen in (None, *NAMES, 0.9, BANK.names, ["live", 0.5]):
             names = NAMES if chosen is None else chosen if isinstance(chosen, list | tuple) else [chosen]
@@ -337,7 +343,7 @@ def test_trap48_trap49_trap50_trap51_best_equals_a_brute_force_search(calls: lis
 @settings(deadline=None, max_examples=100)
 @given(CALLS, st.integers(1, 4))
 def test_should_stop_equals_a_brute_force_search(calls: list[Any], patience: int) -> None:
-    tracker, complete = observed(calls)
+    tracker, complete = track(calls)
     epochs = [epoch for epoch, _, _ in complete]
     since = {}
     for criterion in BOTH:
@@ -349,11 +355,10 @@ def test_should_stop_equals_a_brute_force_search(calls: list[Any], patience: int
 
 @settings(deadline=None, max_examples=50)
 @given(CALLS, st.lists(VALUES, min_size=3, max_size=3))
-def test_trap52_no_other_metric_can_change_the_selection(calls: list[Any], others: list[float]) -> None:
-    # Were a test accuracy observed along with the rest, it could be looked up but never chosen by.
-    tracker, complete = observed(calls, extra="test accuracy")
-    changed = [(*call[:3], [(a, b, c) for (a, b, _), c in zip(call[3], others, strict=True)]) for call in calls]
-    other, _ = observed(changed, extra="test accuracy")
+def test_trap52_no_other_metric_can_change_the_selection(calls: list[Any], extras: list[float]) -> None:
+    tracker, complete = track(calls, extra="test accuracy")
+    changed = [(*call[:3], [(a, b, c) for (a, b, _), c in zip(call[3], extras, strict=True)]) for call in calls]
+    other, _ = track(changed, extra="test accuracy")
     for criterion in BOTH:
         if brute_force(complete, criterion, NAMES):
             assert other.best(criterion) == tracker.best(criterion)
@@ -376,7 +381,7 @@ def test_trap50_accuracy_and_loss_are_kept_apart_per_average_and_over_all() -> N
             assert_equal(run.tracker.weights(criterion, name), run.weights[name, best(criterion, name).epoch])
 
 
-# What is taken in ----------------------------------------------------------------------------------------------------
+# Observations --------------------------------------------------------------------------------------------------------
 
 
 def test_values_may_be_tensors_and_further_metrics_are_kept() -> None:
@@ -404,22 +409,22 @@ def test_values_may_be_tensors_and_further_metrics_are_kept() -> None:
     ],
 )
 def test_a_wrong_observation_is_refused_and_changes_nothing(
-    where: dict[str, Any], epoch: Any, metrics: Any, error: type[Exception], message: str
+    storage: dict[str, Any], epoch: Any, metrics: Any, error: type[Exception], message: str
 ) -> None:
-    run = Run(**where)
+    run = Run(**storage)
     run.epoch(4, {0.5: numbers(0.5)})
     before = run.tracker.state_dict()
     with pytest.raises(error, match=message):
         run.tracker.observe(epoch, metrics)
     assert states_equal(run.tracker.state_dict(), before)
-    run.epoch(4, {"live": numbers(0.7)})  # the same epoch goes on
+    run.epoch(4, {"live": numbers(0.7)})  # the same epoch may continue
     assert run.tracker.best("accuracy").average == "live"
 
 
 # Snapshots on disk ----------------------------------------------------------------------------------------------------
 
 
-def test_files_are_one_each_and_the_old_one_goes(tmp_path: Path) -> None:
+def test_each_snapshot_is_one_file_and_outdated_files_are_removed(tmp_path: Path) -> None:
     run = Run(folder=tmp_path)
     run.epoch(1, {"live": numbers(0.5, 0.5)})
     run.epoch(2, {"live": numbers(0.6, 0.6), 0.9: numbers(0.6, 0.6)})
@@ -428,7 +433,7 @@ def test_files_are_one_each_and_the_old_one_goes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["ema-0.9-epoch-3.pt"]
 
 
-def test_any_name_of_an_average_makes_a_file(tmp_path: Path) -> None:
+def test_any_average_name_gets_its_own_file(tmp_path: Path) -> None:
     names = ["a/b", "A/b", "../up", "slow", "Slow", "über", "x" * 300, "x" * 301]
     bank = EMABank(nn.Linear(2, 1), {name: 0.9 - 0.1 * i for i, name in enumerate(names)})
     tracker = BestTracker(bank, {"loss": "min"}, snapshots="each", folder=tmp_path / "in")
@@ -476,15 +481,9 @@ def test_a_full_disk_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert states_equal(run.tracker.state_dict(), before)
 
 
-def test_only_some_averages_are_evaluated_where_only_these_are_asked_for() -> None:
+def test_evaluate_runs_only_the_requested_averages() -> None:
     bank = EMABank(nn.Linear(2, 1), [0.9, 0.99])
-    tracker = BestTracker(bank, {"accuracy": "max"})
-    calls: list[int] = []
-
-    def validate(model: nn.Module) -> dict[str, float]:
-        calls.append(len(calls))
-        return {"accuracy": 0.5 + 0.1 * len(calls)}
-
-    metrics = tracker.evaluate(1, validate, averages=["live", 0.99])
-    assert list(metrics) == ["live", "ema-0.99"] and len(calls) == 2
+    tracker, accuracies = BestTracker(bank, {"accuracy": "max"}), iter([0.6, 0.7])
+    metrics = tracker.evaluate(1, lambda model: {"accuracy": next(accuracies)}, averages=["live", 0.99])
+    assert list(metrics) == ["live", "ema-0.99"]
     assert tracker.best("accuracy").average == "ema-0.99"

@@ -14,7 +14,7 @@ WEIGHTS = [0.032, 0.016, 0.5, 1.0, 0.0]
 
 
 def tensors() -> list[Tensor]:
-    """Around every border: empty, one, a block, a page, large with and without an end, other orders and dtypes."""
+    """Sizes around every limit: empty, one, a block, a page, large; and unusual strides and dtypes."""
     torch.manual_seed(0)
     plain = [torch.randn(n) for n in (0, 1, 5, 1023, 1024, 1025, 10_240, 32_767, 32_768, 32_769, 70_000, 300_000)]
     return [
@@ -35,12 +35,10 @@ def tensors() -> list[Tensor]:
     ]
 
 
-def moved(lives: list[Tensor]) -> list[Tensor]:
-    """The next values, written into the live tensors."""
+def move(lives: list[Tensor]) -> None:
     for live in lives:
         if not live.stride().count(0) or live.dim() == 0:
             live.mul_(0.7).add_(0.1)
-    return lives
 
 
 def wide(live: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -54,7 +52,7 @@ def test_the_fused_pass_equals_one_lerp_per_tensor(dtype: torch.dtype, count: in
     storage = AverageStorage(lives, count, dtype=dtype, device=None)
     expected = [[wide(live, dtype) for live in lives] for _ in range(count)]
     for _ in range(4):
-        moved(lives)
+        move(lives)
         assert storage.nonfinite() == []
         storage.lerp_(WEIGHTS[:count])
         for k in range(count):
@@ -81,13 +79,13 @@ def test_trap01_half_precision_weights_are_averaged_in_float32() -> None:
         torch.testing.assert_close(average, torch.full((2000,), 1.0 + (float(live[0]) - 1.0) * (1 - 0.998**2000)))
 
 
-def test_trap02_weight_1_copies_weight_0_keeps_and_equals_stay() -> None:
+def test_trap02_weight_1_copies_weight_0_keeps_and_equal_values_stay() -> None:
     lives = tensors()
     storage = AverageStorage(lives, 3, dtype=torch.float32, device=None)
     before = storage.read(1)
     storage.lerp_([0.3, 0.3, 0.3])
     assert all(torch.equal(a, b) for a, b in zip(storage.read(0), before, strict=True))  # equal input, equal output
-    moved(lives)
+    move(lives)
     storage.lerp_([1.0, 0.0, 0.3])
     assert all(torch.equal(a, wide(b)) for a, b in zip(storage.read(0), lives, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(storage.read(1), before, strict=True))
@@ -95,7 +93,7 @@ def test_trap02_weight_1_copies_weight_0_keeps_and_equals_stay() -> None:
 
 @pytest.mark.parametrize("size", [3, 5000, 1_000_000])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_trap49_the_check_names_every_bad_tensor(size: int, value: float) -> None:
+def test_trap49_the_check_finds_every_nonfinite_tensor(size: int, value: float) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float8_e5m2, torch.complex64):
         live = torch.ones(size).to(dtype)
         storage = AverageStorage([torch.ones(4), torch.ones(0), live], 1, dtype=torch.float32, device=None)
@@ -106,17 +104,17 @@ def test_trap49_the_check_names_every_bad_tensor(size: int, value: float) -> Non
         assert not storage.start_check()[0]
 
 
-def test_a_large_finite_weight_is_not_taken_for_bad() -> None:
+def test_a_large_finite_weight_passes_the_check() -> None:
     live = torch.full((40_000,), torch.finfo(torch.float32).max)
     storage = AverageStorage([live, live[:7]], 1, dtype=torch.float32, device=None)
     assert storage.nonfinite() == storage.start_check()[1]() == []
 
 
-def test_an_update_with_a_false_flag_moves_nothing() -> None:
-    """On an accelerator nobody has seen the flag yet when the averages are updated."""
+def test_an_update_with_a_false_flag_changes_nothing() -> None:
+    """On an accelerator the host has not read the flag when it updates the averages."""
     lives = tensors()
     storage = AverageStorage(lives, 5, dtype=torch.float32, device=None)
-    moved(lives)
+    move(lives)
     storage.lerp_(WEIGHTS, torch.tensor(True))
     before = [storage.read(k) for k in range(5)]
     for live in lives:
@@ -139,7 +137,7 @@ class _Calls(TorchDispatchMode):
 
 
 def test_trap64_many_small_tensors_make_few_parallel_regions() -> None:
-    """A thousand small tensors are moved by as many operations as there are pages, not by thousands."""
+    """Operations per page, not per tensor."""
     lives = [torch.randn(1000) for _ in range(1000)]
     storage = AverageStorage(lives, 5, dtype=torch.float32, device=None)
     pages = -(-1000 * 1000 // (SCRATCH - 1000))
@@ -171,12 +169,12 @@ def test_a_pickled_storage_holds_every_average_once() -> None:
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_another_device_is_read_through_two_buffers(count: int) -> None:
-    """There is no accelerator here; "cpu:0" is another device than "cpu" to the storage, though not to torch."""
+    """Without an accelerator: "cpu:0" is another device than "cpu" to the storage, though not to torch."""
     lives = [torch.randn(2_000_000).bfloat16(), *tensors()]
     plain = AverageStorage(lives, count, dtype=torch.float32, device=None)
     fetched = AverageStorage(lives, count, dtype=torch.float32, device=torch.device("cpu:0"))
     for _ in range(3):
-        moved(lives)
+        move(lives)
         for storage in (plain, fetched):
             assert storage.nonfinite() == []
             storage.lerp_(WEIGHTS[:count])

@@ -106,7 +106,7 @@ def test_a_constant_infinite_mask_is_kept(tmp_path: Path):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_nonfinite_values_are_refused_by_checkpoint_and_tensor(tmp_path: Path, bad: float, which: int):
+def test_nonfinite_values_are_refused(tmp_path: Path, bad: float, which: int):
     states = [state(seed) for seed in range(3)]
     states[which]["conv.weight"][1, 2, 0, 1] = bad
     paths = write_all(tmp_path, ".pt", states)
@@ -146,7 +146,7 @@ def test_integer_tensors_that_differ_are_listed(tmp_path: Path):
     ],
 )
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_checkpoints_that_do_not_match_are_refused_by_tensor(tmp_path: Path, suffix: str, change, message: str):
+def test_checkpoints_that_do_not_match_are_refused(tmp_path: Path, suffix: str, change, message: str):
     first = {name: tensor for name, tensor in (state(1) | change).items() if tensor is not None}
     paths = write_all(tmp_path, suffix, [first, state(2)])
     for call in (lambda: average_checkpoints(paths, tmp_path / f"average{suffix}"), lambda: plan_average(paths)):
@@ -156,7 +156,7 @@ def test_checkpoints_that_do_not_match_are_refused_by_tensor(tmp_path: Path, suf
     assert everything_in(tmp_path) == [path.name for path in paths]
 
 
-def test_formats_can_be_mixed_and_the_last_one_decides(tmp_path: Path):
+def test_formats_can_be_mixed_and_the_last_sets_the_output_format(tmp_path: Path):
     states = [state(1), state(2)]
     paths = [write(tmp_path / "1.pt", states[0]), write(tmp_path / "2.safetensors", states[1])]
     average_checkpoints(paths, tmp_path / "average.safetensors")
@@ -174,47 +174,42 @@ from pathlib import Path
 import torch
 from emabank.averaging import average_checkpoints
 
-def held():  # pages of mapped files (RssFile) are the system's to drop
+def memory():  # without pages of mapped files (RssFile), which the system may drop
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * int(fields["RssAnon"].split()[0])
 
 folder, suffix = Path(sys.argv[1]), sys.argv[2]
 average_checkpoints([folder / f"small-{step}{suffix}" for step in (1, 2)], folder / f"small{suffix}")  # warm up
-peak = before = held()
+peak = before = memory()
 
 def progress(done, total):
     global peak
-    peak = max(peak, held())
+    peak = max(peak, memory())
 
 paths = [folder / f"large-{step}{suffix}" for step in (1, 2, 3)]
 average_checkpoints(paths, folder / f"large{suffix}", progress=progress)
-print(max(peak, held()) - before)
+print(max(peak, memory()) - before)
 """
-
-
-def peak_memory(folder: Path, suffix: str) -> int:
-    """Peak memory of another process, in bytes, while it averages three checkpoints with two large tensors each."""
-    for step in (1, 2, 3):
-        write(folder / f"small-{step}{suffix}", {"weight": torch.full((300_000,), step, dtype=torch.bfloat16)})
-        large = torch.full((TENSOR // 2 // 1024, 1024), step, dtype=torch.bfloat16)
-        write(folder / f"large-{step}{suffix}", {"first": large, "second": large.view(-1) + 1})
-    command = [sys.executable, "-c", MEASURE, str(folder), suffix]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 0, process.stderr
-    return int(process.stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_memory_stays_below_one_tensor(tmp_path: Path, suffix: str):
-    assert peak_memory(tmp_path, suffix) < TENSOR
+    for step in (1, 2, 3):
+        write(tmp_path / f"small-{step}{suffix}", {"weight": torch.full((300_000,), step, dtype=torch.bfloat16)})
+        large = torch.full((TENSOR // 2 // 1024, 1024), step, dtype=torch.bfloat16)
+        write(tmp_path / f"large-{step}{suffix}", {"first": large, "second": large.view(-1) + 1})
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), suffix]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert int(process.stdout) < TENSOR
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 40), st.floats(0, 0.999))
-def test_an_ema_is_its_recursion_from_zero_with_the_bias_correction_of_adam(count: int, decay: float):
+def test_ema_weights_equal_the_recursion_from_zero_with_adams_bias_correction(count: int, decay: float):
     values = [float((7 * step) % 11) for step in range(count)]
     average = 0.0
     for value in values:
@@ -226,7 +221,7 @@ def test_an_ema_is_its_recursion_from_zero_with_the_bias_correction_of_adam(coun
     assert math.fsum(weights) == pytest.approx(1, abs=1e-12)
 
 
-def test_other_weights():
+def test_uniform_last_and_normalized_weights():
     assert uniform_weights(2) == [0.5, 0.5]
     assert last_weights(5, 2) == [0, 0, 0, 0.5, 0.5] and last_weights(3, 3) == uniform_weights(3)
     assert normalized_weights(3, [0, 2, 6]) == [0, 0.25, 0.75]
@@ -248,13 +243,13 @@ def test_other_weights():
         (lambda: uniform_weights(0), "^count .* got 0"),
     ],
 )
-def test_wrong_arguments_of_weights(call: Callable[[], object], message: str):
+def test_wrong_arguments_of_weight_functions_are_refused(call: Callable[[], object], message: str):
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.parametrize("weights", [[1.0], [0.5, 0.6], [1.5, -0.5], [math.nan, 1]])
-def test_weights_that_make_no_average(tmp_path: Path, weights: list[float]):
+def test_invalid_weights_are_refused(tmp_path: Path, weights: list[float]):
     paths = write_all(tmp_path, ".pt", [state(1), state(2)])
     with pytest.raises(ValueError, match="^weights must .* got"):
         average_checkpoints(paths, tmp_path / "average.pt", weights)
@@ -275,18 +270,18 @@ def names_of(*paths: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("files", "listed", "left_out"),
+    ("files", "found", "skipped"),
     [
         ("step-1000.pt step-200.pt optimizer.pt notes.txt .hidden-1.pt", ["step-200.pt", "step-1000.pt"], []),
         ("epoch=9-step=90.ckpt epoch=10.ckpt last.ckpt", ["epoch=9-step=90.ckpt", "epoch=10.ckpt"], ["last.ckpt"]),
-        ("b.pt a.pt c1.pt", ["a.pt", "b.pt", "c1.pt"], []),  # one number says nothing about the order
+        ("b.pt a.pt c1.pt", ["a.pt", "b.pt", "c1.pt"], []),  # a single number gives no order
     ],
 )
-def test_files_are_sorted_by_number_and_those_without_one_left_out(tmp_path: Path, files: str, listed, left_out):
+def test_files_are_sorted_by_number_and_files_without_one_are_skipped(tmp_path: Path, files: str, found, skipped):
     result = find_checkpoints([touch(tmp_path, *files.split())])
-    assert [path.name for path in result.checkpoints] == listed
-    assert [path.name for path in result.left_out] == left_out
-    assert names_of(*(tmp_path / name for name in listed[::-1])) == listed[::-1]  # as they were asked for
+    assert [path.name for path in result.checkpoints] == found
+    assert [path.name for path in result.skipped] == skipped
+    assert names_of(*(tmp_path / name for name in found[::-1])) == found[::-1]  # files keep the order of the arguments
 
 
 @pytest.mark.parametrize(
@@ -307,7 +302,7 @@ def test_an_ambiguous_folder_and_a_repeated_path_are_refused(tmp_path: Path):
         find_checkpoints([tmp_path / "model.safetensors", tmp_path / "." / "model.safetensors"])
 
 
-def test_a_folder_without_checkpoints_and_a_missing_path(tmp_path: Path):
+def test_a_folder_without_checkpoints_and_a_missing_path_are_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=tmp_path.name):
         find_checkpoints([tmp_path])
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -315,12 +310,12 @@ def test_a_folder_without_checkpoints_and_a_missing_path(tmp_path: Path):
 
 
 @given(st.lists(st.integers(0, 10**9), unique=True))
-def test_paths_are_sorted_by_the_value_of_numbers_also_of_folders(numbers: list[int]):
+def test_paths_are_sorted_by_the_numbers_in_file_and_folder_names(numbers: list[int]):
     for name in ("step-{}.pt", "runs/checkpoint-{}/model.safetensors"):
         paths = [Path(name.format(number)) for number in numbers]
         assert sort_checkpoints(paths) == [Path(name.format(number)) for number in sorted(numbers)]
 
 
-def test_any_names_have_an_order():
+def test_the_order_of_any_names_is_deterministic():
     paths = [Path(name) for name in ("²", "٣", "1a", "a", "a1", "a1b2", "", "01", "1")]
     assert sort_checkpoints(paths) == sort_checkpoints(reversed(paths))

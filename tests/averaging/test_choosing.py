@@ -1,4 +1,4 @@
-"""Which checkpoints are merged with which weights: like a decay, the best by a metric, a greedy soup."""
+"""Checkpoints and weights of a merge: like a decay, the best by a metric, a greedy soup."""
 
 import argparse
 import math
@@ -15,9 +15,9 @@ from tests.support.files import assert_average, everything_in, mean, read, state
 
 
 @pytest.mark.parametrize("shape", DECAY_SHAPES)
-def test_a_merge_is_the_end_of_a_decay_with_the_same_gradients(shape) -> None:
+def test_a_merge_equals_the_end_of_a_decay_with_the_same_gradients(shape) -> None:
     steps, updates = [30, 35, 36, 50, 70], torch.randn(70, generator=torch.Generator().manual_seed(0)).double()
-    for earlier, later in pairwise(steps):  # known between two checkpoints by their mean only
+    for earlier, later in pairwise(steps):  # checkpoints only show the mean update between them
         updates[earlier:later] = updates[earlier:later].mean()
     positions = updates.cumsum(0)
     branch = positions[29]
@@ -29,7 +29,7 @@ def test_a_merge_is_the_end_of_a_decay_with_the_same_gradients(shape) -> None:
     assert float(merged) == pytest.approx(float(branch), rel=1e-12)
 
 
-def test_weights_of_merges() -> None:
+def test_merge_weights_and_their_controls() -> None:
     linear = decay_merge_weights(range(0, 101, 10), "linear")
     assert linear[1:-1] == pytest.approx([0.1] * 9) and linear[0] == pytest.approx(0.045)
     for shape in DECAY_SHAPES:
@@ -59,7 +59,7 @@ def test_steps_are_read_from_names(name: str, step: int) -> None:
     assert checkpoint_step(Path("runs-7") / name) == step
 
 
-def test_steps_that_are_missing_or_repeated() -> None:
+def test_missing_and_repeated_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="last.ckpt must have its step"):
         recent_checkpoints([Path("step-1.pt"), Path("last.ckpt")])
     with pytest.raises(ValueError, match="different steps"):
@@ -70,7 +70,7 @@ def test_steps_that_are_missing_or_repeated() -> None:
 
 
 def write_timm(folder: Path, epoch: int, metric: float) -> Path:
-    """What timm's CheckpointSaver writes."""
+    """A checkpoint of timm's CheckpointSaver."""
     content = {
         "epoch": epoch,
         "arch": "resnet8",
@@ -86,7 +86,7 @@ def write_timm(folder: Path, epoch: int, metric: float) -> Path:
     return path
 
 
-def test_checkpoints_of_timm_and_the_best_of_them(tmp_path: Path) -> None:
+def test_the_best_timm_checkpoints_are_chosen_and_averaged(tmp_path: Path) -> None:
     paths = [write_timm(tmp_path, epoch, metric) for epoch, metric in enumerate((70.5, 71.5, math.nan, 71.0))]
     assert best_checkpoints(paths, 2, "metric") == [paths[1], paths[3]]
     assert best_checkpoints(paths, 1, "metric", lowest=True) == [paths[0]]
@@ -101,7 +101,7 @@ def test_checkpoints_of_timm_and_the_best_of_them(tmp_path: Path) -> None:
     assert_average(average["state_dict_ema"], mean([state(100), state(101)]))
 
 
-def test_a_metric_in_the_name(tmp_path: Path) -> None:
+def test_a_metric_is_read_from_the_file_name(tmp_path: Path) -> None:
     names = ["epoch=1-val_loss=0.50.pt", "epoch=2-val_loss=0.25.pt", "epoch=3-val_loss=1.5.pt"]
     paths = [write_all(tmp_path / "written", ".pt", [state(1)])[0].rename(tmp_path / name) for name in names]
     assert best_checkpoints(paths, 2, "val_loss", lowest=True) == paths[:2]
@@ -115,7 +115,7 @@ def test_a_metric_in_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_greedy_soup_adds_what_improves_it(tmp_path: Path, suffix: str) -> None:
+def test_a_greedy_soup_adds_checkpoints_that_improve_it(tmp_path: Path, suffix: str) -> None:
     values = [3.0, -1.0, 9.0, 0.5]
     paths = write_all(tmp_path, suffix, [{"weight": torch.tensor([value])} for value in values])
     added: dict[str, bool] = {}
@@ -132,7 +132,7 @@ def test_a_greedy_soup_adds_what_improves_it(tmp_path: Path, suffix: str) -> Non
     assert len(everything_in(tmp_path)) == 5
 
 
-def test_a_greedy_soup_leaves_nothing_if_the_score_fails(tmp_path: Path) -> None:
+def test_a_greedy_soup_writes_no_files_if_the_score_fails(tmp_path: Path) -> None:
     paths = write_all(tmp_path, ".pt", [state(1), state(2)])
 
     def score(path: Path) -> float:

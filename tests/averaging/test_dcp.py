@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint that two processes wrote, averaged on one."""
+"""Folders of torch.distributed.checkpoint, written by two processes and averaged by one."""
 
 import pickle
 import subprocess
@@ -14,20 +14,21 @@ from emabank.averaging import average_checkpoints, find_checkpoints, plan_averag
 from tests.averaging.test_average import MEASURE, TENSOR
 from tests.on_ranks import dcp_folders
 from tests.support.files import assert_average, everything_in, mean
-from tests.support.ranks import FSDP, together
+from tests.support.ranks import FSDP, run_on_ranks
 
 pytestmark = FSDP
+Training = tuple[Path, list[dict[str, torch.Tensor]]]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, torch.Tensor]]]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Training:
     folder = tmp_path_factory.mktemp("dcp")
     (folder / "store").mkdir()
-    weights = together(dcp_folders.write_training, folder / "run", (2, 4, 10), folder=folder / "store")[0]
+    weights = run_on_ranks(dcp_folders.write_training, folder / "run", (2, 4, 10), folder=folder / "store")[0]
     return folder / "run", list(weights.values())
 
 
-def test_a_sharded_training(trained: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path) -> None:
+def test_checkpoints_of_a_sharded_training_are_averaged(trained: Training, tmp_path: Path) -> None:
     run, states = trained
     paths = find_checkpoints([run]).checkpoints
     assert [path.name for path in paths] == ["step-2", "step-4", "step-10"]
@@ -36,20 +37,20 @@ def test_a_sharded_training(trained: tuple[Path, list[dict[str, torch.Tensor]]],
     assert everything_in(tmp_path) == ["average", "average/.metadata", "average/__0_0.distcp"]
     expected = mean(states, [0.5, 0.3, 0.2])
     (tmp_path / "store").mkdir()
-    for loaded in together(dcp_folders.load_sharded, tmp_path / "average", folder=tmp_path / "store"):
+    for loaded in run_on_ranks(dcp_folders.load_sharded, tmp_path / "average", folder=tmp_path / "store"):
         assert_average(loaded, expected)
     average_checkpoints(paths, tmp_path / "average.safetensors", [0.5, 0.3, 0.2])
     assert_average(load_file(tmp_path / "average.safetensors"), expected)
     assert_average(load_file(tmp_path / "average.safetensors"), loaded)
-    plan_average([tmp_path / "average", paths[0]])  # what is written can be read
+    plan_average([tmp_path / "average", paths[0]])  # the average can be read again
     with pytest.raises(ValueError, match="^key must be one of 'model' in .*step-2; got 'ema'"):
         plan_average(paths, key="ema")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of dcp.load, in a process without a group
-def test_shards_by_columns_and_no_key(tmp_path: Path) -> None:
+def test_shards_by_columns_without_a_key_are_averaged(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    together(dcp_folders.write_columns, tmp_path / "run", folder=tmp_path / "store")
+    run_on_ranks(dcp_folders.write_columns, tmp_path / "run", folder=tmp_path / "store")
     plan = average_checkpoints(find_checkpoints([tmp_path / "run"]).checkpoints, tmp_path / "average")
     assert plan.key is None and plan.averaged == ("columns", "rows")
     state = {name: torch.zeros(5, 7) for name in plan.averaged}
@@ -62,7 +63,7 @@ def test_shards_by_columns_and_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize("out", ["large", "large.safetensors"])
 def test_memory_stays_below_one_tensor(tmp_path: Path, out: str) -> None:
     (tmp_path / "store").mkdir()
-    together(dcp_folders.write_large, tmp_path, TENSOR // 2 // 1024, folder=tmp_path / "store")
+    run_on_ranks(dcp_folders.write_large, tmp_path, TENSOR // 2 // 1024, folder=tmp_path / "store")
     code = MEASURE.replace("small-{step}{suffix}", "large-{step}").replace("large-{step}{suffix}", "large-{step}")
     code = code.replace("small{suffix}", "warmed").replace("large{suffix}", out)
     process = subprocess.run([sys.executable, "-c", code, str(tmp_path), ""], capture_output=True, text=True)
@@ -72,8 +73,8 @@ def test_memory_stays_below_one_tensor(tmp_path: Path, out: str) -> None:
     assert int(process.stdout) < plan.memory < TENSOR
 
 
-def test_a_flipped_bit_is_detected(trained: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path) -> None:
-    paths = _copies(trained[0], tmp_path)
+def test_a_flipped_bit_is_detected(trained: Training, tmp_path: Path) -> None:
+    paths = _copy_run(trained[0], tmp_path)
     file = paths[0] / "__1_0.distcp"
     content = bytearray(file.read_bytes())
     values = trained[1][0]["middle.0.weight"][-3:].contiguous().numpy().tobytes()
@@ -84,10 +85,8 @@ def test_a_flipped_bit_is_detected(trained: tuple[Path, list[dict[str, torch.Ten
     assert not (tmp_path / "average").exists()
 
 
-def test_nothing_is_executed_and_damage_is_named(
-    trained: tuple[Path, list[dict[str, torch.Tensor]]], tmp_path: Path
-) -> None:
-    paths = _copies(trained[0], tmp_path)
+def test_code_is_not_executed_and_damaged_files_are_refused(trained: Training, tmp_path: Path) -> None:
+    paths = _copy_run(trained[0], tmp_path)
     (paths[0] / ".metadata").write_bytes(pickle.dumps(_Evil()))
     with pytest.raises(ValueError, match="step-2 .*print"):
         plan_average(paths)
@@ -107,7 +106,7 @@ class _Evil:
         return print, ("executed",)
 
 
-def _copies(run: Path, folder: Path) -> list[Path]:
+def _copy_run(run: Path, folder: Path) -> list[Path]:
     for source in run.iterdir():
         (folder / source.name).mkdir()
         for file in source.iterdir():

@@ -1,4 +1,4 @@
-"""Files of safetensors and torch, shards and folders: what is read and kept, and that damage and code are refused."""
+"""Files of safetensors and torch, shards and folders: their contents are kept, damage and code are refused."""
 
 import argparse
 import json
@@ -59,7 +59,7 @@ def entry(dtype: str, shape: list[int], begin: int, end: int) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def test_safetensors_agrees_with_the_package_in_every_dtype(tmp_path: Path):
+def test_safetensors_files_of_every_dtype_agree_with_the_package(tmp_path: Path):
     tensors = {str(dtype): torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype) for dtype in DTYPES}
     tensors |= {"größe": torch.ones(3), 'a / "quoted" name': torch.ones(()), "empty": torch.zeros(0, 2)}
     metadata = {"format": "pt", "note": "größe\n"}
@@ -71,7 +71,7 @@ def test_safetensors_agrees_with_the_package_in_every_dtype(tmp_path: Path):
         assert file.metadata() == metadata
 
 
-def test_safetensors_without_the_package(tmp_path: Path):
+def test_safetensors_files_are_averaged_without_the_package(tmp_path: Path):
     for step in (1, 2):
         write(tmp_path / f"{step}.safetensors", {"weight": torch.full((2,), float(step))})
     process = run(
@@ -103,7 +103,7 @@ def test_safetensors_without_the_package(tmp_path: Path):
         ({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 8, 12)}, b"12345678"),
         ({"a": entry("F32", [1], 4, 8), "b": entry("F32", [1], 4, 8)}, b"12345678"),
         ({"__metadata__": [1], "a": entry("F32", [1], 0, 4)}, b"1234"),
-        (None, b"{}"),  # with a size of the header that is larger than the file
+        (None, b"{}"),  # a header larger than the file
     ],
 )
 def test_a_wrong_safetensors_header_is_refused(tmp_path: Path, header: Any, data: bytes):
@@ -115,7 +115,7 @@ def test_a_wrong_safetensors_header_is_refused(tmp_path: Path, header: Any, data
     assert everything_in(tmp_path) == ["1.safetensors"]
 
 
-def test_an_unknown_dtype_is_refused_by_tensor(tmp_path: Path):
+def test_an_unknown_dtype_is_refused(tmp_path: Path):
     path = write_raw(tmp_path / "1.safetensors", {"a": entry("F4", [2], 0, 1)}, b"1")
     with pytest.raises(ValueError, match="'a' is F4"):
         plan_average([path, path])
@@ -230,7 +230,7 @@ def test_module_versions_extra_state_and_parameters_are_kept(tmp_path: Path):
     assert list(average) == list(torch.load(paths[-1], weights_only=True))
 
 
-def test_views_and_any_memory_layout(tmp_path: Path):
+def test_views_and_memory_layouts_are_averaged_by_value(tmp_path: Path):
     states = []
     for seed in (1, 2):
         generator = torch.Generator().manual_seed(seed)
@@ -296,7 +296,7 @@ def test_a_file_that_cannot_be_read_in_parts_is_loaded_completely_and_listed(tmp
     assert_average(read(tmp_path / "average.pt"), mean(states))
 
 
-def test_what_expands_to_many_times_the_size_of_its_file_is_refused(tmp_path: Path):
+def test_files_that_expand_to_many_times_their_size_are_refused(tmp_path: Path):
     archive = compress(save(tmp_path / "1.pt", {"state_dict": state(1), "optimizer": torch.zeros(20_000_000)}))
     assert archive.stat().st_size < 2**20
     with pytest.raises(ValueError, match=r"1\.pt .*many times its size"):
@@ -305,7 +305,7 @@ def test_what_expands_to_many_times_the_size_of_its_file_is_refused(tmp_path: Pa
         plan_average([save(tmp_path / "2.pt", {"weight": torch.zeros(1).expand(20_000_000)})])
 
 
-def test_exported_averages_and_snapshots_of_emabank(tmp_path: Path):
+def test_exported_averages_and_snapshots_of_emabank_are_averaged(tmp_path: Path):
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     bank = EMABank(model, [0.5], every=1)
@@ -343,7 +343,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool):
+def test_code_in_a_file_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool):
     monkeypatch.setenv("EVIL", str(tmp_path / "executed"))
     contents = [
         {"weight": torch.ones(2), "evil": Evil()},
@@ -357,11 +357,11 @@ def test_nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zi
     with pytest.raises(ValueError, match=r"2\.pt "):
         plan_average([tmp_path / "2.pt"])
     assert everything_in(tmp_path) == ["1.pt", "2.pt"]
-    torch.load(tmp_path / "1.pt", weights_only=False)  # the file would do it
+    torch.load(tmp_path / "1.pt", weights_only=False)  # without protection the code runs
     assert (tmp_path / "executed").is_dir()
 
 
-def test_of_other_classes_command_line_arguments_alone_are_kept(tmp_path: Path):
+def test_argparse_namespaces_are_kept_and_other_classes_are_refused(tmp_path: Path):
     unsafe = save(tmp_path / "1.ckpt", {"state_dict": state(1), "hyper_parameters": types.SimpleNamespace(lr=0.1)})
     with pytest.raises(ValueError, match=r"1\.ckpt .*types\.SimpleNamespace"):
         plan_average([unsafe, unsafe])
@@ -369,7 +369,7 @@ def test_of_other_classes_command_line_arguments_alone_are_kept(tmp_path: Path):
     paths = write_all(tmp_path, ".ckpt", [{"state_dict": state(seed), "args": arguments} for seed in (1, 2)])
     average_checkpoints(paths, tmp_path / "average.ckpt")
     assert torch.load(tmp_path / "average.ckpt", weights_only=False)["args"] == arguments
-    with pytest.raises(UnpicklingError):  # the permission does not outlast the call
+    with pytest.raises(UnpicklingError):  # the permission ends with the call
         torch.load(tmp_path / "average.ckpt", weights_only=True)
 
 
@@ -410,7 +410,7 @@ def write_shards(folder: Path, tensors: dict[str, torch.Tensor], suffix: str = "
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
 @pytest.mark.parametrize("by_index", [False, True])
-def test_shards(tmp_path: Path, suffix: str, by_index: bool):
+def test_sharded_checkpoints_are_averaged(tmp_path: Path, suffix: str, by_index: bool):
     folders = [write_shards(tmp_path / f"checkpoint-{step}", state(step), suffix) for step in (1, 2)]
     (index,) = folders[1].glob("*.index.json")
     paths = [folder / index.name for folder in folders] if by_index else folders
@@ -423,7 +423,7 @@ def test_shards(tmp_path: Path, suffix: str, by_index: bool):
     assert_average(average, mean([state(1), state(2)]))
 
 
-def test_shards_and_a_single_file(tmp_path: Path):
+def test_shards_and_a_single_file_are_averaged(tmp_path: Path):
     folders = [write_shards(tmp_path / "1", state(1)), tmp_path / "2"]
     write(folders[1] / "model.safetensors", state(2))
     average_checkpoints(folders, tmp_path / "average")
@@ -431,20 +431,20 @@ def test_shards_and_a_single_file(tmp_path: Path):
     assert_average(read(tmp_path / "average/model.safetensors"), mean([state(1), state(2)]))
 
 
-def test_files_of_the_model_are_copied_and_training_state_is_not(tmp_path: Path):
+def test_model_files_are_copied_and_training_state_is_not(tmp_path: Path):
     for step in (1, 2):
         write(tmp_path / str(step) / "model.safetensors", state(step))
-    kept = {"config.json", "tokenizer.json", "tokenizer.model", "merges.txt", "README.md"}
-    dropped = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "model.onnx"}
-    dropped |= {"pytorch_model.bin.index.json", "tf_model.h5", ".hidden", "random_states_0.pkl"}
-    for name in kept | dropped:
+    copied = {"config.json", "tokenizer.json", "tokenizer.model", "merges.txt", "README.md"}
+    skipped = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json", "model.onnx"}
+    skipped |= {"pytorch_model.bin.index.json", "tf_model.h5", ".hidden", "random_states_0.pkl"}
+    for name in copied | skipped:
         (tmp_path / "2" / name).write_text(name)
     with open(tmp_path / "2" / "corpus.txt", "wb") as large:
         large.truncate(65 * 2**20)
     (tmp_path / "2" / "global_step5").mkdir()
     average_checkpoints([tmp_path / "1", tmp_path / "2"], tmp_path / "average")
-    assert set(everything_in(tmp_path / "average")) == kept | {"model.safetensors"}
-    assert all((tmp_path / "average" / name).read_text() == name for name in kept)
+    assert set(everything_in(tmp_path / "average")) == copied | {"model.safetensors"}
+    assert all((tmp_path / "average" / name).read_text() == name for name in copied)
 
 
 @pytest.mark.parametrize("name", ["../1/secret.safetensors", "/etc/passwd", "..", ".", "a\\b.safetensors", "", 3, None])
@@ -463,7 +463,7 @@ def test_an_invalid_index_is_named(tmp_path: Path, text: str):
         plan_average([tmp_path])
 
 
-def test_an_index_that_does_not_match_its_shards(tmp_path: Path):
+def test_an_index_that_does_not_match_its_shards_is_refused(tmp_path: Path):
     folder = write_shards(tmp_path / "1", state(1))
     index = folder / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -484,7 +484,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path):
         plan_average([folder])
 
 
-def test_paths_that_are_not_checkpoints(tmp_path: Path):
+def test_paths_that_are_not_checkpoints_are_refused(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("notes")
     for path in (tmp_path / "notes.txt", tmp_path):
         with pytest.raises(ValueError, match=path.name):

@@ -1,4 +1,4 @@
-"""Averages load in the framework that wrote the checkpoints: transformers, in all its layouts, and Lightning."""
+"""Averages load in the framework that wrote the checkpoints: transformers in all its layouts, and Lightning."""
 
 import warnings
 from pathlib import Path
@@ -13,14 +13,14 @@ from emabank.averaging import average_checkpoints, find_checkpoints
 from tests.support.files import assert_average, everything_in, mean
 
 
-def gpt(seed: int, **more: Any) -> Any:
+def make_gpt(seed: int, **more: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
     sizes = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 8, "vocab_size": 11}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **more))
 
 
-def expected(models: list[Any]) -> dict[str, torch.Tensor]:
+def mean_state(models: list[Any]) -> dict[str, torch.Tensor]:
     return mean([model.state_dict() for model in models])
 
 
@@ -33,8 +33,8 @@ def expected(models: list[Any]) -> dict[str, torch.Tensor]:
         ("10KB", torch.bfloat16, True),
     ],
 )
-def test_transformers(tmp_path: Path, shards: str | None, dtype: torch.dtype, tied: bool):
-    models = [gpt(seed, tie_word_embeddings=tied).to(dtype) for seed in (1, 2, 3)]
+def test_averages_load_in_transformers(tmp_path: Path, shards: str | None, dtype: torch.dtype, tied: bool):
+    models = [make_gpt(seed, tie_word_embeddings=tied).to(dtype) for seed in (1, 2, 3)]
     for step, model in zip((50, 500, 1000), models, strict=True):
         model.save_pretrained(tmp_path / f"checkpoint-{step}", **({"max_shard_size": shards} if shards else {}))
         torch.save({"state": {}}, tmp_path / f"checkpoint-{step}" / "optimizer.pt")
@@ -46,15 +46,15 @@ def test_transformers(tmp_path: Path, shards: str | None, dtype: torch.dtype, ti
     assert ("model.safetensors.index.json" in names) == (shards is not None)
     loaded, info = type(models[0]).from_pretrained(tmp_path / "average", dtype="auto", output_loading_info=True)
     assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
-    assert_average(loaded.state_dict(), expected(models))
+    assert_average(loaded.state_dict(), mean_state(models))
     shared = loaded.lm_head.weight.data_ptr() == loaded.transformer.wte.weight.data_ptr()
     assert shared == tied and loaded.dtype == dtype
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_transformers_bin_files(tmp_path: Path, tied: bool):
-    """The format of older versions, which transformers still reads."""
-    models = [gpt(seed, tie_word_embeddings=tied) for seed in (1, 2)]
+def test_averages_of_bin_files_load_in_transformers(tmp_path: Path, tied: bool):
+    """The format of older versions, which transformers still loads."""
+    models = [make_gpt(seed, tie_word_embeddings=tied) for seed in (1, 2)]
     folders = [tmp_path / f"checkpoint-{step}" for step in (1, 2)]
     for folder, model in zip(folders, models, strict=True):
         folder.mkdir()
@@ -62,7 +62,7 @@ def test_transformers_bin_files(tmp_path: Path, tied: bool):
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
     average_checkpoints(folders, tmp_path / "average")
     loaded = type(models[0]).from_pretrained(tmp_path / "average")
-    assert_average(loaded.state_dict(), expected(models))
+    assert_average(loaded.state_dict(), mean_state(models))
     content = torch.load(tmp_path / "average/pytorch_model.bin", weights_only=True)
     shared = content["lm_head.weight"].data_ptr() == content["transformer.wte.weight"].data_ptr()
     assert shared == tied
@@ -77,7 +77,7 @@ class Net(nn.Module):
         return self.body(inputs)
 
 
-def test_lightning(tmp_path: Path):
+def test_averages_load_and_resume_in_lightning(tmp_path: Path):
     lightning = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
@@ -95,35 +95,34 @@ def test_lightning(tmp_path: Path):
 
     torch.manual_seed(0)
     data = torch.utils.data.TensorDataset(torch.randn(32, 3))
-    keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "kept", save_top_k=-1, save_last=True)
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "checkpoints", save_top_k=-1, save_last=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning's advice on workers and loggers
         trainer = lightning.Trainer(
-            max_epochs=3, accelerator="cpu", callbacks=[keep], logger=False, enable_progress_bar=False,
+            max_epochs=3, accelerator="cpu", callbacks=[saver], logger=False, enable_progress_bar=False,
             enable_model_summary=False, default_root_dir=tmp_path,
         )  # fmt: skip
-        trainer.fit(Module(width=5), torch.utils.data.DataLoader(data, batch_size=8))
-    listed = find_checkpoints([tmp_path / "kept"])
-    assert len(listed.checkpoints) == 3 and [path.name for path in listed.left_out] == ["last.ckpt"]
-    plan = average_checkpoints(listed.checkpoints, tmp_path / "average.ckpt")
-    states = [torch.load(path, weights_only=True)["state_dict"] for path in listed.checkpoints]
+        trainer.fit(Module(width=5), loader)
+    found = find_checkpoints([tmp_path / "checkpoints"])
+    assert len(found.checkpoints) == 3 and [path.name for path in found.skipped] == ["last.ckpt"]
+    plan = average_checkpoints(found.checkpoints, tmp_path / "average.ckpt")
+    states = [torch.load(path, weights_only=True)["state_dict"] for path in found.checkpoints]
     loaded = Module.load_from_checkpoint(tmp_path / "average.ckpt")
     assert loaded.hparams.width == 5
     assert_average(loaded.state_dict(), mean(states))
-    last, average = (
-        torch.load(path, weights_only=True) for path in (listed.checkpoints[-1], tmp_path / "average.ckpt")
-    )
+    last, average = (torch.load(path, weights_only=True) for path in (found.checkpoints[-1], tmp_path / "average.ckpt"))
     assert list(average) == list(last) and average["epoch"] == last["epoch"] == 2
     assert average["hyper_parameters"] == last["hyper_parameters"]
     assert plan.batchnorm == ("net.body.1.running_mean", "net.body.1.running_var")
-    recalibrate_batchnorm(loaded.net, torch.utils.data.DataLoader(data, batch_size=8))
+    recalibrate_batchnorm(loaded.net, loader)
     features = loaded.net.body[0](data.tensors[0])
     torch.testing.assert_close(loaded.net.body[1].running_mean, features.mean(0).detach())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        again = lightning.Trainer(
+        resumed = lightning.Trainer(
             max_epochs=4, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
             enable_checkpointing=False, default_root_dir=tmp_path,
         )  # fmt: skip
-        again.fit(Module(width=5), torch.utils.data.DataLoader(data, batch_size=8), ckpt_path=tmp_path / "average.ckpt")
-    assert again.current_epoch == 4
+        resumed.fit(Module(width=5), loader, ckpt_path=tmp_path / "average.ckpt")
+    assert resumed.current_epoch == 4

@@ -1,4 +1,4 @@
-"""What is written: complete or absent, never over a file without permission, and never over an input."""
+"""The output is complete or absent, never replaces a file without permission, and never an input."""
 
 import errno
 import os
@@ -15,11 +15,11 @@ from tests.support.files import assert_average, everything_in, mean, read, state
 from tests.support.oracle import assert_equal
 
 
-def files(folder: Path, suffix: str = ".pt") -> list[Path]:
+def write_files(folder: Path, suffix: str = ".pt") -> list[Path]:
     return write_all(folder, suffix, [state(1), state(2)])
 
 
-def folders(folder: Path) -> list[Path]:
+def write_folders(folder: Path) -> list[Path]:
     for step in (1, 2):
         write(folder / f"checkpoint-{step}" / "model.safetensors", state(step))
         (folder / f"checkpoint-{step}" / "config.json").write_text(str(step))
@@ -31,7 +31,7 @@ AVERAGE = mean([state(1), state(2)])
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
 def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path, suffix: str):
-    paths, out = files(tmp_path, suffix), tmp_path / f"average{suffix}"
+    paths, out = write_files(tmp_path, suffix), tmp_path / f"average{suffix}"
     out.write_text("precious")
     with pytest.raises(FileExistsError):
         average_checkpoints(paths, out)
@@ -41,8 +41,8 @@ def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path, suffix: st
     assert len(everything_in(tmp_path)) == 3
 
 
-def test_an_existing_folder_is_replaced_only_on_request_and_if_it_is_a_checkpoint(tmp_path: Path):
-    paths, out = folders(tmp_path), tmp_path / "average"
+def test_an_existing_folder_is_replaced_only_on_request_and_if_a_checkpoint(tmp_path: Path):
+    paths, out = write_folders(tmp_path), tmp_path / "average"
     write(out / "model.safetensors", state(5))
     (out / "old.json").touch()
     with pytest.raises(FileExistsError):
@@ -59,7 +59,7 @@ def test_an_existing_folder_is_replaced_only_on_request_and_if_it_is_a_checkpoin
 
 
 def test_an_input_is_never_replaced(tmp_path: Path):
-    paths, inputs = files(tmp_path / "files"), folders(tmp_path / "folders")
+    paths, inputs = write_files(tmp_path / "files"), write_folders(tmp_path / "folders")
     (tmp_path / "link.pt").symlink_to(paths[0])
     for out in (paths[0], tmp_path / "files" / ".." / "files" / "step-1.pt", tmp_path / "link.pt"):
         with pytest.raises(ValueError, match="^out must not overwrite an input"):
@@ -72,17 +72,17 @@ def test_an_input_is_never_replaced(tmp_path: Path):
 def test_the_name_of_the_output_must_match_the_layout(tmp_path: Path):
     for out in ("average.safetensors", "average"):
         with pytest.raises(ValueError, match=rf"^out must end in \.pt .* got {out}"):
-            average_checkpoints(files(tmp_path), tmp_path / out)
+            average_checkpoints(write_files(tmp_path), tmp_path / out)
     with pytest.raises(ValueError, match=r"^out must end in \.safetensors, .* got average\.pt"):
-        average_checkpoints(files(tmp_path, ".safetensors"), tmp_path / "average.pt")
+        average_checkpoints(write_files(tmp_path, ".safetensors"), tmp_path / "average.pt")
     with pytest.raises(ValueError, match=r"^out must be a folder, .* average\.pt"):
-        average_checkpoints(folders(tmp_path), tmp_path / "average.pt")
+        average_checkpoints(write_folders(tmp_path), tmp_path / "average.pt")
     (tmp_path / "average").touch()
     with pytest.raises(ValueError, match="average is a file and the average is a folder"):
-        average_checkpoints(folders(tmp_path), tmp_path / "average", replace_out=True)
+        average_checkpoints(write_folders(tmp_path), tmp_path / "average", replace_out=True)
     (tmp_path / "average.pt").mkdir()
     with pytest.raises(ValueError, match=r"average\.pt is a folder and the average is a file"):
-        average_checkpoints(files(tmp_path), tmp_path / "average.pt", replace_out=True)
+        average_checkpoints(write_files(tmp_path), tmp_path / "average.pt", replace_out=True)
 
 
 def raise_at_call(number: int, error: BaseException) -> Callable[[int, int], None]:
@@ -105,7 +105,7 @@ def raise_at_call(number: int, error: BaseException) -> Callable[[int, int], Non
 def test_an_interrupt_or_a_full_disk_leaves_everything_as_it_was(
     tmp_path: Path, error: BaseException, kind: str, exists: bool
 ):
-    paths = folders(tmp_path) if kind == "folder" else files(tmp_path, kind)
+    paths = write_folders(tmp_path) if kind == "folder" else write_files(tmp_path, kind)
     out = tmp_path / ("average" if kind == "folder" else f"average{kind}")
     weights = out / "model.safetensors" if kind == "folder" else out
     if exists:
@@ -121,7 +121,7 @@ def test_an_interrupt_or_a_full_disk_leaves_everything_as_it_was(
 
 
 def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    paths, out = folders(tmp_path), tmp_path / "average"
+    paths, out = write_folders(tmp_path), tmp_path / "average"
     write(out / "model.safetensors", state(5))
     before = everything_in(tmp_path)
     rename = os.rename
@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(tmp_path: Path, monk
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_write_that_really_fails(tmp_path: Path, suffix: str):
+def test_a_failed_write_names_the_output_and_leaves_no_files(tmp_path: Path, suffix: str):
     write_all(tmp_path, suffix, [{"weight": torch.full((100_000,), float(step))} for step in (0, 1)])
     code = f"""
 import resource, signal, sys
@@ -162,8 +162,8 @@ def test_missing_folders_are_created_and_permissions_follow_the_umask(tmp_path: 
     file, folder = tmp_path / "a/b/average.pt", tmp_path / "c/d/average"
     before = os.umask(0o022)
     try:
-        average_checkpoints(files(tmp_path), file)
-        average_checkpoints(folders(tmp_path), folder)
+        average_checkpoints(write_files(tmp_path), file)
+        average_checkpoints(write_folders(tmp_path), folder)
     finally:
         os.umask(before)
     modes = [path.stat().st_mode & 0o777 for path in (file, folder, folder / "model.safetensors")]

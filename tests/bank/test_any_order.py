@@ -1,8 +1,8 @@
-"""The bank as a state machine: whatever happens to it in whatever order, its averages are the oracle's.
+"""The bank as a state machine: after any sequence of operations its averages equal the oracle's.
 
-Steps, flushes, resets, applied averages with and without an exception, weights gone bad, other memory layouts, saving
+Steps, flushes, resets, applied averages with and without an exception, NaN weights, other memory layouts, saving
 and loading, damaged states, copies; with parameters of random shapes, strides and dtypes.
-A few orders here; tests/torture/test_any_order.py tries many.
+A few sequences here; tests/torture/test_any_order.py tries many.
 """
 
 import copy
@@ -32,13 +32,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 
 class Net(nn.Module):
-    """Tensors of every size that is laid out in its own way, statistics, a counter, tied and frozen weights."""
+    """Small and large tensors, statistics, a counter, tied and frozen weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(3, 7)
         self.norm = nn.BatchNorm1d(7)
-        self.large = nn.Parameter(torch.randn(40, 1100) / 30)  # in blocks, and an end
+        self.large = nn.Parameter(torch.randn(40, 1100) / 30)  # several blocks and a partial one
         self.tied = self.first
         self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
         self.scalar = nn.Parameter(torch.tensor(0.5))
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A bank, and beside it the oracles, which are told the same."""
+    """A bank and oracles that take the same steps."""
 
     @initialize(
         every=st.sampled_from([1, 2, 3]),
@@ -73,7 +73,7 @@ class AnyOrder(RuleBasedStateMachine):
     def live(self) -> dict[str, torch.Tensor]:
         return live_weights(self.model)
 
-    # What may happen --------------------------------------------------------------------------------------------------
+    # Rules -----------------------------------------------------------------------------------------------------------
 
     @rule(size=st.sampled_from([0.0, 0.01, 1.0]), times=st.integers(1, 4))
     def step(self, size: float, times: int) -> None:
@@ -92,26 +92,26 @@ class AnyOrder(RuleBasedStateMachine):
             for oracle in self.oracles.values():
                 oracle.take(self.live)
 
-    def one(self, number: int) -> str:
-        """An average of this bank."""
+    def pick(self, number: int) -> str:
+        """The name of an average of this bank."""
         return [*self.rules][number % len(self.rules)]
 
     @rule(number=st.none() | st.integers(0, 20))
     def reset(self, number: int | None) -> None:
-        name = None if number is None else self.one(number)
+        name = None if number is None else self.pick(number)
         self.bank.reset(name)
         for reset in self.rules if name is None else [name]:
             self.oracles[reset].reset(self.live)
 
     @rule(
         where=st.sampled_from(["first.weight", "norm.running_var", "large", "scalar"]),
-        what=st.sampled_from(["nan", "inf"]),
+        value=st.sampled_from(["nan", "inf"]),
     )
-    def weights_go_bad(self, where: str, what: str) -> None:
-        """One step with a bad number in the weights, which the user then puts right."""
+    def step_with_nonfinite_weights(self, where: str, value: str) -> None:
+        """One step with NaN or inf in the weights, which the user then repairs."""
         before = copy.deepcopy(self.model.state_dict())
         bad = self.model.state_dict()[where]
-        bad[(0,) * bad.dim()] = float(what)
+        bad[(0,) * bad.dim()] = float(value)
         skipped, updates = self.bank.num_skipped, self.bank.num_updates
         due = (self.bank.num_steps + 1) % self.options["every"] == 0
         if due and self.options["on_nonfinite"] == "raise":
@@ -129,7 +129,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 20), fails=st.booleans())
     def apply(self, number: int, fails: bool) -> None:
-        name = self.one(number)
+        name = self.pick(number)
         before, average = copy.deepcopy(self.model.state_dict()), self.bank.weights(name)
         training = self.model.training
         try:
@@ -147,8 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert states_equal(self.model.state_dict(), before)
 
     @rule(form=st.sampled_from(["dict", "file", "pickle", "deepcopy", "bank.pt"]))
-    def go_on_elsewhere(self, form: str) -> None:
-        """Another bank goes on where this one stood."""
+    def resume_in_another_bank(self, form: str) -> None:
         if form in ("pickle", "deepcopy"):
             bank = copy.deepcopy(self.bank) if form == "deepcopy" else pickle.loads(pickle.dumps(self.bank))
             self.bank, self.model = bank, bank.model
@@ -170,8 +169,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.bank.load_state_dict(state)
 
     @rule(seed=st.integers(0, 1000))
-    def lie_otherwise_in_memory(self, seed: int) -> None:
-        """The same values in another order of dimensions, or in other tensors."""
+    def change_memory_layout(self, seed: int) -> None:
+        """The same values with other strides, or in other tensors."""
         generator = torch.Generator().manual_seed(seed)
         for module in self.model.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
@@ -183,13 +182,12 @@ class AnyOrder(RuleBasedStateMachine):
                     module.register_parameter(name, nn.Parameter(data, requires_grad=parameter.requires_grad))
 
     @rule(number=st.integers(0, 20))
-    def into_the_model(self, number: int) -> None:
-        """Bootstrapping: training goes on from an average."""
-        self.bank.copy_to(self.model, self.one(number))
+    def copy_an_average_into_the_model(self, number: int) -> None:
+        self.bank.copy_to(self.model, self.pick(number))
 
     @rule(number=st.integers(0, 3000))
     def load_a_damaged_state(self, number: int) -> None:
-        """It is refused and changes nothing, unless it is whole for this model, such as a NaN for an empty tensor."""
+        """Refused without a change, unless it is valid for this model, such as a NaN for an empty tensor."""
         intact = self.bank.state_dict()
         _, state = next(itertools.islice(damages(intact), number, None), ("", intact))
         try:
@@ -198,7 +196,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         self.bank.load_state_dict(intact)
 
-    # What must hold ---------------------------------------------------------------------------------------------------
+    # Invariant --------------------------------------------------------------------------------------------------------
 
     @invariant()
     def averages_are_the_oracles(self) -> None:
@@ -206,17 +204,17 @@ class AnyOrder(RuleBasedStateMachine):
             return
         live = self.live
         for name, oracle in self.oracles.items():
-            wanted = oracle.value() if oracle.samples else live  # before the first sample every read gives those
+            wanted = oracle.value() if oracle.samples else live  # every read before the first sample gives these
             weights = self.bank.weights(name)
             points = [wanted, oracle.initial, *(sample for _, sample in oracle.samples)]
             for key, value in wanted.items():
-                # Rounding is relative to what was averaged: samples may cancel.
+                # Rounding is relative to the averaged samples, which may cancel.
                 scale = max((float(point[key].abs().max()) for point in points if value.numel()), default=0.0)
                 tolerance = 1e-12 if weights[key].dtype in (torch.float64, torch.complex128) else 5e-6
                 torch.testing.assert_close(
                     weights[key].to(value.dtype), value, rtol=0, atol=tolerance * scale, msg=f"{name}: {key}"
                 )
-        assert self.bank.num_steps == self.oracles[self.one(0)].step
+        assert self.bank.num_steps == self.oracles[self.pick(0)].step
 
 
 OPTIONS: dict[str, Any] = {

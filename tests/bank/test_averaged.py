@@ -37,7 +37,7 @@ def test_trap10_spectral_norm_vectors_are_copied_so_that_the_norm_stays_1() -> N
     state = bank.weights(0.9)
     key = "0.parametrizations.weight.0._u"
     assert torch.equal(state[key], model.state_dict()[key])
-    # The live singular vectors belong to nearly the averaged weight, so its norm is near 1, not near 47.
+    # The live singular vectors nearly fit the averaged weight, so its norm is near 1, not near 47.
     assert torch.linalg.matrix_norm(bank.module(0.9)[0].weight, 2) < 1.3
 
 
@@ -95,20 +95,20 @@ def test_trap13_replaced_parameters_of_the_same_shape_are_followed() -> None:
     )
 
 
-def wrapped(model: nn.Module) -> nn.Module:
+def wrap(model: nn.Module) -> nn.Module:
     return nn.DataParallel(torch.compile(nn.DataParallel(model), backend="eager"))
 
 
 def test_trap14_wrappers_are_removed_at_any_depth_on_either_side() -> None:
-    def nested(wrap) -> nn.Module:
-        return wrap(nn.Sequential(wrap(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))), nn.Linear(3, 2)))
+    def nested(wrapper) -> nn.Module:
+        return wrapper(nn.Sequential(wrapper(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))), nn.Linear(3, 2)))
 
-    plain, bank = nested(lambda model: model), EMABank(nested(wrapped), [0.9], every=1)
+    plain, bank = nested(lambda model: model), EMABank(nested(wrap), [0.9], every=1)
     bank.update()
     assert list(bank.weights(0.9)) == list(plain.state_dict())
     plain.load_state_dict(bank.weights(0.9))
     expected = plain.eval()(torch.ones(2, 6))
-    other = nested(wrapped)
+    other = nested(wrap)
     bank.copy_to(other, 0.9)
     for output in (
         bank.call(0.9, torch.ones(2, 6)),
@@ -121,7 +121,7 @@ def test_trap14_wrappers_are_removed_at_any_depth_on_either_side() -> None:
 def test_trap59_a_submodule_called_module_keeps_its_name() -> None:
     model = nn.ModuleDict({"module": nn.Linear(2, 1), "_orig_mod": nn.Linear(2, 1)})
     keys = ["module.weight", "module.bias", "_orig_mod.weight", "_orig_mod.bias"]
-    assert list(EMABank(wrapped(model), [0.9]).weights(0.9)) == keys
+    assert list(EMABank(wrap(model), [0.9]).weights(0.9)) == keys
 
 
 class Extra(nn.Linear):
@@ -136,7 +136,7 @@ class Extra(nn.Linear):
         return self.notes
 
 
-def test_state_of_the_users_own_is_a_copy_under_the_users_own_keys() -> None:
+def test_extra_state_is_copied_and_renamed_keys_are_kept() -> None:
     model = Extra()
     bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
     before = model.bias.detach().clone()
@@ -158,8 +158,8 @@ def test_trap07_parameters_without_dense_values_are_refused() -> None:
         "'weight' is on the meta device": nn.Linear(2, 1, device="meta"),
         "'weight' must be a dense .* got torch.sparse_coo": sparse,
     }
-    for says, model in models.items():
-        with pytest.raises(ValueError, match=says):
+    for message, model in models.items():
+        with pytest.raises(ValueError, match=message):
             EMABank(model, [0.9])
 
 
@@ -182,7 +182,7 @@ def test_trap54_a_constant_of_minus_infinity_does_not_become_nan() -> None:
     assert torch.equal(state["bias_mask"], model.bias_mask)
 
 
-def test_parts_of_a_model() -> None:
+def test_parameters_and_buffers_are_chosen_by_options() -> None:
     statistics = {"1.running_mean", "1.running_var"}
     for choice, buffers, averaged in (
         ("all", "copy", {"0.weight", "0.bias", "4.weight", "4.bias", "1.weight", "1.bias"}),
@@ -205,7 +205,7 @@ def test_parts_of_a_model() -> None:
 
 
 class OnAGraph(nn.Module):
-    """A layer on the nodes of a graph, whose edges are a sparse buffer."""
+    """A layer on the nodes of a graph; the edges are a sparse buffer."""
 
     def __init__(self, layout: torch.layout) -> None:
         super().__init__()
@@ -245,7 +245,7 @@ def test_a_sparse_buffer_is_read_from_the_live_model(layout: torch.layout) -> No
     assert tracker.weights("loss")["edges"].layout is layout
 
 
-def test_no_average_is_kept_on_the_meta_device() -> None:
+def test_the_meta_device_is_refused() -> None:
     with pytest.raises(ValueError, match="device must be one that holds values.*got 'meta'"):
         EMABank(nn.Linear(2, 1), [0.9], device="meta")
     bank = EMABank(nn.Linear(2, 1), [0.9])

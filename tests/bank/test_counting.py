@@ -36,7 +36,7 @@ def test_trap36_trap61_gradient_accumulation_and_skipped_steps_are_not_counted(k
     assert bank.num_steps == 2  # three optimizer steps were due, one of them overflowed
 
 
-def test_trap37_flush_takes_the_rest_of_the_period_in_and_does_not_shift_it() -> None:
+def test_trap37_flush_averages_a_partial_period_and_does_not_shift_the_next() -> None:
     model, bank = small_bank([EMA(0.99, warmup=None), Uniform()], every=16)
     expected = {
         "ema-0.99": EMAOracle(live_weights(model), 16, constant(0.99)),
@@ -106,7 +106,7 @@ def test_trap62_update_beside_attach_and_a_second_attach_are_refused() -> None:
         bank.update()
 
 
-def test_reset_starts_one_average_or_all_afresh() -> None:
+def test_reset_restarts_one_average_or_all() -> None:
     model, bank = small_bank([0.9, 0.5])
     train(model, 5, bank.update)
     untouched = bank.weights(0.5)

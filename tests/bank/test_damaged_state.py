@@ -1,6 +1,8 @@
-"""load_state_dict of a damaged state: refused in a sentence, and nothing has changed."""
+"""load_state_dict refuses a damaged state with a clear error and changes nothing."""
 
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -40,7 +42,7 @@ class Waves(nn.Module):
         return self.norm(self.linear(x)) * self.wave.abs()
 
 
-def built(steps: int) -> tuple[nn.Module, EMABank]:
+def train_bank(steps: int) -> tuple[nn.Module, EMABank]:
     torch.manual_seed(0)
     model = Waves()
     bank = EMABank(model, [EMA(0.93), EMA(0.99, start=3), Uniform(), PowerEMA(0.15)], every=2)
@@ -49,60 +51,54 @@ def built(steps: int) -> tuple[nn.Module, EMABank]:
     return model, bank
 
 
-def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def paths_in(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Every key of a nested state."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield (*path, key)
-            yield from places(inner, (*path, key))
+            yield from paths_in(inner, (*path, key))
 
 
-def changed(state: dict[str, Any], path: tuple[Any, ...], change: Callable[[dict[str, Any], Any], None]) -> Any:
+def with_change(state: dict[str, Any], path: tuple[Any, ...], change: Callable[[dict[str, Any], Any], None]) -> Any:
     """The state with a change to the dict that holds the last key of the path."""
     if len(path) > 1:
-        return {**state, path[0]: changed(state[path[0]], path[1:], change)}
+        return {**state, path[0]: with_change(state[path[0]], path[1:], change)}
     copied = dict(state)
     change(copied, path[0])
     return copied
 
 
-def put(value: Any) -> Callable[[dict[str, Any], str], None]:
+def set_to(value: Any) -> Callable[[dict[str, Any], str], None]:
     return lambda inner, key: inner.__setitem__(key, value)
 
 
-def at(state: dict[str, Any], path: tuple[str, ...]) -> Any:
-    for key in path:
-        state = state[key]
-    return state
-
-
 def damages(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The state with one fault, and what it is."""
-    for path in places(state):
-        value, where = at(state, path), "/".join(path)
+    """The description of a fault, and the state with it."""
+    for path in paths_in(state):
+        value, where = reduce(getitem, path, state), "/".join(path)
         is_default = "rule" in path and value in (None, "steps", 0)
         is_optional = path[0] == "recomputed" and len(path) % 2 == 0  # an average, or a tensor of one
         if not (is_default or is_optional):
-            yield f"{where} removed", changed(state, path, lambda inner, key: inner.pop(key))
-        yield f"{where} renamed", changed(state, path, lambda inner, key: inner.update({f"{key}!": inner.pop(key)}))
+            yield f"{where} removed", with_change(state, path, lambda inner, key: inner.pop(key))
+        yield f"{where} renamed", with_change(state, path, lambda inner, key: inner.update({f"{key}!": inner.pop(key)}))
         for bad in [*PLAIN, None, torch.ones(2), torch.tensor(3)]:
             is_unknown_decay = bad is None and (value is None or path[-1] == "decay")
             if not (is_unknown_decay or (isinstance(bad, dict) and path[0] == "recomputed")):
-                yield f"{where} is {bad!r:.30}", changed(state, path, put(bad))
+                yield f"{where} is {bad!r:.30}", with_change(state, path, set_to(bad))
         if isinstance(value, torch.Tensor):
             for name, make in TENSORS.items():
-                if not (name == "too large" and path[0] == "recomputed"):  # statistics are kept as they are
-                    yield f"{where} is {name}", changed(state, path, put(make(value)))
+                if not (name == "too large" and path[0] == "recomputed"):  # statistics keep their dtype
+                    yield f"{where} is {name}", with_change(state, path, set_to(make(value)))
         if isinstance(value, dict):
-            yield f"{where} has more", changed(state, (*path, "more"), put(torch.ones(1)))
-            yield f"{where} has a number for a key", changed(state, (*path, 7), put(1))
+            yield f"{where} has more", with_change(state, (*path, "more"), set_to(torch.ones(1)))
+            yield f"{where} has a number for a key", with_change(state, (*path, 7), set_to(1))
     yield "more", {**state, "more": 1}
     for bad in PLAIN:
-        yield f"it is {bad!r:.30}", bad
+        yield f"the state is {bad!r:.30}", bad
 
 
 def contradictions(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The state with one value that the others, or the bank, rule out."""
+    """The state with one value that contradicts its other values or the bank."""
     steps = state["num_steps"]
     for path, value in {
         ("every",): 3,
@@ -114,42 +110,42 @@ def contradictions(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         ("averages", "ema-0.99", "begin"): 0,
         ("recomputed", "live", "step"): steps + 1,
     }.items():
-        yield f"{'/'.join(path)} is {value}", changed(state, path, put(value))
+        yield f"{'/'.join(path)} is {value}", with_change(state, path, set_to(value))
 
 
 def test_trap41_a_state_with_any_one_fault_is_refused_and_changes_nothing() -> None:
-    _, donor = built(9)
-    model, bank = built(6)
+    _, donor = train_bank(9)
+    model, bank = train_bank(6)
     before = bank.state_dict()
     damaged = [*damages(donor.state_dict()), *contradictions(donor.state_dict())]
     assert len(damaged) > 1000
     for name, state in damaged:
-        with pytest.raises(ValueError, match=r"^\S[^\n]{20,}$"):  # one sentence
+        with pytest.raises(ValueError, match=r"^\S[^\n]{20,}$"):  # a single line
             bank.load_state_dict(state)
             pytest.fail(f"{name} was loaded")
         assert states_equal(bank.state_dict(), before), name
-    other, twin = built(6)
+    twin_model, twin = train_bank(6)
     train(model, 4, bank.update, seed=3)
-    train(other, 4, twin.update, seed=3)
+    train(twin_model, 4, twin.update, seed=3)
     assert states_equal(bank.state_dict(), twin.state_dict())
 
 
-def observed(epoch: int) -> BestTracker:
-    tracker = BestTracker(built(6)[1], {"loss": "min"}, snapshots="each")
+def make_tracker(epoch: int) -> BestTracker:
+    tracker = BestTracker(train_bank(6)[1], {"loss": "min"}, snapshots="each")
     tracker.observe(epoch, {name: {"loss": 0.5} for name in ("live", "ema-0.93")})
     return tracker
 
 
-def damages_of_tracker(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def tracker_damages(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in state:
         yield f"{key} removed", {inner: value for inner, value in state.items() if inner != key}
         for bad in [*PLAIN, None, torch.ones(2)]:
             if not (key in ("recomputed", "per_sample") and isinstance(bad, list)):
                 yield f"{key} is {bad!r:.30}", {**state, key: bad}
-    first, *others = state["weights"]
+    first, *rest = state["weights"]
     for key in first:
         for bad in [*PLAIN, None, torch.ones(2)]:
-            yield f"weights/{key} is {bad!r:.30}", {**state, "weights": [{**first, key: bad}, *others]}
+            yield f"weights/{key} is {bad!r:.30}", {**state, "weights": [{**first, key: bad}, *rest]}
     for key, value in first["weights"].items():
         fewer = {inner: other for inner, other in first["weights"].items() if inner != key}
         changed = [fewer, {**fewer, f"{key}!": value}, {**first["weights"], "more": value}]
@@ -158,15 +154,15 @@ def damages_of_tracker(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 {**fewer, key: make(value)} for name, make in TENSORS.items() if name not in ("nan", "too large")
             ]
         for number, weights in enumerate(changed):
-            yield f"{key} {number}", {**state, "weights": [{**first, "weights": weights}, *others]}
+            yield f"{key} {number}", {**state, "weights": [{**first, "weights": weights}, *rest]}
     for bad in PLAIN:
-        yield f"it is {bad!r:.30}", bad
+        yield f"the state is {bad!r:.30}", bad
 
 
 def test_a_trackers_state_with_any_one_fault_is_refused_and_changes_nothing() -> None:
-    tracker, state = observed(1), observed(2).state_dict()
+    tracker, state = make_tracker(1), make_tracker(2).state_dict()
     before = tracker.state_dict()
-    for name, damaged in damages_of_tracker(state):
+    for name, damaged in tracker_damages(state):
         with pytest.raises(ValueError, match=r"^\S[^\n]{20,}$"):
             tracker.load_state_dict(damaged)
             pytest.fail(f"{name} was loaded")

@@ -1,4 +1,4 @@
-"""Whatever an average is used for, and however that ends, the live weights are what they were."""
+"""The live weights survive every use of an average: shared memory, threads, interrupts, several banks."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from emabank import EMA, EMABank, recalibrate_batchnorm
 from tests.support.models import Tied, build, small_bank, train
 from tests.support.oracle import states_equal
-from tests.support.processes import interrupted_everywhere
+from tests.support.processes import interrupt_everywhere
 
 RULE = EMA(0.9, warmup=None)
 
@@ -19,7 +19,7 @@ RULE = EMA(0.9, warmup=None)
 # Tensors that share memory --------------------------------------------------------------------------------------------
 
 
-def tied_by_assignment() -> nn.Module:
+def tied_weights() -> nn.Module:
     model = Tied()
     model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
     assert model.embed.weight is not model.out.weight
@@ -27,25 +27,25 @@ def tied_by_assignment() -> nn.Module:
     return model
 
 
-def sharing_data() -> nn.Module:
+def shared_data() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].weight.data = model[0].weight.data
     return model
 
 
-def sharing_a_part() -> nn.Module:
+def overlapping_data() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
     model[1].weight.data = model[0].weight.data[2:5]
     return model
 
 
-def buffer_that_is_a_view() -> nn.Module:
+def buffer_view() -> nn.Module:
     model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6))
     model[0].running_mean = model[1].weight.data[0]
     return model
 
 
-@pytest.mark.parametrize("make", [tied_by_assignment, sharing_data, sharing_a_part, buffer_that_is_a_view])
+@pytest.mark.parametrize("make", [tied_weights, shared_data, overlapping_data, buffer_view])
 def test_applied_restores_tensors_that_share_memory(make) -> None:
     torch.manual_seed(0)
     model = make()
@@ -78,7 +78,7 @@ class Masked(nn.Module):
         return self.norm(self.layer(x * self.mask))
 
 
-def test_a_buffer_that_cannot_be_copied_back_does_not_stop_the_restoring() -> None:
+def test_a_buffer_that_cannot_be_copied_back_does_not_stop_the_restore() -> None:
     torch.manual_seed(0)
     model = Masked()
     bank = EMABank(model, [RULE], every=1)
@@ -87,21 +87,21 @@ def test_a_buffer_that_cannot_be_copied_back_does_not_stop_the_restoring() -> No
     before = copy.deepcopy(model.norm.state_dict())
     weight = model.layer.weight.detach().clone()
     with bank.applied(0.9):
-        model(torch.randn(16, 6))  # in training mode, so that the statistics and the counter move
+        model(torch.randn(16, 6))  # in training mode, so that the statistics and the counter change
     assert states_equal(model.norm.state_dict(), before)
     assert torch.equal(model.layer.weight, weight)
 
 
-def test_what_can_be_restored_is_restored_beside_what_cannot() -> None:
+def test_a_tensor_that_cannot_be_restored_does_not_stop_the_restore() -> None:
     model, bank = small_bank([RULE])
     train(model, 3, bank.update)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(RuntimeError), bank.applied(0.9):
-        model[4].weight.data = torch.zeros(1)  # no longer of the shape it had
+        model[4].weight.data = torch.zeros(1)  # another shape
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items() if key != "4.weight")
 
 
-def test_buffers_that_no_average_touches_are_not_copied() -> None:
+def test_buffers_that_are_not_averaged_are_not_copied() -> None:
     model = nn.Sequential(nn.Linear(6, 6))
     model.register_buffer("table", torch.zeros(5000))
     bank = EMABank(model, [RULE], every=1)
@@ -124,7 +124,7 @@ def test_buffers_that_no_average_touches_are_not_copied() -> None:
 
 
 @pytest.mark.parametrize("way", ["applied", "call"])
-def test_of_two_threads_one_is_refused_and_nothing_is_lost(way: str) -> None:
+def test_a_second_thread_is_refused_and_the_live_weights_survive(way: str) -> None:
     model, bank = small_bank([RULE])
     train(model, 5, bank.update)
     before, kinds = copy.deepcopy(model.state_dict()), [type(tensor) for tensor in model.parameters()]
@@ -191,20 +191,20 @@ def test_threads_that_apply_at_once_never_lose_the_live_weights() -> None:
 # Inference mode -------------------------------------------------------------------------------------------------------
 
 
-def to_double(model: nn.Module) -> EMABank | None:
+def to_double(model: nn.Module) -> None:
     model.double()
 
 
-def assigned(model: nn.Module) -> EMABank | None:
+def reassign(model: nn.Module) -> None:
     model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
 
 
-@pytest.mark.parametrize("change", [to_double, assigned, copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))])
+@pytest.mark.parametrize("change", [to_double, reassign, copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))])
 @pytest.mark.parametrize("read", ["applied", "call", "weights", "recalibrate"])
-def test_reads_in_inference_mode_leave_a_bank_that_goes_on(change, read: str) -> None:
+def test_a_bank_still_works_after_reads_in_inference_mode(change, read: str) -> None:
     model, bank = small_bank([RULE])
     train(model, 3, bank.update)
-    bank = change(model if change in (to_double, assigned) else bank) or bank
+    bank = change(model if change in (to_double, reassign) else bank) or bank
     model = bank.model
     x = torch.ones(2, 6, dtype=model[0].weight.dtype)
     with torch.inference_mode():
@@ -253,12 +253,12 @@ def test_an_interrupt_at_any_line_leaves_the_live_model_as_it_was(way: str) -> N
                 pass
 
     lines = 0
-    for place in interrupted_everywhere(use):
+    for place in interrupt_everywhere(use):
         lines += 1
         assert [id(tensor) for tensor in (*model.parameters(), *model.buffers())] == [id(t) for t in tensors], place
         assert states_equal(model.state_dict(), before), place
         assert [module.training for module in model.modules()] == modes, place
-        bank.weights("live")  # nothing is taken to be applied still
+        bank.weights("live")  # would raise if an average were still applied
     assert lines > 30
 
 
@@ -293,7 +293,7 @@ def test_inside_applied_other_banks_of_the_model_are_refused(part: str) -> None:
     assert second.update()
 
 
-def test_a_bank_of_another_model_is_left_alone() -> None:
+def test_a_bank_of_another_model_is_not_affected() -> None:
     _, bank = small_bank()
     _, other = small_bank()
     with bank.applied(0.9):

@@ -19,7 +19,7 @@ def test_trap49_non_finite_weights_never_enter_an_average(name: str, value: floa
         before = {key: bank.weights(key) for key in ("plain", "uniform")}
         parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
         victim = parameters[-1]
-        kept = victim.detach().clone()
+        good = victim.detach().clone()
         with torch.no_grad():
             victim.view(-1)[-1:].fill_(value) if victim.is_contiguous() else victim.fill_(value)
         if policy == "raise":
@@ -29,7 +29,7 @@ def test_trap49_non_finite_weights_never_enter_an_average(name: str, value: floa
             assert bank.update() is False
             assert bank.num_skipped == 1
         with torch.no_grad():
-            victim.copy_(kept)
+            victim.copy_(good)
         live = model.state_dict()
         for key, state in before.items():
             now = bank.weights(key)
@@ -37,7 +37,7 @@ def test_trap49_non_finite_weights_never_enter_an_average(name: str, value: floa
         assert bank.update()
 
 
-def test_a_lone_bad_value_in_a_huge_tensor_is_found_before_any_average_moves() -> None:
+def test_one_nan_in_a_large_tensor_is_found_before_any_average_changes() -> None:
     model = nn.Linear(1500, 1500, bias=False)
     bank = EMABank(model, [0.9], every=1)
     bank.update()
@@ -49,7 +49,7 @@ def test_a_lone_bad_value_in_a_huge_tensor_is_found_before_any_average_moves() -
     assert torch.equal(bank.weights(0.9)["weight"], before)
 
 
-def test_what_was_ignored_is_never_handed_out_or_saved() -> None:
+def test_an_ignored_nan_is_never_returned_or_saved() -> None:
     model = nn.Linear(1500, 1500, bias=False)
     bank = EMABank(model, [0.9], every=1, on_nonfinite="ignore")
     with torch.no_grad():
@@ -62,7 +62,7 @@ def test_what_was_ignored_is_never_handed_out_or_saved() -> None:
         bank.state_dict()
 
 
-def test_a_weight_that_is_bad_from_the_start_is_refused() -> None:
+def test_a_nan_weight_is_refused_when_the_bank_is_built() -> None:
     model = nn.Linear(2, 2)
     with torch.no_grad():
         model.bias[0] = float("nan")
@@ -70,7 +70,7 @@ def test_a_weight_that_is_bad_from_the_start_is_refused() -> None:
         EMABank(model, [0.9])
 
 
-def test_weights_that_overflow_a_sum_are_not_taken_for_bad() -> None:
+def test_finite_weights_whose_sum_overflows_are_accepted() -> None:
     model = nn.Linear(3000, 3, bias=False)
     with torch.no_grad():
         model.weight.fill_(3e38)
@@ -79,14 +79,14 @@ def test_weights_that_overflow_a_sum_are_not_taken_for_bad() -> None:
     assert torch.isfinite(bank.weights(0.9)["weight"]).all()
 
 
-def test_an_average_that_overflows_between_finite_weights_is_never_handed_out() -> None:
+def test_an_average_of_finite_weights_that_overflows_is_never_returned() -> None:
     model = nn.Linear(8, 8, bias=False)
     with torch.no_grad():
         model.weight.fill_(-3e38)
     bank = EMABank(model, {"a": EMA(0.9, warmup=None)}, every=1)
     bank.update()
     with torch.no_grad():
-        model.weight.fill_(3e38)  # the difference of the two is more than float32 has
+        model.weight.fill_(3e38)  # the difference overflows float32
     bank.update()
     try:
         average = bank.weights("a")["weight"]
@@ -99,7 +99,7 @@ def test_an_average_that_overflows_between_finite_weights_is_never_handed_out() 
     assert torch.isfinite(average).all()
 
 
-def test_infinite_weights_before_the_first_sample_are_not_taken_for_a_loaded_checkpoint():
+def test_infinite_weights_do_not_warn_of_a_loaded_checkpoint():
     model = nn.Linear(2, 1)
     bank = EMABank(model, [0.99], every=2)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The ways to read an average, and what is said to bad input."""
+"""The ways to read an average, and errors for wrong arguments."""
 
 import copy
 
@@ -11,7 +11,7 @@ from tests.support.models import build, small_bank, train
 from tests.support.oracle import states_equal
 
 
-def test_call_gives_the_output_of_the_module_and_touches_nothing() -> None:
+def test_call_gives_the_output_of_the_module_and_changes_nothing() -> None:
     model, bank = small_bank()
     train(model, 4, bank.update)
     before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
@@ -23,7 +23,7 @@ def test_call_gives_the_output_of_the_module_and_touches_nothing() -> None:
     assert not bank.call(0.9, x).requires_grad
 
 
-def test_a_call_after_an_update_is_of_the_new_average() -> None:
+def test_call_after_an_update_uses_the_new_average() -> None:
     model, bank = small_bank()
     train(model, 2, bank.update)
     first = bank.call(0.9, torch.ones(1, 6))
@@ -34,7 +34,7 @@ def test_a_call_after_an_update_is_of_the_new_average() -> None:
     torch.testing.assert_close(second, bank.module(0.9)(torch.ones(1, 6)))
 
 
-def test_call_does_not_let_a_forward_pass_write_into_live_buffers() -> None:
+def test_call_does_not_write_into_live_buffers() -> None:
     model = build("odd")
     bank = EMABank(model, [0.9], every=1)
     bank.update()
@@ -42,10 +42,10 @@ def test_call_does_not_let_a_forward_pass_write_into_live_buffers() -> None:
     assert float(model.seen) == 0.0
 
 
-def test_exported_modules_have_the_models_dtypes_and_states_the_stored_precision() -> None:
+def test_modules_have_the_models_dtypes_and_weights_the_stored_dtype() -> None:
     model = build("half_precision")
     bank = EMABank(model, [0.99], every=2)
-    for _ in range(2):  # before the first update, and after it
+    for _ in range(2):  # before and after the first update
         train(model, 1, bank.update)
         assert {p.dtype for p in bank.module(0.99).parameters()} == {torch.bfloat16, torch.float32}
         assert {t.dtype for t in bank.weights(0.99).values()} == {torch.float32}
@@ -79,7 +79,7 @@ def test_copy_to_its_own_model_bootstraps_the_live_weights() -> None:
     assert int(model[1].num_batches_tracked) == steps
 
 
-def test_names_numbers_and_live() -> None:
+def test_unknown_averages_are_refused() -> None:
     _model, bank = small_bank([0.9, Uniform(), PowerEMA(0.1)])
     assert bank.names == ("ema-0.9", "uniform", "power-0.1")
     with pytest.raises(KeyError, match=r"ema-0\.9, uniform, power-0\.1"):
@@ -90,7 +90,7 @@ def test_names_numbers_and_live() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"every": 0}, "every must be .* got 0"),
         ({"buffers": "ignore"}, "'average' or 'copy'"),
@@ -100,19 +100,19 @@ def test_names_numbers_and_live() -> None:
         ({"parameters": lambda *_: False}, "must choose at least one parameter"),
     ],
 )
-def test_bad_options_get_a_clear_sentence(options: dict, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_wrong_options_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         small_bank(**options)
 
 
-def test_a_bank_wants_a_module() -> None:
+def test_a_wrong_model_or_batchnorm_is_refused() -> None:
     with pytest.raises(ValueError, match="torch.nn.Module; got a list"):
         EMABank([torch.ones(2)], [0.9])
     with pytest.raises(ValueError, match="'averaged' or 'recomputed'"):
         EMABank(nn.Linear(2, 1), [0.9]).weights(0.9, batchnorm="own")
 
 
-def test_evaluate_gives_the_live_weights_and_every_average_and_leaves_no_trace() -> None:
+def test_evaluate_measures_the_live_weights_and_every_average_and_restores_the_model() -> None:
     model, bank = small_bank([0.9, Uniform()])
     train(model, 4, bank.update)
     model[1].eval()

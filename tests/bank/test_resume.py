@@ -16,22 +16,22 @@ from tests.support.oracle import AVERAGES, EMAOracle, assert_close, constant, li
 
 
 @pytest.mark.parametrize("split", [1, 5, 8, 13])
-def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: int) -> None:
-    def continued(model: nn.Module, bank: EMABank, optimizer, generator: torch.Generator, steps: int) -> None:
+def test_trap40_a_resumed_run_is_bit_identical_wherever_it_is_split(split: int) -> None:
+    def train_further(model: nn.Module, bank: EMABank, optimizer, generator: torch.Generator, steps: int) -> None:
         for _ in range(steps):
             train_step(model, optimizer, generator)
             bank.update()
 
-    def fresh():
+    def make_run():
         model = build("mlp")
         return model, EMABank(model, AVERAGES, every=4), sgd(model), torch.Generator().manual_seed(1)
 
-    uninterrupted = fresh()
+    uninterrupted = make_run()
     torch.manual_seed(7)
-    continued(*uninterrupted, 20)
-    first = fresh()
+    train_further(*uninterrupted, 20)
+    first = make_run()
     torch.manual_seed(7)
-    continued(*first, split)
+    train_further(*first, split)
     file = io.BytesIO()
     torch.save(
         {
@@ -45,13 +45,13 @@ def test_trap40_a_run_split_anywhere_and_resumed_is_the_same_bit_for_bit(split: 
     )
     file.seek(0)
     state = torch.load(file, weights_only=True)  # trap 44
-    second = fresh()
+    second = make_run()
     second[0].load_state_dict(state["model"])
     second[1].load_state_dict(state["bank"])
     second[2].load_state_dict(state["optimizer"])
     second[3].set_state(state["generator"])
     torch.set_rng_state(state["random"])
-    continued(*second, 20 - split)
+    train_further(*second, 20 - split)
     assert states_equal(uninterrupted[0].state_dict(), second[0].state_dict())
     for name in AVERAGES:
         assert states_equal(uninterrupted[1].weights(name), second[1].weights(name)), name
@@ -68,7 +68,7 @@ def test_trap42_loading_keeps_the_averages_dtype() -> None:
     assert wide.weights(0.9)["0.weight"].dtype == torch.float64
 
 
-def test_trap43_what_is_handed_out_and_taken_in_is_not_aliased() -> None:
+def test_trap43_states_and_weights_are_copies() -> None:
     model, bank = small_bank()
     train(model, 3, bank.update)
     state, weights = bank.state_dict(), bank.weights(0.9)
@@ -116,7 +116,7 @@ def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(name: str, l
                 train(model, 1, bank.update)
 
 
-def zeroed(model: nn.Module) -> nn.Module:
+def zero(model: nn.Module) -> nn.Module:
     nn.init.zeros_(model[-1].weight)
     return model
 
@@ -131,13 +131,13 @@ def zeroed(model: nn.Module) -> nn.Module:
         lambda p: torch.optim.RMSprop(p, lr=1e-2),
     ],
 )
-def test_trap56_no_ordinary_first_step_is_taken_for_loaded_weights(optimizer) -> None:
+def test_trap56_an_ordinary_first_step_does_not_warn_of_loaded_weights(optimizer) -> None:
     models = {
         "one number": lambda: nn.Linear(1, 1),
         "two numbers": lambda: nn.Linear(2, 1, bias=False),
         "small": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)),
         "linear": lambda: nn.Linear(20, 10),
-        "zero layer": lambda: zeroed(nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))),
+        "zero layer": lambda: zero(nn.Sequential(nn.Linear(6, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 5))),
         "wide": lambda: nn.Sequential(nn.Linear(6, 2000), nn.ReLU(), nn.Linear(2000, 5)),
     }
     for name, make in models.items():
@@ -161,9 +161,9 @@ def test_trap56_no_ordinary_first_step_is_taken_for_loaded_weights(optimizer) ->
         lambda m: m.bfloat16(),
     ],
 )
-def test_trap57_a_model_that_is_cast_or_laid_out_anew_is_followed(change) -> None:
+def test_trap57_a_model_with_a_new_dtype_or_memory_format_is_followed(change) -> None:
     model = build("conv").to(memory_format=torch.contiguous_format)
-    bank, oracle = EMABank(model, [EMA(0.9, warmup=None)], every=1), None
+    bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
     oracle = EMAOracle(live_weights(model), 1, constant(0.9))
     generator = torch.Generator().manual_seed(2)
     for step in range(6):
@@ -176,11 +176,11 @@ def test_trap57_a_model_that_is_cast_or_laid_out_anew_is_followed(change) -> Non
         oracle.after_step(live_weights(model))
     assert_close(bank.weights(0.9), oracle.value())
     with bank.applied(0.9):
-        got = model.state_dict()["layers.0.weight"]
-    assert got.dtype == model.layers[0].weight.dtype
+        weight = model.state_dict()["layers.0.weight"]
+    assert weight.dtype == model.layers[0].weight.dtype
 
 
-def test_a_parameter_that_is_turned_in_its_place_is_followed() -> None:
+def test_a_parameter_transposed_in_place_is_followed() -> None:
     model = nn.Linear(3, 3, bias=False)
     bank = EMABank(model, [EMA(0.5, warmup=None)], every=1)
     oracle = EMAOracle(live_weights(model), 1, constant(0.5))
@@ -191,7 +191,7 @@ def test_a_parameter_that_is_turned_in_its_place_is_followed() -> None:
 
 
 class Same(nn.Linear):
-    """Equal to whatever it is compared with."""
+    """Equal to every object."""
 
     __hash__ = nn.Linear.__hash__
 
@@ -199,17 +199,17 @@ class Same(nn.Linear):
         return True
 
 
-def frozen_replaced(m: nn.Module) -> None:
+def replace_frozen(m: nn.Module) -> None:
     del m.frozen
     m.chilled = nn.Parameter(torch.zeros(2), requires_grad=False)
 
 
-def norm_renamed(m: nn.Module) -> None:
+def rename_norm(m: nn.Module) -> None:
     m.normal = m.norm
     del m.norm
 
 
-def put(path: str, value: Any) -> Callable[[nn.Module], None]:
+def assign(path: str, value: Any) -> Callable[[nn.Module], None]:
     """Set an attribute, or a parameter's data to a function of it."""
 
     def change(m: nn.Module) -> None:
@@ -221,25 +221,25 @@ def put(path: str, value: Any) -> Callable[[nn.Module], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        (put("linear.bias", nn.Parameter(torch.zeros(4))), "new: 'linear.bias'"),  # where there was None
-        (put("idle.extra", nn.Parameter(torch.zeros(4))), "new: 'idle.extra'"),
-        (put("linear.adapter", nn.Linear(2, 2)), "new: 'linear.adapter.weight', 'linear.adapter.bias'"),
-        (put("head", nn.LazyLinear(2)), "'head.weight' is not initialised"),
-        (frozen_replaced, "missing: 'frozen'; new: 'chilled'"),
-        (norm_renamed, "missing: 'norm.weight'"),
-        (put("norm", nn.Identity()), "missing: 'norm.weight', 'norm.bias', 'norm.running_mean'"),
-        (put("norm.running_mean", torch.zeros(7)), r"'norm.running_mean' is \(7,\), not \(4,\)"),
-        (put("same", Same(2, 2)), "'same.weight' is"),
-        (put("linear.weight.data", lambda data: data.t()), r"'linear.weight' is \(3, 4\), not \(4, 3\)"),
-        (put("linear.weight.data", lambda data: data[:2]), r"'linear.weight' is \(2, 3\), not \(4, 3\)"),
-        (put("row.data", lambda data: data.t()), r"'row' is \(5, 1\), not \(1, 5\)"),  # the same stride, too
-        (put("linear.weight.data", lambda data: data.to(torch.complex64)), "'linear.weight' must be floating"),
+        (assign("linear.bias", nn.Parameter(torch.zeros(4))), "new: 'linear.bias'"),  # was None
+        (assign("idle.extra", nn.Parameter(torch.zeros(4))), "new: 'idle.extra'"),
+        (assign("linear.adapter", nn.Linear(2, 2)), "new: 'linear.adapter.weight', 'linear.adapter.bias'"),
+        (assign("head", nn.LazyLinear(2)), "'head.weight' is not initialised"),
+        (replace_frozen, "missing: 'frozen'; new: 'chilled'"),
+        (rename_norm, "missing: 'norm.weight'"),
+        (assign("norm", nn.Identity()), "missing: 'norm.weight', 'norm.bias', 'norm.running_mean'"),
+        (assign("norm.running_mean", torch.zeros(7)), r"'norm.running_mean' is \(7,\), not \(4,\)"),
+        (assign("same", Same(2, 2)), "'same.weight' is"),
+        (assign("linear.weight.data", lambda data: data.t()), r"'linear.weight' is \(3, 4\), not \(4, 3\)"),
+        (assign("linear.weight.data", lambda data: data[:2]), r"'linear.weight' is \(2, 3\), not \(4, 3\)"),
+        (assign("row.data", lambda data: data.t()), r"'row' is \(5, 1\), not \(1, 5\)"),  # the same stride, too
+        (assign("linear.weight.data", lambda data: data.to(torch.complex64)), "'linear.weight' must be floating"),
         (lambda m: m.to("meta"), "is on the meta device"),
     ],
 )
-def test_trap13_a_model_that_no_longer_fits_is_refused_by_name_and_no_average_moves(change, says: str) -> None:
+def test_trap13_a_model_that_no_longer_fits_is_refused_and_no_average_changes(change, message: str) -> None:
     model = nn.Module()
     model.linear, model.norm, model.same = nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4), Same(3, 3)
     model.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
@@ -248,6 +248,6 @@ def test_trap13_a_model_that_no_longer_fits_is_refused_by_name_and_no_average_mo
     bank.update()
     change(model)
     for _ in range(2):
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             bank.update()
     assert bank.num_updates == 1

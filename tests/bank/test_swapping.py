@@ -1,4 +1,4 @@
-"""An average in place, exported, copied: the live weights come to no harm."""
+"""Averages are applied, exported and copied without a change to the live weights."""
 
 import copy
 import io
@@ -21,18 +21,18 @@ def test_trap26_trap30_an_exception_restores_the_live_weights_and_all_buffers(er
     with pytest.raises(error), bank.applied(0.9):
         assert not states_equal(model.state_dict(), before)
         model(torch.randn(8, 6))  # batch norm in training mode moves its statistics
-        model[1].running_mean = torch.ones(8)  # and someone puts another buffer in place
+        model[1].running_mean = torch.ones(8)  # and user code replaces a buffer
         raise error
     assert states_equal(model.state_dict(), before)
     assert bank.update()
 
 
-def test_trap27_trap28_trap34_inside_applied_nothing_else_may_happen() -> None:
+def test_trap27_trap28_trap34_other_calls_are_refused_inside_applied() -> None:
     model, bank = small_bank([0.9, 0.99])
     bank.update()
     other = build("mlp", seed=2)
     with bank.applied(0.9):
-        for what in (
+        for call in (
             bank.update,
             bank.flush,
             bank.reset,
@@ -46,12 +46,12 @@ def test_trap27_trap28_trap34_inside_applied_nothing_else_may_happen() -> None:
             lambda: bank.weights("live"),
         ):
             with pytest.raises(RuntimeError, match=r"applied\('ema-0.9'\)"):
-                what()
+                call()
         assert states_equal(bank.weights(0.9), model.state_dict())
     assert bank.update()
 
 
-def test_trap29_nothing_is_rebound_and_autograd_does_not_notice() -> None:
+def test_trap29_applied_replaces_no_tensor_and_keeps_autograd_valid() -> None:
     model, bank = small_bank()
     train(model, 3, bank.update)
     tensors = [*model.parameters(), *model.buffers()]
@@ -79,7 +79,7 @@ def test_trap31_before_the_first_update_every_read_gives_the_live_weights() -> N
     assert states_equal(bank.weights("uniform-50"), model.state_dict())
 
 
-def test_trap32_an_exported_module_is_a_plain_quiet_model() -> None:
+def test_trap32_an_exported_module_is_independent_and_has_no_hooks() -> None:
     model, bank = small_bank()
     seen: list[int] = []
     model[0].register_forward_hook(lambda *_: seen.append(1))
@@ -105,7 +105,7 @@ def test_trap32_an_exported_module_is_a_plain_quiet_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
-def test_trap32_hooks_that_make_the_weight_stay_in_the_exported_module() -> None:
+def test_trap32_hooks_that_compute_a_weight_stay_in_the_exported_module() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)), nn.utils.spectral_norm(nn.Linear(4, 3)))
     bank = EMABank(model, [EMA(0.9, warmup=None)], every=1)
@@ -116,7 +116,7 @@ def test_trap32_hooks_that_make_the_weight_stay_in_the_exported_module() -> None
         torch.testing.assert_close(module(x), model.eval()(x))
 
 
-def test_a_model_that_cannot_be_copied_is_refused_with_the_ways_that_work() -> None:
+def test_a_model_that_cannot_be_copied_is_refused_with_alternatives() -> None:
     class Handle(nn.Linear):
         def __deepcopy__(self, memo):
             raise TypeError("cannot pickle a handle")
@@ -126,20 +126,20 @@ def test_a_model_that_cannot_be_copied_is_refused_with_the_ways_that_work() -> N
         bank.module(0.9)
 
 
-def test_a_model_that_keeps_an_activation_can_be_exported() -> None:
+def test_a_model_that_stores_an_activation_can_be_exported() -> None:
     model, bank = small_bank()
     model.last = model(torch.randn(4, 6))  # part of a graph, which deepcopy refuses
     assert not bank.module(0.9).last.requires_grad
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))])
-def test_trap33_deepcopy_and_pickle_of_a_bank(again) -> None:
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))])
+def test_trap33_a_copied_or_pickled_bank_is_independent(duplicate) -> None:
     model, bank = small_bank([EMA(0.9, warmup=None)])
     model.bank = bank  # a model may hold its bank
     optimizer = sgd(model)
     handle = bank.attach(optimizer)
     optimizer.step()
-    other = again(bank)
+    other = duplicate(bank)
     handle.remove()
     assert other.model is not model and other.model.bank is other
     for copied in (bank, other):
@@ -154,7 +154,7 @@ def test_trap33_deepcopy_and_pickle_of_a_bank(again) -> None:
     assert not states_equal(bank.weights(0.9), other.weights(0.9))
 
 
-def test_trap33_neither_a_saved_bank_nor_an_applied_average_holds_more_than_it_needs() -> None:
+def test_trap33_saving_and_applying_use_no_extra_memory() -> None:
     bank = EMABank(nn.Linear(700, 700), [0.9])
     size = 4 * 700 * 701
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""A real Slurm of one node on this machine, started by a test out of Debian's packages; nothing is installed."""
+"""A real Slurm of one node, started from unpacked Debian packages; nothing is installed."""
 
 import os
 import shutil
@@ -46,8 +46,8 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-class CannotBeHadError(Exception):
-    """Why there is no Slurm here."""
+class SlurmUnavailableError(Exception):
+    """No Slurm can be started on this machine."""
 
 
 def programs() -> Path:
@@ -56,7 +56,7 @@ def programs() -> Path:
     if (root / "usr/sbin/slurmctld-wlm").exists():
         return root
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise CannotBeHadError("Slurm is taken from Debian's packages, and this machine has no apt-get")
+        raise SlurmUnavailableError("Slurm comes from Debian packages, and this machine has no apt-get")
     packages = CACHE / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     try:
@@ -64,7 +64,9 @@ def programs() -> Path:
             ["apt-get", "download", *PACKAGES], cwd=packages, check=True, capture_output=True, text=True, timeout=300
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise CannotBeHadError(f"Debian's packages of Slurm cannot be downloaded: {error.stderr or error}") from error
+        raise SlurmUnavailableError(
+            f"Debian packages of Slurm cannot be downloaded: {error.stderr or error}"
+        ) from error
     for package in sorted(packages.glob("*.deb")):
         subprocess.run(["dpkg-deb", "-x", str(package), str(root)], check=True)
     return root
@@ -78,7 +80,7 @@ def _free_port() -> int:
 
 @contextmanager
 def cluster(folder: Path, *, cpus: int = 2) -> Generator[dict[str, str]]:
-    """The variables of the environment with which Slurm's commands find this Slurm; it ends with the context."""
+    """Run Slurm; yields the environment variables with which its commands find it."""
     root = programs()
     libraries = root / "usr/lib" / f"{os.uname().machine}-linux-gnu"
     for name in ("state", "spool"):
@@ -96,12 +98,12 @@ def cluster(folder: Path, *, cpus: int = 2) -> Generator[dict[str, str]]:
         "LD_LIBRARY_PATH": f"{libraries}:{libraries / 'slurm-wlm'}",
         "PATH": f"{root / 'usr/bin'}:{os.environ['PATH']}",
     }
-    programs_ = root / "usr/sbin"
+    sbin = root / "usr/sbin"
     commands = {
-        "controller": [str(programs_ / "slurmctld-wlm"), "-D", "-f", str(configuration)],
+        "controller": [str(sbin / "slurmctld-wlm"), "-D", "-f", str(configuration)],
         "daemon": [
-            str(programs_ / "slurmd-wlm"), "-D", "-f", str(configuration), "-N", "node",
-            "-d", str(programs_ / "slurmstepd-wlm"),
+            str(sbin / "slurmd-wlm"), "-D", "-f", str(configuration), "-N", "node",
+            "-d", str(sbin / "slurmstepd-wlm"),
         ],
     }  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
@@ -136,20 +138,22 @@ def _wait_until_idle(variables: dict[str, str], folder: Path) -> None:
             return
         if time.monotonic() > until:
             logs = "\n".join((folder / f"{name}.log").read_text()[-1500:] for name in ("controller", "daemon"))
-            raise CannotBeHadError(f"Slurm did not start within a minute: {listing.stdout}{listing.stderr}\n{logs}")
+            raise SlurmUnavailableError(
+                f"Slurm did not start within a minute: {listing.stdout}{listing.stderr}\n{logs}"
+            )
         time.sleep(0.2)
 
 
 def _cancel_all(variables: dict[str, str]) -> None:
-    """Nothing of a job outlives its Slurm: what runs is cancelled, and waited for while the daemons can end it."""
+    """Cancel all jobs, and wait for their end while the daemons still run."""
     environment = {**os.environ, **variables}
-    subprocess.run(["scancel", "--state=PENDING"], env=environment, capture_output=True, check=False, timeout=30)
-    subprocess.run(["scancel", "--state=RUNNING"], env=environment, capture_output=True, check=False, timeout=30)
+    for state in ("PENDING", "RUNNING"):
+        subprocess.run(["scancel", f"--state={state}"], env=environment, capture_output=True, check=False, timeout=30)
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        left = subprocess.run(
+        listing = subprocess.run(
             ["squeue", "--noheader"], env=environment, capture_output=True, text=True, check=False, timeout=30
         )
-        if not left.stdout.strip():
+        if not listing.stdout.strip():
             return
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Runs for the tests of clusters: long enough to be interrupted, the same wherever they are carried out."""
+"""Runs for the cluster tests: long enough to be interrupted, with the same results on every machine."""
 
 import io
 import json
@@ -13,26 +13,26 @@ from emabank.study.config import Place
 from emabank.study.executors import Executor, Outcome, Task
 from emabank.study.run_job import Job, run_job, task_of
 from emabank.study.runs.reader import LOCK, RunFolder
-from tests.study.small_runs import config, digits, left
+from tests.study.small_runs import config, digits, files_in
 from tests.support.processes import wait_until
 
 EPOCHS = 300
 
 
 def tasks_in(runs: Path, count: int, *, epochs: int = EPOCHS) -> list[Task]:
-    """Runs of some seconds, which checkpoint all the time."""
+    """Runs of some seconds with frequent checkpoints."""
     place = Place(runs=runs, checkpoint_seconds=0.2)
     return [task_of(Job(config(seed=seed, training={"epochs": epochs})), place.absolute()) for seed in range(count)]
 
 
-def undisturbed(runs: Path, count: int, *, epochs: int = EPOCHS) -> list[dict[Any, Any]]:
-    """What the same runs leave when nothing happens to them."""
+def undisturbed_files(runs: Path, count: int, *, epochs: int = EPOCHS) -> list[dict[Any, Any]]:
+    """The files of the same runs without any interruption."""
     place = Place(runs=runs)
     jobs = [Job(config(seed=seed, training={"epochs": epochs})) for seed in range(count)]
-    return [left(run_job(job, place, digits()[0])) for job in jobs]
+    return [files_in(run_job(job, place, digits()[0])) for job in jobs]
 
 
-class Started:
+class BackgroundRun:
     """`executor.run_all` in a thread, so that the test can interfere."""
 
     def __init__(self, executor: Executor, tasks: Sequence[Task]) -> None:
@@ -49,33 +49,29 @@ class Started:
             self._error = error
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._console.file.getvalue()  # type: ignore[attr-defined]
 
-    def end(self, seconds: float = 300) -> list[Outcome]:
+    def wait(self, seconds: float = 300) -> list[Outcome]:
         self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"it did not end within {seconds} s; it said\n{self.said}"
+        assert not self._thread.is_alive(), f"it did not end within {seconds} s:\n{self.output}"
         if self._error is not None:
             raise self._error
         return self._outcomes
 
 
-def until_epoch(task: Task, epoch: int, *, seconds: float = 120) -> None:
-    """Wait until a run has come so far."""
-
-    def has_come() -> bool:
+def wait_for_epoch(task: Task, epoch: int, *, seconds: float = 120) -> None:
+    def is_reached() -> bool:
         progress = RunFolder(task.folder).progress()
         return progress is not None and progress.epoch >= epoch
 
-    wait_until(has_come, seconds=seconds)
+    wait_until(is_reached, seconds=seconds)
 
 
 def process_of(task: Task) -> int:
-    """The process that is at work on a run now."""
+    """The process that holds the lock of a run."""
     return int(json.loads((task.folder / LOCK).read_text())["process"])
 
 
 def parent_of(process: int) -> int:
-    """By the system's own books."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[1])
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""The real libraries, a table of drop-ins beside them, and the trainings that both follow."""
+"""The real libraries, a table of their drop-ins, and the trainings that both follow."""
 
 import importlib.util
 import io
@@ -57,12 +57,12 @@ UPDATES: dict[str, Callable[[Any, nn.Module, int], None]] = {
     "torch_ema": lambda average, model, step: average.update(model.parameters()),
     "diffusers": lambda average, model, step: average.step(model.parameters()),
 }
-LISTS = ("torch_ema", "diffusers")  # they take parameters, the others a module
+LISTS = ("torch_ema", "diffusers")  # take parameters; the other classes take a module
 
 
 @dataclass(frozen=True)
 class Case:
-    """A class and its options. `ulps`: how far rounding may lead, relative to a tensor's largest value; 0: nowhere."""
+    """A class and its options. `ulps`: the allowed rounding error, relative to a tensor's largest value."""
 
     name: str
     options: dict[str, Any]
@@ -117,7 +117,7 @@ CASES = {
     "diffusers warm-up": Case("diffusers", {"decay": 0.6, "use_ema_warmup": True, "foreach": True}, 2),
     "diffusers all options": Case("diffusers", {**GRADUAL, "use_ema_warmup": True, "min_decay": 0.4}, 2),
 }  # fmt: skip
-# One case per class, for what does not depend on options.
+# One case per class, for tests that do not depend on options.
 _PLAIN = ("torch ema, one by one", "timm v2", "timm v3", "ema_pytorch every step", "torch_ema", "diffusers")
 PLAIN = {CASES[name].name: CASES[name] for name in _PLAIN}
 MODULES = [name for name in CLASSES if name not in LISTS]
@@ -130,26 +130,26 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 def build_model(name: str) -> nn.Module:
-    """Of the zoo; "bf16" is a batch-norm network in that precision."""
+    """A model of the zoo; "bf16" is a batch-norm network in that precision."""
     return build("mlp").bfloat16() if name == "bf16" else build(name)
 
 
 def steps(model: nn.Module, count: int = 12, *, optimizer: str = "sgd", seed: int = 1) -> Iterator[int]:
-    """Train on random data; gives the number of each step, from 1, after it."""
+    """Train on random data; yields the number of each step, from 1, after it."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)  # dropout
-    stepper = OPTIMIZERS[optimizer](model.parameters())
+    optim = OPTIMIZERS[optimizer](model.parameters())
     dtype = next(model.parameters()).dtype
     for step in range(1, count + 1):
         inputs = torch.randn(16, 6, generator=generator) * 3
         model(inputs.to(dtype)).float().square().mean().backward()
-        stepper.step()
-        stepper.zero_grad()
+        optim.step()
+        optim.zero_grad()
         yield step
 
 
 def module_of(average: Any) -> nn.Module:
-    """The average itself."""
+    """The averaged module."""
     return average.ema_model if hasattr(average, "ema_model") else average.module
 
 
@@ -174,8 +174,7 @@ def assert_same(ours: Any, peer: Any, ulps: float = 0.0) -> None:
             assert (value - expected[name]).abs().max() <= tolerance, name
 
 
-def through_a_file(state: Any) -> Any:
-    """A state as a checkpoint would give it back."""
+def save_and_load(state: Any) -> Any:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""The bank's lines in docs/migrating.md: the weights that the real library has, after every step."""
+"""The banks of docs/migrating.md have the weights of the real library after every step."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ LINES: dict[str, tuple[Case, Callable[[nn.Module], EMABank]]] = {
 
 
 @pytest.mark.parametrize(("case", "make_bank"), LINES.values(), ids=LINES)
-def test_a_bank_has_the_peers_weights(case: Case, make_bank: Callable[[nn.Module], EMABank]):
+def test_a_bank_has_the_weights_of_the_real_library(case: Case, make_bank: Callable[[nn.Module], EMABank]):
     model = build_model("mlp")
     bank, peer = make_bank(model), case.make(model, peer=True)
     for step in steps(model, 40):
@@ -55,7 +55,7 @@ def test_a_bank_has_the_peers_weights(case: Case, make_bank: Callable[[nn.Module
 
 
 def floating_weights(peer: Any, model: nn.Module) -> dict[str, Tensor]:
-    """The peer's average by the model's names; of a list, the parameters."""
+    """The peer's average by the model's names; parameters only, if the peer keeps a list."""
     if hasattr(peer, "shadow_params"):
         return dict(zip(dict(model.named_parameters()), peer.shadow_params, strict=True))
     return {name: tensor for name, tensor in module_of(peer).state_dict().items() if tensor.is_floating_point()}

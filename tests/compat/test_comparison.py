@@ -1,4 +1,4 @@
-"""The README's comparison with other libraries: each cell that can be measured is measured, on the real library."""
+"""The README's comparison with other libraries: every measurable cell is measured on the real library."""
 
 import io
 import math
@@ -25,7 +25,7 @@ DECAY = 0.9
 
 
 class Weight(nn.Module):
-    """One number, or one under two names, that starts at 1; SGD with rate 1 adds `rise(step)` at each step."""
+    """One number, tied or not, that starts at 1; SGD with rate 1 adds `rise(step)` at each step."""
 
     def __init__(
         self, rise: Callable[[int], float] = lambda step: 1.0, *, tied: bool = False, dtype: torch.dtype = torch.float32
@@ -74,8 +74,8 @@ class Lightning:
         if not stop_at:
             return self._fit(model, steps, decay, every, None, [])
         with tempfile.TemporaryDirectory() as folder:
-            keep = lightning.pytorch.callbacks.ModelCheckpoint(folder, "half", every_n_train_steps=stop_at)
-            self._fit(model, stop_at, decay, every, None, [keep])
+            saver = lightning.pytorch.callbacks.ModelCheckpoint(folder, "half", every_n_train_steps=stop_at)
+            self._fit(model, stop_at, decay, every, None, [saver])
             return self._fit(model, steps, decay, every, f"{folder}/half.ckpt", [])
 
     def _fit(self, model: Weight, steps: int, decay: Any, every: int, checkpoint: str | None, more: list[Any]) -> float:
@@ -102,7 +102,7 @@ class LightningWeight(lightning.LightningModule):
 
 
 def when_due(update: Callable[[Any, nn.Module, int], object]) -> Callable[..., None]:
-    """For libraries without a period: the user calls them every so many steps."""
+    """For libraries without a period: the user calls them every `every` steps."""
 
     def call(average: Any, model: nn.Module, step: int, every: int) -> None:
         if step % every == 0:
@@ -147,10 +147,10 @@ LIBRARIES: dict[str, Any] = {
 }  # fmt: skip
 
 
-# What is measured: each function takes a library and returns whether it has the property
+# Each function returns whether a library has a property.
 
 
-def several(library: Any) -> bool:
+def keeps_several_averages(library: Any) -> bool:
     try:
         library.train(Weight(), 2, decay=[0.9, 0.99])
     except (TypeError, ValueError, RuntimeError):
@@ -159,14 +159,14 @@ def several(library: Any) -> bool:
 
 
 def keeps_horizon(library: Any) -> bool:
-    """How far an average is behind a ramp does not depend on how often it is updated, but for the last few steps."""
+    """The lag behind a ramp does not depend on how often the average is updated, but for the last few steps."""
     lags = [301.0 - library.train(Weight(), 300, every=every) for every in (1, 4)]
     assert lags[0] == pytest.approx(DECAY / (1 - DECAY), rel=0.15)
     return lags[1] < 1.5 * lags[0]
 
 
 def averages_bf16(library: Any) -> bool:
-    """Weights go from 1 to 1.125 at step 5 and stay: after seven time constants the average must be there."""
+    """The weight jumps from 1 to 1.125 at step 5; after seven time constants the average must be there."""
     model = Weight(lambda step: 0.125 * (step == 5), dtype=torch.bfloat16)
     return library.train(model, 700, decay=0.99) == pytest.approx(1.125, abs=0.01)
 
@@ -184,7 +184,7 @@ def resumes_exactly(library: Any) -> bool:
 
 
 MEASURED: dict[str, Callable[[Any], bool]] = {
-    "several averages, one pass over the weights": several,
+    "several averages, one pass over the weights": keeps_several_averages,
     "same horizon if you average less often": keeps_horizon,
     "float32 averages of a bf16 model": averages_bf16,
     "tied weights averaged once": averages_tied_weights_once,
@@ -193,8 +193,8 @@ MEASURED: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def table() -> dict[str, list[bool]]:
-    """The README's table: by row, for which libraries there is a tick."""
+def readme_table() -> dict[str, list[bool]]:
+    """By row, which libraries have a tick in the README's table."""
     readme = (ROOT / "README.md").read_text()
     body = readme.partition(f"| | {' | '.join(LIBRARIES)} |\n")[2].partition("\n\n")[0].splitlines()[1:]
     rows = [line.strip("| ").split(" | ") for line in body]
@@ -203,19 +203,19 @@ def table() -> dict[str, list[bool]]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("row", MEASURED)
-def test_what_one_process_shows(row: str) -> None:
-    assert [MEASURED[row](library) for library in LIBRARIES.values()] == table()[row]
+def test_a_row_of_the_readme_is_true_of_every_library(row: str) -> None:
+    assert [MEASURED[row](library) for library in LIBRARIES.values()] == readme_table()[row]
 
 
-def test_statistics_are_pooled_over_uneven_batches() -> None:
-    """Torch alone has a function for it beside us; the others have none."""
+def test_the_batch_norm_row_of_the_readme_is_true() -> None:
+    """Only emabank and torch have a function for it. The batches are of uneven sizes."""
     batches = [torch.randn(8, 1), torch.randn(2, 1) + 5]
     exact = torch.cat(batches).var(0)
     ours, theirs = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
     recalibrate_batchnorm(ours, batches)
     swa_utils.update_bn(batches, theirs)
     is_exact = [torch.allclose(layer.running_var, exact, rtol=1e-4) for layer in (ours, theirs)]
-    assert [*is_exact, False, False, False, False] == table()["batch norm recomputed, exactly"]
+    assert [*is_exact, False, False, False, False] == readme_table()["batch norm recomputed, exactly"]
 
 
 SHARDED = """
@@ -237,9 +237,10 @@ dist.destroy_process_group()
 """
 
 
-def test_what_sharded_models_show(tmp_path: Path) -> None:
+def test_the_fsdp2_row_of_the_readme_is_true(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", SHARDED, str(tmp_path / "rendezvous")],
         capture_output=True, text=True, cwd=ROOT, timeout=120, check=True,
     )  # fmt: skip
-    assert [word == "True" for word in re.findall(r"^result (\w+)", result.stdout, re.MULTILINE)] == table()["FSDP2"]
+    words = re.findall(r"^result (\w+)", result.stdout, re.MULTILINE)
+    assert [word == "True" for word in words] == readme_table()["FSDP2"]

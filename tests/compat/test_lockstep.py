@@ -1,4 +1,4 @@
-"""Every drop-in beside the real library: the same values after every step, and checkpoints that load both ways."""
+"""Every drop-in has the real library's values after every step, and checkpoints load both ways."""
 
 import copy
 import inspect
@@ -21,15 +21,15 @@ from tests.compat.peers import (
     blend,
     build_model,
     module_of,
+    save_and_load,
     steps,
     tensors,
-    through_a_file,
 )
 
 all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-# timm averages tied weights twice; test_peers.py has the oracle for ours.
+# timm averages tied weights twice; test_peers.py checks ours.
 RUNS = [
     pytest.param(case, network, id=f"{name}-{network}")
     for name, case in CASES.items()
@@ -40,7 +40,7 @@ RUNS = [
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("case", "network"), RUNS)
-def test_every_step_equals_the_peers(case: Case, network: str, optimizer: str):
+def test_every_update_equals_the_real_librarys(case: Case, network: str, optimizer: str):
     model = build_model(network)
     ours, peer = case.make(model), case.make(model, peer=True)
     for step in steps(model, optimizer=optimizer):
@@ -57,7 +57,7 @@ def test_a_run_resumes_from_the_other_librarys_checkpoint(case: Case, peer_saves
     for step in steps(model, 7):
         case.update(saving, model, step)
     loading = case.make(model, peer=not peer_saves)
-    loading.load_state_dict(through_a_file(saving.state_dict()))
+    loading.load_state_dict(save_and_load(saving.state_dict()))
     assert_same(loading, saving)
     for step in steps(model, 7, seed=2):
         case.update(saving, model, 7 + step)
@@ -72,7 +72,7 @@ module_based = pytest.mark.parametrize("case", [PLAIN[name] for name in MODULES]
 
 
 @module_based
-def test_what_is_written_into_the_module_stays(case: Case):
+def test_values_written_into_the_module_are_kept(case: Case):
     model = build_model("mlp")
     ours, peer = case.make(model), case.make(model, peer=True)
     for step in steps(model):
@@ -107,7 +107,7 @@ def test_references_into_the_module_stay_current(case: Case):
 
 
 @module_based
-def test_calling_it_calls_the_average_with_the_models_hooks(case: Case):
+def test_a_call_runs_the_average_with_the_models_hooks(case: Case):
     model = build_model("mlp")
     seen = []
     model[0].register_forward_hook(lambda *_: seen.append("called"))
@@ -129,7 +129,7 @@ def test_counters_are_copied_from_the_live_model(case: Case):
 
 
 @module_based
-def test_a_wrapped_model_is_the_same_model(case: Case):
+def test_updates_accept_a_wrapped_model(case: Case):
     model = build_model("mlp")
     ours, peer = case.make(model), case.make(model, peer=True)
     wrapped = nn.DataParallel(model)
@@ -141,7 +141,7 @@ def test_a_wrapped_model_is_the_same_model(case: Case):
 
 @plain
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda average: pickle.loads(pickle.dumps(average))])
-def test_a_copy_continues_alone(case: Case, duplicate: Callable[[Any], Any]):
+def test_a_copy_is_independent(case: Case, duplicate: Callable[[Any], Any]):
     model = build_model("mlp")
     options = {"avg_fn": blend} if case.name == "torch" else {}  # torch's own functions cannot be pickled
     ours, peer = case.make(model, **options), case.make(model, peer=True, **options)
@@ -164,7 +164,7 @@ def test_a_copy_continues_alone(case: Case, duplicate: Callable[[Any], Any]):
 
 
 @plain
-def test_nan_never_moves_an_average_that_was_asked_to_look(case: Case):
+def test_nan_raises_or_is_skipped_or_ignored_by_option(case: Case):
     model = build_model("mlp")
     averages = {choice: case.make(model, on_nonfinite=choice) for choice in ("raise", "skip", "ignore")}
     for step in steps(model, 4):
@@ -190,7 +190,7 @@ def test_nan_never_moves_an_average_that_was_asked_to_look(case: Case):
 
 
 @plain
-def test_another_model_is_refused_by_name(case: Case):
+def test_a_model_of_another_shape_is_refused(case: Case):
     model = build_model("mlp")
     average = case.make(model)
     before = {name: tensor.clone() for name, tensor in tensors(average).items()}
@@ -207,7 +207,7 @@ def test_another_model_is_refused_by_name(case: Case):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_construction_and_names_are_the_peers(name: str):
+def test_arguments_and_attributes_are_the_real_librarys(name: str):
     ours, peer = CLASSES[name]
     arguments, expected = (inspect.signature(kind.__init__).parameters.values() for kind in CLASSES[name])
     shared = [argument for argument in expected if argument.kind is not argument.VAR_KEYWORD]
@@ -217,7 +217,7 @@ def test_construction_and_names_are_the_peers(name: str):
     assert public_names(peer, name) - public_names(ours, name) == NOT_OFFERED.get(name, set())
 
 
-# Steps of an update, which the peers happen to show.
+# Internal steps of an update that are public in the real libraries.
 NOT_OFFERED = {
     "timm v3": {"apply_update_", "apply_update_no_buffers_"},
     "ema_pytorch": {

@@ -1,4 +1,4 @@
-"""What is particular to one library: its own calls and options, its folders, and where a drop-in differs on purpose."""
+"""Calls, options and folders of single libraries, and where a drop-in differs on purpose."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ from emabank.compat.torch import AveragedModel, update_bn
 from emabank.compat.torch_ema import ExponentialMovingAverage
 from tests.compat.peers import EVERY_STEP, assert_same, build_model, diffusers, steps, tensors, timm
 from tests.on_ranks import drop_ins
-from tests.support.ranks import FSDP, together
+from tests.support.ranks import FSDP, run_on_ranks
 
 # torch ---------------------------------------------------------------------------------------------------------------
 
@@ -133,12 +133,10 @@ def test_a_buffer_outside_the_state_dict_stays_as_it_was():
     min_decay=st.floats(0, 1),
     update_after_step=st.integers(0, 1000),
     use_warmup=st.booleans(),
-    gamma=st.floats(0.1, 100),
-    power=st.floats(0.1, 2),
+    warmup_gamma=st.floats(0.1, 100),
+    warmup_power=st.floats(0.1, 2),
 )
-def test_timms_decay_at_every_step(step: int | None, decay: float, use_warmup: bool, gamma: float, **options: Any):
-    power = options.pop("power")
-    options |= {"decay": decay, "use_warmup": use_warmup, "warmup_gamma": gamma, "warmup_power": power}
+def test_timms_decay_at_every_step(step: int | None, **options: Any):
     model = nn.Linear(1, 1)
     assert ModelEmaV3(model, **options).get_decay(step) == timm.ModelEmaV3(model, **options).get_decay(step)
 
@@ -193,7 +191,7 @@ def test_the_first_update_makes_a_lazy_copy():
 
 
 @pytest.mark.parametrize("as_function", [True, False])
-def test_an_average_in_a_module_of_ones_own(as_function: bool):
+def test_the_user_can_pass_the_averaged_module(as_function: bool):
     model, own, other = build_model("mlp"), build_model("mlp"), build_model("mlp")
     ours = EMA(model, (lambda: own) if as_function else own, **EVERY_STEP)
     peer = ema_pytorch.EMA(model, (lambda: other) if as_function else other, **EVERY_STEP)
@@ -205,7 +203,7 @@ def test_an_average_in_a_module_of_ones_own(as_function: bool):
     assert not own[0].weight.requires_grad
 
 
-def test_modes_methods_and_the_hook_of_an_optimizer():
+def test_modes_methods_and_optimizer_hook():
     model = build_model("mlp")
     average = EMA(model, forward_method_names=("extra_repr",), include_online_model=False, **EVERY_STEP)
     assert average.model is model and average.online_model == [model]
@@ -233,7 +231,7 @@ def test_a_live_model_of_another_precision_is_converted():
     assert ours.ema_model[0].weight.dtype is torch.float32
 
 
-def test_what_cannot_be_an_average_is_refused():
+def test_wrong_models_of_ema_pytorch_are_refused():
     with pytest.raises(ValueError, match="ema_model must be None"):
         EMA(nn.Linear(1, 1), nn.Linear(1, 1), lazy_init_ema=True)
     with pytest.raises(TypeError, match="model must be a module; got a dict"):
@@ -261,7 +259,7 @@ def test_the_average_is_in_the_parameters_inside_the_context_only():
     assert torch.equal(next(model.parameters()), live[0])
 
 
-def test_a_store_is_in_the_checkpoint_both_ways():
+def test_stored_parameters_are_in_the_checkpoints_of_both_libraries():
     model = build_model("mlp")
     ours = ExponentialMovingAverage(model.parameters(), 0.9)
     peer = torch_ema.ExponentialMovingAverage(model.parameters(), 0.9)
@@ -278,7 +276,7 @@ def test_a_store_is_in_the_checkpoint_both_ways():
         assert next(model.parameters()).abs().sum() > 0
 
 
-def test_held_shadows_are_the_loaded_ones_and_nothing_is_shared():
+def test_loading_writes_into_the_existing_shadow_parameters():
     model = build_model("mlp")
     average, saved = (ExponentialMovingAverage(model.parameters(), 0.9) for _ in range(2))
     for _ in steps(model, 3):
@@ -289,7 +287,7 @@ def test_held_shadows_are_the_loaded_ones_and_nothing_is_shared():
         assert shadow is now and torch.equal(shadow, value) and shadow is not value
 
 
-def test_a_copy_follows_the_same_parameters_and_an_unpickled_one_has_to_be_given_them():
+def test_a_copy_follows_its_parameters_and_an_unpickled_average_needs_them():
     model = build_model("mlp")
     average = ExponentialMovingAverage(model.parameters(), 0.9)
     copied, unpickled = copy.deepcopy(average), pickle.loads(pickle.dumps(average))
@@ -303,7 +301,7 @@ def test_a_copy_follows_the_same_parameters_and_an_unpickled_one_has_to_be_given
         unpickled.update()
 
 
-def test_what_torch_ema_refuses_is_refused():
+def test_wrong_arguments_of_torch_ema_are_refused():
     model = build_model("mlp")
     average = ExponentialMovingAverage(model.parameters(), 0.9)
     with pytest.raises(ValueError, match="decay must be between 0 and 1"):
@@ -360,7 +358,7 @@ def test_frozen_parameters_are_copied():
         assert step % 3 or torch.equal(ours.shadow_params[0], model[0].weight)
 
 
-def test_store_copy_and_restore():
+def test_store_copy_to_and_restore():
     model = build_model("mlp")
     average = EMAModel(model.parameters(), decay=0.6)
     for _ in steps(model):
@@ -376,7 +374,7 @@ def test_store_copy_and_restore():
         average.restore(model.parameters())
 
 
-def test_what_is_not_a_list_of_the_same_parameters_is_refused():
+def test_wrong_arguments_of_diffusers_are_refused():
     model = build_model("mlp")
     average = EMAModel(model.parameters())
     with pytest.raises(TypeError, match=r"Pass model.parameters\(\)"):
@@ -391,7 +389,7 @@ def test_what_is_not_a_list_of_the_same_parameters_is_refused():
 
 @pytest.mark.filterwarnings("ignore")  # of diffusers
 @pytest.mark.parametrize("peer_saves", [True, False])
-def test_a_folder_is_read_both_ways(tmp_path: Path, peer_saves: bool):
+def test_a_saved_folder_loads_in_both_libraries(tmp_path: Path, peer_saves: bool):
     kind = diffusers.UNet2DModel
     model = kind(
         sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(4,), norm_num_groups=2,
@@ -417,5 +415,5 @@ def test_a_folder_is_read_both_ways(tmp_path: Path, peer_saves: bool):
 
 
 @FSDP
-def test_lists_of_shards(tmp_path: Path):
-    together(drop_ins.lists_of_shards, folder=tmp_path)
+def test_lists_of_sharded_parameters_are_averaged(tmp_path: Path):
+    run_on_ranks(drop_ins.check_lists_of_shards, folder=tmp_path)

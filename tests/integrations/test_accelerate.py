@@ -1,4 +1,4 @@
-"""The bank for Accelerate with a real accelerator: averages as computed by hand, and training undisturbed."""
+"""The bank for Accelerate with a real accelerator: averages as computed by hand, and training unchanged."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 VALIDATION = data(20, seed=2).tensors
 
 
-def evaluated(model: nn.Module) -> Mapping[str, float]:
+def evaluate(model: nn.Module) -> Mapping[str, float]:
     assert not any(module.training for module in model.modules())
     accuracy, loss = accuracy_and_loss(model, VALIDATION)
     torch.rand(3)  # an evaluation may draw random numbers
@@ -33,7 +33,7 @@ def evaluated(model: nn.Module) -> Mapping[str, float]:
 
 
 class Run:
-    """A loop as Accelerate's users write it."""
+    """A usual training loop with Accelerate."""
 
     def __init__(self, *, accumulate: int = 1, averages: bool = True, **keywords: Any) -> None:
         set_seed(3)
@@ -63,15 +63,15 @@ class Run:
             self.weights.append(copies(self.model))
         if self.averages is None:
             self.model.eval()
-            self.metrics = {"live": dict(evaluated(self.model))}
+            self.metrics = {"live": dict(evaluate(self.model))}
         else:
             self.model.train()
-            self.metrics = self.averages.evaluate(evaluated, at=at)
+            self.metrics = self.averages.evaluate(evaluate, at=at)
             assert all(module.training for module in self.model.modules())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
+def test_averages_and_metrics_equal_those_computed_by_hand(accumulate: int):
     loop = Run(accumulate=accumulate, recalibrate=True)
     loop.epoch(1)
     loop.epoch(2)
@@ -83,9 +83,9 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
         for key in ("0.weight", "1.running_var", "3.bias"):
             expected = ema(loop.first[key], [sample[key] for sample in sampled], rule.decay)
             torch.testing.assert_close(weights[key].double(), expected, rtol=1e-5, atol=1e-6)
-        averaged = bank.module(name)
-        recalibrate_batchnorm(averaged, [data(48, seed=1).tensors[0]])
-        accuracy, loss = accuracy_and_loss(averaged, VALIDATION)
+        module = bank.module(name)
+        recalibrate_batchnorm(module, [data(48, seed=1).tensors[0]])
+        accuracy, loss = accuracy_and_loss(module, VALIDATION)
         assert loop.metrics[name]["loss"] == pytest.approx(loss, rel=1e-4)
         assert loop.metrics[name]["accuracy"] == pytest.approx(accuracy)
     assert loop.averages.tracker.best("loss").value == min(
@@ -93,16 +93,16 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
     )
 
 
-def test_training_is_as_without_the_bank():
+def test_training_is_not_changed_by_the_bank():
     runs = []
     for averages in (False, True):
         loop = Run(averages=averages)
         loop.epoch(1)
         loop.epoch(2)
         runs.append(loop)
-    plain, beside = runs
-    assert beside.metrics["live"] == plain.metrics["live"]
-    assert_equal(beside.weights, plain.weights)
+    plain, averaged = runs
+    assert averaged.metrics["live"] == plain.metrics["live"]
+    assert_equal(averaged.weights, plain.weights)
 
 
 def test_metrics_are_logged_under_the_averages_name(monkeypatch: pytest.MonkeyPatch):
@@ -132,7 +132,7 @@ def test_the_accelerator_saves_and_loads_the_averages(tmp_path: Path):
     assert_equal(resumed.averages.best_weights(), uninterrupted.averages.best_weights())
 
 
-def test_the_best_weights_make_a_checkpoint_that_accelerate_loads(tmp_path: Path):
+def test_the_best_weights_are_a_checkpoint_that_accelerate_loads(tmp_path: Path):
     loop = Run(snapshots="each")
     for at in (1, 2, 3):
         loop.epoch(at)
@@ -144,12 +144,12 @@ def test_the_best_weights_make_a_checkpoint_that_accelerate_loads(tmp_path: Path
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_error_while_an_average_is_evaluated_leaves_the_live_weights(error: type[BaseException]):
+def test_an_error_in_an_evaluation_restores_the_live_weights(error: type[BaseException]):
     loop = Run()
     loop.epoch(1)
     before, calls = copies(loop.model), []
 
-    def failing(model: nn.Module) -> dict[str, float]:
+    def fail(model: nn.Module) -> dict[str, float]:
         calls.append(copies(model))
         if len(calls) == 3:
             raise error("now")
@@ -157,7 +157,7 @@ def test_an_error_while_an_average_is_evaluated_leaves_the_live_weights(error: t
 
     loop.model.train()
     with pytest.raises(error):
-        loop.averages.evaluate(failing, at=2)
+        loop.averages.evaluate(fail, at=2)
     assert not torch.equal(calls[-1]["0.weight"], before["0.weight"]), "no average was in the model"
     assert_equal(copies(loop.model), before)
     assert all(module.training for module in loop.model.modules())

@@ -1,4 +1,4 @@
-"""The callback for Lightning, under real Trainers, against averages by hand."""
+"""The callback for Lightning with real Trainers: averages as computed by hand, and training unchanged."""
 
 import gc
 import importlib.util
@@ -133,11 +133,11 @@ def bank_callback(**keywords: Any) -> EMABankCallback:
     return EMABankCallback(AVERAGES, **{"every": 1, "criteria": {"val_loss": "min", "val_accuracy": "max"}, **keywords})
 
 
-# What the averages are -----------------------------------------------------------------------------------------------
+# Averages and training -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
+def test_averages_and_metrics_equal_those_computed_by_hand(accumulate: int):
     module, recorder, callback = Module(), Recorder(), bank_callback(recalibrate=True)
     first = copies(module.layers)
     trainer = fit(module, callback, recorder, accumulate_grad_batches=accumulate)
@@ -148,9 +148,9 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(accumulate: int):
         for key in ("0.weight", "1.weight", "1.running_var", "3.bias"):
             expected = ema(first[key], [weights[key] for weights in sampled], rule.decay)
             torch.testing.assert_close(averaged_weights[f"layers.{key}"].double(), expected, rtol=1e-5, atol=1e-6)
-        averaged = callback.bank.module(name)
-        recalibrate_batchnorm(averaged, [data(48, seed=1).tensors[0]])
-        accuracy, loss = accuracy_and_loss(averaged, VALIDATION.tensors)
+        average = callback.bank.module(name)
+        recalibrate_batchnorm(average, [data(48, seed=1).tensors[0]])
+        accuracy, loss = accuracy_and_loss(average, VALIDATION.tensors)
         logged = trainer.callback_metrics
         assert logged[f"val_loss/{name}"].item() == pytest.approx(loss, rel=1e-4)
         assert logged[f"val_accuracy/{name}"].item() == pytest.approx(accuracy)
@@ -176,17 +176,17 @@ def test_several_validation_loaders_have_their_own_metrics():
     assert len(callback.tracker.history) == 2 * 3 * 2 * 2  # validations, weights, metrics, loaders
 
 
-def test_training_and_what_is_logged_of_it_are_as_without_the_callback():
+def test_training_and_its_logs_are_not_changed_by_the_callback():
     runs = []
     for callbacks in ([], [bank_callback()]):
         recorder, logger = Recorder(), RecordingLogger()
         keywords = {"val_check_interval": 0.5, "logger": logger, "log_every_n_steps": 1}
         fit(Module(dropout=0.5), *callbacks, recorder, **keywords)
         runs.append((recorder, logger.rows))
-    (plain, plain_rows), (beside, rows) = runs
-    assert_equal(beside.weights, plain.weights)
-    assert_equal(beside.random, plain.random)
-    assert all(beside.training)
+    (plain, plain_rows), (averaged, rows) = runs
+    assert_equal(averaged.weights, plain.weights)
+    assert_equal(averaged.random, plain.random)
+    assert all(averaged.training)
     live = [(step, {key: value for key, value in metrics.items() if "/" not in key}) for step, metrics in rows]
     assert live == plain_rows
     added = {key for _, metrics in rows for key in metrics if "/" in key}
@@ -210,25 +210,25 @@ class Bar(ProgressBar):
 
 
 class Watched(Module):
-    """Looks for the bar in each validation step, as a drawing thread may at any moment."""
+    """Records the trainer's progress bar in each validation step."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.bars = [*getattr(self, "bars", []), self.trainer.progress_bar_callback]
         super().validation_step(batch, batch_idx)
 
 
-def test_a_progress_bar_stays_where_it_is_and_shows_the_live_weights_only():
+def test_the_progress_bar_stays_and_shows_the_live_weights_only():
     hooks = []
     for callbacks in ([], [bank_callback()]):
         module, bar = Watched(), Bar()
         fit(module, bar, *callbacks, enable_progress_bar=True, num_sanity_val_steps=0)
-        assert {id(shown) for shown in module.bars} == {id(bar)}
+        assert {id(found) for found in module.bars} == {id(bar)}
         assert len(module.bars) == 6 * (1 + len(AVERAGES) * len(callbacks))
         hooks.append(bar.hooks)
     assert hooks[0] == hooks[1] == ["start", "batch", "batch", "batch"] * 2
 
 
-def test_persistent_workers_serve_training_and_averages_and_none_are_left_behind():
+def test_averages_start_no_extra_persistent_workers():
     runs = []
     for callbacks in ([], [bank_callback()]):
         recorder = Recorder()
@@ -241,14 +241,14 @@ def test_persistent_workers_serve_training_and_averages_and_none_are_left_behind
         runs.append((recorder, trainer.callback_metrics))
         del loaders, trainer
         gc.collect()  # ends the workers
-    (plain, live), (beside, metrics) = runs
-    assert_equal(beside.weights, plain.weights)
-    assert beside.workers == plain.workers
+    (plain, live), (averaged, metrics) = runs
+    assert_equal(averaged.weights, plain.weights)
+    assert averaged.workers == plain.workers
     assert {key: metrics[key] for key in live} == live
     assert metrics["val_loss/slow"] != metrics["val_loss"]
 
 
-def test_several_optimizers_make_one_step_per_batch():
+def test_several_optimizers_count_as_one_step_per_batch():
     class Two(Module):
         automatic_optimization = False
 
@@ -272,7 +272,7 @@ def test_several_optimizers_make_one_step_per_batch():
 # Batch norm, criteria and options ------------------------------------------------------------------------------------
 
 
-def test_frozen_batch_norm_is_left_alone():
+def test_frozen_batch_norm_is_not_recomputed():
     class Frozen(Module):
         def on_train_epoch_start(self) -> None:
             self.layers[1].eval()
@@ -300,14 +300,14 @@ class Paired(Module):
 
 
 @pytest.mark.parametrize(
-    ("loader", "says"),
+    ("loader", "message"),
     [
         (DataLoader(Stream(), batch_size=None), "a stream.*recalibrate_on="),
         ([training_loader(), training_loader()], "one loader.*got 2.*recalibrate_on="),
     ],
 )
-def test_a_loader_without_a_second_pass_is_refused_when_training_starts(loader: Any, says: str):
-    with pytest.raises(ValueError, match=says):
+def test_a_loader_without_a_second_pass_is_refused_when_training_starts(loader: Any, message: str):
+    with pytest.raises(ValueError, match=message):
         fit(Paired(), bank_callback(), loader=loader)
     fit(Paired(norm=False), bank_callback(), loader=loader, epochs=1)
     callback = bank_callback(recalibrate_on=training_loader())
@@ -315,7 +315,7 @@ def test_a_loader_without_a_second_pass_is_refused_when_training_starts(loader: 
     assert len(callback.tracker.history) == 6
 
 
-def test_a_module_without_forward_needs_one_for_its_batch_norm():
+def test_batch_norm_of_a_module_without_forward_needs_the_option_forward():
     class Silent(Module):
         forward = L.LightningModule.forward
 
@@ -333,7 +333,7 @@ def test_a_module_without_forward_needs_one_for_its_batch_norm():
     assert callback.tracker.best("val_loss").average in ("live", *AVERAGES)
 
 
-def test_without_averages_it_keeps_five_for_the_length_of_the_run_which_must_be_known():
+def test_the_five_default_averages_depend_on_the_length_of_the_run():
     callback = EMABankCallback(criteria={"val_loss": "min"})
     fit(Module(), callback, accumulate_grad_batches=2)
     steps = callback.bank.num_steps
@@ -372,7 +372,7 @@ def test_other_callbacks_can_use_the_metrics_of_an_average(tmp_path: Path):
     assert_equal(copies(module.layers), recorder.weights[-1])
 
 
-def test_the_best_checkpoint_by_the_metric_of_an_average_is_of_that_average(tmp_path: Path):
+def test_a_checkpoint_monitored_by_the_metric_of_an_average_contains_it(tmp_path: Path):
     by_average = ModelCheckpoint(tmp_path / "slow", monitor="val_loss/slow", save_last=True)
     by_live = ModelCheckpoint(tmp_path / "live", monitor="val_loss")
     callback, recorder = bank_callback(snapshots="each"), Recorder()
@@ -384,7 +384,7 @@ def test_the_best_checkpoint_by_the_metric_of_an_average_is_of_that_average(tmp_
         assert trainer.callback_metrics["val_loss"].item() == pytest.approx(best.value, rel=1e-5)
         loaded = Module.load_from_checkpoint(checkpoint.best_model_path)
         assert_equal(copies(loaded), callback.tracker.weights("val_loss", average))
-    last = torch.load(by_average.last_model_path, weights_only=True)  # to resume from: of the live weights
+    last = torch.load(by_average.last_model_path, weights_only=True)  # for resuming: the live weights
     assert_equal(last["state_dict"]["layers.0.weight"], recorder.weights[last["global_step"] - 1]["0.weight"])
 
 
@@ -400,7 +400,7 @@ def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(
 
 
 @pytest.mark.parametrize("finish_with", ["best", "slow"])
-def test_the_module_ends_with_the_weights_asked_for(finish_with: str):
+def test_finish_with_sets_the_final_weights(finish_with: str):
     module, callback = Module(), bank_callback(finish_with=finish_with)
     fit(module, callback, epochs=3)
     best = callback.tracker.best("val_loss")
@@ -408,19 +408,18 @@ def test_the_module_ends_with_the_weights_asked_for(finish_with: str):
     assert_equal(copies(module), expected)
     if finish_with == "best":
         assert accuracy_and_loss(module, VALIDATION.tensors)[1] == pytest.approx(best.value, rel=1e-4)
-    assert {row.epoch for row in callback.tracker.history} == {6, 12, 18}  # and not the sanity check's 0
+    assert {row.epoch for row in callback.tracker.history} == {6, 12, 18}  # without the sanity check at 0
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
-    uninterrupted, parts = bank_callback(), bank_callback()
-    recorder, after = Recorder(), Recorder()
-    fit(Module(), uninterrupted, recorder, epochs=4, loader=DataLoader(data(48, seed=1), batch_size=8))
+    uninterrupted, recorder, after = bank_callback(), Recorder(), Recorder()
     plain = DataLoader(data(48, seed=1), batch_size=8)
-    fit(Module(), parts, ModelCheckpoint(tmp_path, save_last=True), epochs=2, loader=plain)
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)  # runs nothing
+    fit(Module(), uninterrupted, recorder, epochs=4, loader=plain)
+    fit(Module(), bank_callback(), ModelCheckpoint(tmp_path, save_last=True), epochs=2, loader=plain)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert_equal(saved["state_dict"]["layers.0.weight"], recorder.weights[11]["0.weight"])  # the live weights
     resumed = bank_callback()
     fit(Module(), resumed, after, epochs=4, loader=plain, ckpt_path=tmp_path / "last.ckpt")
@@ -432,7 +431,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     assert_equal(resumed.best_weights(), uninterrupted.best_weights())
 
 
-def test_a_second_fit_resumes_for_the_same_module_and_starts_anew_for_another():
+def test_a_second_fit_resumes_for_the_same_module_and_restarts_for_another():
     module, callback = Module(norm=False), bank_callback()
     trainer = fit(module, callback, epochs=1)
     trainer.fit_loop.max_epochs = 2
@@ -446,12 +445,12 @@ def test_a_second_fit_resumes_for_the_same_module_and_starts_anew_for_another():
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_error_while_an_average_is_validated_leaves_everything_as_it_was(error: type[BaseException]):
+def test_an_error_while_an_average_is_validated_restores_everything(error: type[BaseException]):
     class Failing(Module):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             super().validation_step(batch, batch_idx)
             if self.calls == 2 + 3 + 2:  # the sanity check, the first average, and in the second
-                self.held = copies(self.layers)
+                self.applied = copies(self.layers)
                 raise error("now")
 
     module, recorder, callback = Failing(), Recorder(), bank_callback()
@@ -466,7 +465,7 @@ def test_an_error_while_an_average_is_validated_leaves_everything_as_it_was(erro
     loop = trainer.fit_loop.epoch_loop.val_loop
     with pytest.raises((error, SystemExit)):
         trainer.fit(module, training_loader(), DataLoader(VALIDATION, batch_size=8))
-    assert not torch.equal(module.held["0.weight"], recorder.weights[-1]["0.weight"]), "no average was in the module"
+    assert not torch.equal(module.applied["0.weight"], recorder.weights[-1]["0.weight"]), "no average was applied"
     assert_equal(copies(module.layers), recorder.weights[-1])
     assert callback in trainer.callbacks and recorder in trainer.callbacks
     assert trainer.fit_loop.epoch_loop.val_loop is loop
@@ -474,7 +473,7 @@ def test_an_error_while_an_average_is_validated_leaves_everything_as_it_was(erro
     callback.bank.state_dict()  # would raise if an average were applied
 
 
-def test_outside_of_fit_nothing_happens():
+def test_the_callback_does_nothing_outside_of_fit():
     module, callback = Module(), bank_callback()
     trainer = fit(module, callback)
     before, calls, rows = copies(module), module.calls, len(callback.tracker.history)
@@ -495,8 +494,8 @@ def test_outside_of_fit_nothing_happens():
 # The package's older name --------------------------------------------------------------------------------------------
 
 
-def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    older = pytest.importorskip("pytorch_lightning", reason="this Lightning does not bring its older name along")
+def test_the_callback_works_with_pytorch_lightning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    older = pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
 
     class Older(older.LightningModule):
         forward, training_step = Module.forward, Module.training_step
@@ -517,7 +516,7 @@ def test_pytorch_lightning_works_too(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     spec.loader.exec_module(alone)
     monkeypatch.undo()
     assert issubclass(alone.EMABankCallback, older.Callback)
-    for kind in (alone.EMABankCallback, EMABankCallback):  # with the older name alone, and with both
+    for kind in (alone.EMABankCallback, EMABankCallback):  # only the older name is installed, and both
         torch.manual_seed(3)
         callback = kind(AVERAGES, every=1)
         saver = older.callbacks.ModelCheckpoint(tmp_path / kind.__module__, monitor="val_loss/slow")

@@ -1,4 +1,4 @@
-"""LoRA with the real peft: the adapter alone is averaged, and its averages are adapters that peft loads."""
+"""LoRA with the real peft: only the weights of the LoRA layers are averaged, and peft loads the averages."""
 
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,23 @@ AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 TOKENS = [(torch.arange(8) * stride) % 11 for stride in range(1, 11)]
 
 
-def base() -> Any:
+def make_base() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=11, max_position_embeddings=16, **sizes))
 
 
-def adapted() -> Any:
+def make_adapted() -> Any:
     torch.manual_seed(1)
-    return peft.get_peft_model(base(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    return peft.get_peft_model(make_base(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
 
 
-def adapter(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def adapter_of(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key: value for key, value in weights.items() if "lora_" in key}
 
 
-def test_the_adapter_alone_is_averaged_and_an_average_is_an_adapter(tmp_path: Path):
-    model = adapted()
+def test_only_the_adapter_is_averaged_and_peft_loads_the_averages(tmp_path: Path):
+    model = make_adapted()
     bank = EMABank(model, AVERAGES, every=1, parameters="trainable")
     optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1.0)
     first, seen = copies(model), []
@@ -48,21 +48,21 @@ def test_the_adapter_alone_is_averaged_and_an_average_is_an_adapter(tmp_path: Pa
         seen.append(copies(model))
     for name, rule in AVERAGES.items():
         averaged = bank.state_dict()["averages"][name]["tensors"]
-        assert averaged.keys() == adapter(first).keys()
+        assert averaged.keys() == adapter_of(first).keys()
         for key, tensor in averaged.items():
             expected = ema(first[key], [weights[key] for weights in seen], rule.decay)
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-5, atol=1e-6)
         model.save_pretrained(tmp_path / name, state_dict=bank.weights(name))
-        loaded = peft.PeftModel.from_pretrained(base(), tmp_path / name)
+        loaded = peft.PeftModel.from_pretrained(make_base(), tmp_path / name)
         assert_equal(copies(loaded), bank.weights(name))
         inputs = torch.stack(TOKENS)
         with torch.no_grad():
             logits = loaded.eval()(input_ids=inputs).logits
             torch.testing.assert_close(bank.call(name, input_ids=inputs).logits, logits)
-        assert not torch.equal(adapter(copies(loaded))[key], seen[-1][key])
+        assert not torch.equal(adapter_of(copies(loaded))[key], seen[-1][key])
 
 
-def trained(folder: Path, resume: Path | None = None, **options: Any) -> tuple[Any, EMABankCallback]:
+def train(folder: Path, resume: Path | None = None, **options: Any) -> tuple[Any, EMABankCallback]:
     samples = [{"input_ids": tokens, "labels": tokens} for tokens in TOKENS]
     arguments = transformers.TrainingArguments(
         **{
@@ -72,20 +72,20 @@ def trained(folder: Path, resume: Path | None = None, **options: Any) -> tuple[A
             "metric_for_best_model": "eval_loss/slow", "greater_is_better": False, **options,
         }
     )  # fmt: skip
-    trainer = transformers.Trainer(adapted(), arguments, train_dataset=4 * samples, eval_dataset=samples)
+    trainer = transformers.Trainer(make_adapted(), arguments, train_dataset=4 * samples, eval_dataset=samples)
     callback = EMABankCallback(trainer, AVERAGES, every=1, parameters="trainable", snapshots="each")
     trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=resume and str(resume))
     return trainer, callback
 
 
-def test_a_trainers_best_checkpoint_is_an_adapter_of_the_average_and_resumes_the_live_one(tmp_path: Path):
-    trainer, callback = trained(tmp_path, load_best_model_at_end=True)
+def test_the_best_checkpoint_contains_the_average_and_resumes_the_live_adapter(tmp_path: Path):
+    trainer, callback = train(tmp_path, load_best_model_at_end=True)
     best = callback.tracker.best("eval_loss", "slow")
     assert trainer.state.best_metric == best.value
     assert trainer.evaluate()["eval_loss"] == pytest.approx(best.value, rel=1e-5)
-    loaded = peft.PeftModel.from_pretrained(base(), trainer.state.best_model_checkpoint)
-    assert_equal(adapter(copies(loaded)), adapter(callback.tracker.weights("eval_loss", "slow")))
-    uninterrupted, _ = trained(tmp_path / "uninterrupted")
-    resumed, _ = trained(tmp_path / "uninterrupted", tmp_path / "uninterrupted" / "checkpoint-4")
+    loaded = peft.PeftModel.from_pretrained(make_base(), trainer.state.best_model_checkpoint)
+    assert_equal(adapter_of(copies(loaded)), adapter_of(callback.tracker.weights("eval_loss", "slow")))
+    uninterrupted, _ = train(tmp_path / "uninterrupted")
+    resumed, _ = train(tmp_path / "uninterrupted", tmp_path / "uninterrupted" / "checkpoint-4")
     assert_equal(copies(resumed.model), copies(uninterrupted.model))

@@ -1,4 +1,4 @@
-"""The session that the integrations share: a second pass over a loader in use, and states that wait for training."""
+"""The session that the integrations share: a second pass over a loader in use, and states loaded before training."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.models import data, network
 from tests.support.processes import run
 
 
-def listed(batches: Any) -> list[list[int]]:
+def as_lists(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
 
@@ -36,24 +36,24 @@ class FetchedTogether(Numbers):
 
 
 @pytest.mark.parametrize("kind", [Numbers, FetchedTogether])
-def test_a_second_pass_has_the_loaders_batches_and_leaves_its_order_alone(kind: type[Numbers]):
+def test_a_second_pass_has_the_same_batches_and_does_not_change_the_order(kind: type[Numbers]):
     dataset = kind()
     generator = torch.Generator().manual_seed(7)
     loader = DataLoader(dataset, batch_size=4, sampler=RandomSampler(dataset, generator=generator))
     state = generator.get_state()
-    batches = listed(second_pass(loader))
+    batches = as_lists(second_pass(loader))
     assert torch.equal(generator.get_state(), state)
     training = iter(loader)
     first = next(training)
-    listed(second_pass(loader))
-    assert [first.tolist(), *listed(training)] == batches
+    as_lists(second_pass(loader))
+    assert [first.tolist(), *as_lists(training)] == batches
     assert sorted(index for batch in batches for index in batch) == list(range(6))
 
 
 def test_a_second_pass_without_a_batch_size_or_a_data_loader():
     sampler = BatchSampler(range(5), batch_size=2, drop_last=True)
-    assert listed(second_pass(DataLoader(Numbers(), batch_sampler=sampler))) == [[0, 1], [2, 3]]
-    assert listed(second_pass(DataLoader(Numbers(), batch_size=None))) == list(range(6))
+    assert as_lists(second_pass(DataLoader(Numbers(), batch_sampler=sampler))) == [[0, 1], [2, 3]]
+    assert as_lists(second_pass(DataLoader(Numbers(), batch_size=None))) == list(range(6))
     assert list(second_pass([1, 2])) == [1, 2]
 
 
@@ -71,7 +71,7 @@ def session(**keywords: Any) -> CallbackSession:
     return CallbackSession([0.9], **{"every": 1, **keywords})
 
 
-def test_a_state_waits_for_training():
+def test_a_state_loaded_before_training_is_used_when_training_starts():
     first, second = (session(recalibrate=False) for _ in range(2))
     first.start(network())
     first.bank.update()
@@ -83,7 +83,7 @@ def test_a_state_waits_for_training():
     second.start(network())
     assert second.bank.num_steps == 1
     assert second.tracker.best("loss").average == "ema-0.9"
-    second.observe(1, {"live": {"loss": 0.1}})  # a resumed run validates once more
+    second.observe(1, {"live": {"loss": 0.1}})  # a resumed run validates again
     assert len(second.tracker.history) == 2
 
 
@@ -95,7 +95,7 @@ def test_without_criteria_nothing_is_tracked():
         _ = untracked.tracker
 
 
-def test_batch_norm_is_recomputed_on_as_many_batches_as_asked_for():
+def test_batch_norm_is_recomputed_on_the_requested_number_of_batches():
     model = network()
     for recalibrate, count in ((2, 16), (True, 48)):
         recalibrating = session(recalibrate=recalibrate)
@@ -122,7 +122,7 @@ def test_wrong_arguments_are_refused_before_training(wrong: dict[str, Any]):
         session(evry=2)
 
 
-def test_each_integration_says_which_extra_it_needs():
+def test_a_missing_framework_is_an_error_with_the_package_to_install():
     code = """
 from importlib import import_module
 for name in ("lightning", "transformers", "accelerate"):
@@ -133,5 +133,5 @@ for name in ("lightning", "transformers", "accelerate"):
     else:
         raise AssertionError(name)
 """
-    finished = run(code, blocked=("lightning", "pytorch_lightning", "transformers", "accelerate"))
-    assert finished.returncode == 0, finished.stderr
+    process = run(code, blocked=("lightning", "pytorch_lightning", "transformers", "accelerate"))
+    assert process.returncode == 0, process.stderr

@@ -1,4 +1,4 @@
-"""The callback for the Hugging Face Trainer with real ones: averages as computed by hand, and training undisturbed."""
+"""The callback with real Hugging Face Trainers: averages as computed by hand, and training unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float((prediction.predictions.argmax(1) == prediction.label_ids).mean())}
 
 
-def made(
+def make_trainer(
     folder: Path, *callbacks: Any, evaluated: Any = VALIDATION, kind: type[Trainer] = Trainer, **keywords: Any
 ) -> Trainer:
     arguments = TrainingArguments(
@@ -98,7 +98,7 @@ def made(
     )
 
 
-def added(trainer: Trainer, **keywords: Any) -> EMABankCallback:
+def add_bank(trainer: Trainer, **keywords: Any) -> EMABankCallback:
     criteria: Any = {"eval_loss": "min", "eval_accuracy": "max"}
     callback = EMABankCallback(trainer, AVERAGES, **{"every": 1, "criteria": criteria, **keywords})
     trainer.add_callback(callback)
@@ -111,18 +111,18 @@ def loss_of(model: nn.Module, samples: list[dict[str, Tensor]]) -> float:
     return cross_entropy(logits, torch.stack([sample["labels"] for sample in samples])).item()
 
 
-def logged(trainer: Trainer, key: str) -> list[float]:
+def logged_values(trainer: Trainer, key: str) -> list[float]:
     return [row[key] for row in trainer.state.log_history if key in row]
 
 
-# What the averages are -----------------------------------------------------------------------------------------------
+# Averages and training -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_averages_and_their_metrics_are_those_computed_by_hand(tmp_path: Path, accumulate: int):
+def test_averages_and_metrics_equal_those_computed_by_hand(tmp_path: Path, accumulate: int):
     recorder = Recorder()
-    trainer = made(tmp_path, recorder, gradient_accumulation_steps=accumulate)
-    callback = added(trainer, recalibrate=True)
+    trainer = make_trainer(tmp_path, recorder, gradient_accumulation_steps=accumulate)
+    callback = add_bank(trainer, recalibrate=True)
     first = copies(trainer.model)
     trainer.train()
     assert callback.bank.num_steps == len(recorder.weights) == 12
@@ -137,14 +137,14 @@ def test_averages_and_their_metrics_are_those_computed_by_hand(tmp_path: Path, a
                 torch.stack([sample["pixel_values"] for sample in TRAINING])
             )
         torch.testing.assert_close(averaged.state_dict()[STATISTICS], seen.mean((0, 2, 3)))
-        assert logged(trainer, f"eval_loss/{name}")[-1] == pytest.approx(loss_of(averaged, VALIDATION), rel=1e-4)
-    assert logged(trainer, "eval_loss")[-1] == pytest.approx(loss_of(trainer.model, VALIDATION), rel=1e-4)
+        assert logged_values(trainer, f"eval_loss/{name}")[-1] == pytest.approx(loss_of(averaged, VALIDATION), rel=1e-4)
+    assert logged_values(trainer, "eval_loss")[-1] == pytest.approx(loss_of(trainer.model, VALIDATION), rel=1e-4)
     assert {row.epoch for row in callback.tracker.history} == {4, 8, 12}
     assert {row.metric for row in callback.tracker.history} == {"eval_loss", "eval_accuracy"}
 
 
-def test_without_averages_it_keeps_five_for_the_length_of_the_run(tmp_path: Path):
-    trainer = made(tmp_path)
+def test_the_five_default_averages_depend_on_the_length_of_the_run(tmp_path: Path):
+    trainer = make_trainer(tmp_path)
     callback = EMABankCallback(trainer)
     trainer.add_callback(callback)
     trainer.train()
@@ -154,43 +154,44 @@ def test_without_averages_it_keeps_five_for_the_length_of_the_run(tmp_path: Path
     assert [callback.bank.decay(name) for name in callback.bank.names] == pytest.approx(halves)
 
 
-def test_training_and_what_is_logged_of_it_are_as_without_the_callback(tmp_path: Path):
+def test_training_and_its_logs_are_not_changed_by_the_callback(tmp_path: Path):
     runs = []
     for with_averages in (False, True):
         recorder = Recorder()
-        trainer = made(tmp_path / str(with_averages), recorder)
+        trainer = make_trainer(tmp_path / str(with_averages), recorder)
         if with_averages:
-            added(trainer)
+            add_bank(trainer)
         trainer.train()
         runs.append((recorder, trainer))
-    (plain, without), (beside, averaged) = runs
-    assert_equal(beside.weights, plain.weights)
-    assert_equal(beside.random, plain.random)
+    (plain, without), (averaged_recorder, averaged) = runs
+    assert_equal(averaged_recorder.weights, plain.weights)
+    assert_equal(averaged_recorder.random, plain.random)
     assert_equal(copies(averaged.model), plain.weights[-1])
     for key in ("loss", "eval_loss", "eval_accuracy"):
-        assert logged(averaged, key) == logged(without, key)
+        assert logged_values(averaged, key) == logged_values(without, key)
 
 
-def test_several_evaluation_sets_each_have_their_metrics(tmp_path: Path):
-    trainer = made(tmp_path, evaluated={"one": VALIDATION[:8], "two": VALIDATION[8:]})
-    callback = added(trainer, criteria={"eval_two_loss": "min"})
+def test_several_evaluation_sets_have_their_own_metrics(tmp_path: Path):
+    trainer = make_trainer(tmp_path, evaluated={"one": VALIDATION[:8], "two": VALIDATION[8:]})
+    callback = add_bank(trainer, criteria={"eval_two_loss": "min"})
     trainer.train()
-    assert len(logged(trainer, "eval_one_loss/slow")) == len(logged(trainer, "eval_two_loss/slow")) == 3
-    assert callback.tracker.best("eval_two_loss", "slow").value == min(logged(trainer, "eval_two_loss/slow"))
+    assert len(logged_values(trainer, "eval_one_loss/slow")) == len(logged_values(trainer, "eval_two_loss/slow")) == 3
+    assert callback.tracker.best("eval_two_loss", "slow").value == min(logged_values(trainer, "eval_two_loss/slow"))
 
 
 # Other callbacks, and the best weights -------------------------------------------------------------------------------
 
 
-def test_the_best_checkpoint_by_the_metric_of_an_average_is_of_that_average(tmp_path: Path):
+def test_the_best_checkpoint_by_the_metric_of_an_average_contains_it(tmp_path: Path):
     early = EarlyStoppingCallback(early_stopping_patience=2)
-    watching = {"metric_for_best_model": "eval_loss/slow", "greater_is_better": False, "load_best_model_at_end": True}
-    trainer = made(tmp_path, early, **watching, max_steps=200, save_strategy="steps", save_steps=4, save_total_limit=3)
-    callback = added(trainer, snapshots="each")
+    saving = {"metric_for_best_model": "eval_loss/slow", "greater_is_better": False, "load_best_model_at_end": True}
+    saving |= {"save_strategy": "steps", "save_steps": 4, "save_total_limit": 3}
+    trainer = make_trainer(tmp_path, early, **saving, max_steps=200)
+    callback = add_bank(trainer, snapshots="each")
     trainer.train()
     assert trainer.state.global_step < 200
     best = callback.tracker.best("eval_loss", "slow")
-    assert trainer.state.best_metric == min(logged(trainer, "eval_loss/slow")) == best.value
+    assert trainer.state.best_metric == min(logged_values(trainer, "eval_loss/slow")) == best.value
     assert trainer.evaluate()["eval_loss"] == pytest.approx(best.value, rel=1e-5)
     loaded = ResNetForImageClassification.from_pretrained(tmp_path / f"checkpoint-{best.epoch}")
     for model in (trainer.model, loaded):
@@ -199,14 +200,14 @@ def test_the_best_checkpoint_by_the_metric_of_an_average_is_of_that_average(tmp_
 
 def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(tmp_path: Path):
     saving = {"metric_for_best_model": "eval_loss/slow", "save_strategy": "steps", "save_steps": 4}
-    uninterrupted = made(tmp_path, **saving)
-    callback = added(uninterrupted)
+    uninterrupted = make_trainer(tmp_path, **saving)
+    callback = add_bank(uninterrupted)
     uninterrupted.train()
-    first = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-4")  # the best so far, then
-    assert loss_of(first, VALIDATION) == pytest.approx(logged(uninterrupted, "eval_loss/slow")[0], rel=1e-5)
+    first = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-4")  # the best so far at step 4
+    assert loss_of(first, VALIDATION) == pytest.approx(logged_values(uninterrupted, "eval_loss/slow")[0], rel=1e-5)
     for resume_from in (None, False):
-        resumed = made(tmp_path)
-        other = added(resumed, resume_from=resume_from)
+        resumed = make_trainer(tmp_path)
+        other = add_bank(resumed, resume_from=resume_from)
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
         assert_equal(copies(resumed.model), copies(uninterrupted.model))
         assert other.bank.num_steps == (12 if resume_from is None else 8)
@@ -215,9 +216,9 @@ def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(
 
 
 @pytest.mark.parametrize("finish_with", ["best", "slow"])
-def test_the_model_ends_with_the_weights_asked_for(tmp_path: Path, finish_with: str):
-    trainer = made(tmp_path)
-    callback = added(trainer, finish_with=finish_with)
+def test_finish_with_sets_the_final_weights(tmp_path: Path, finish_with: str):
+    trainer = make_trainer(tmp_path)
+    callback = add_bank(trainer, finish_with=finish_with)
     trainer.train()
     expected = callback.best_weights() if finish_with == "best" else callback.bank.weights("slow")
     assert_equal(copies(trainer.model), expected)
@@ -227,17 +228,15 @@ def test_the_model_ends_with_the_weights_asked_for(tmp_path: Path, finish_with: 
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
-    uninterrupted, parts = (
-        made(tmp_path / "uninterrupted"),
-        made(tmp_path / "parts", save_strategy="steps", save_steps=4),
-    )
-    one = added(uninterrupted)
+    uninterrupted = make_trainer(tmp_path / "uninterrupted")
+    one = add_bank(uninterrupted)
     uninterrupted.train()
-    added(parts)
+    parts = make_trainer(tmp_path / "parts", save_strategy="steps", save_steps=4)
+    add_bank(parts)
     parts.train()
     assert (tmp_path / "parts" / "checkpoint-8" / FILE).is_file()
-    resumed = made(tmp_path / "parts")
-    other = added(resumed)
+    resumed = make_trainer(tmp_path / "parts")
+    other = add_bank(resumed)
     resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-8"))
     assert_equal(copies(resumed.model), copies(uninterrupted.model))
     assert other.bank.num_steps == one.bank.num_steps == 12
@@ -247,16 +246,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
     assert_equal(other.best_weights(), one.best_weights())
 
 
-def test_a_checkpoint_without_averages_is_refused_unless_new_ones_may_start(tmp_path: Path):
-    plain = made(tmp_path, save_strategy="steps", save_steps=8)
+def test_a_checkpoint_without_averages_is_refused_unless_resume_from_is_false(tmp_path: Path):
+    plain = make_trainer(tmp_path, save_strategy="steps", save_steps=8)
     plain.train()
-    resumed = made(tmp_path)
-    added(resumed)
+    resumed = make_trainer(tmp_path)
+    add_bank(resumed)
     with pytest.raises(FileNotFoundError, match=r"no emabank.pt in .*checkpoint-8.*resume_from="):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    anew = made(tmp_path)
-    callback = added(anew, resume_from=False)
-    anew.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    restarted = make_trainer(tmp_path)
+    callback = add_bank(restarted, resume_from=False)
+    restarted.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
     assert callback.bank.num_steps == 4
 
 
@@ -264,33 +263,33 @@ def test_a_checkpoint_without_averages_is_refused_unless_new_ones_may_start(tmp_
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_an_error_while_an_average_is_evaluated_leaves_everything_as_it_was(tmp_path: Path, error: type[BaseException]):
+def test_an_error_while_an_average_is_evaluated_restores_everything(tmp_path: Path, error: type[BaseException]):
     class Failing(Trainer):
         calls = 0
 
         def prediction_step(self, model: nn.Module, *arguments: Any, **keywords: Any) -> Any:
             self.calls += 1
             if self.calls == 3 + 3 + 2:  # the live weights, the first average, and in the second
-                self.held = copies(model)
+                self.applied = copies(model)
                 raise error("now")
             return super().prediction_step(model, *arguments, **keywords)
 
     recorder = Recorder()
-    trainer = made(tmp_path, recorder, kind=Failing)
-    callback = added(trainer)
+    trainer = make_trainer(tmp_path, recorder, kind=Failing)
+    callback = add_bank(trainer)
     with pytest.raises(error):
         trainer.train()
-    assert not torch.equal(trainer.held[WEIGHT], recorder.weights[-1][WEIGHT]), "no average was in the model"
+    assert not torch.equal(trainer.applied[WEIGHT], recorder.weights[-1][WEIGHT]), "no average was applied"
     assert_equal(copies(trainer.model), recorder.weights[-1])
     assert callback in trainer.callback_handler.callbacks and recorder in trainer.callback_handler.callbacks
     callback.bank.state_dict()  # would raise if an average were applied
 
 
-def test_outside_of_training_nothing_happens(tmp_path: Path):
-    trainer = made(tmp_path, eval_on_start=True)
-    callback = added(trainer)
+def test_the_callback_does_nothing_outside_of_training(tmp_path: Path):
+    trainer = make_trainer(tmp_path, eval_on_start=True)
+    callback = add_bank(trainer)
     trainer.train()
-    assert {row.epoch for row in callback.tracker.history} == {4, 8, 12}  # and not the evaluation before the first step
+    assert {row.epoch for row in callback.tracker.history} == {4, 8, 12}  # without the evaluation at step 0
     before, rows = copies(trainer.model), len(trainer.state.log_history)
     metrics = trainer.evaluate()
     trainer.predict(VALIDATION)

@@ -1,4 +1,4 @@
-"""What each process does in the tests of DistributedDataParallel models."""
+"""The work of each process in the tests of DistributedDataParallel models."""
 
 from typing import Any
 from unittest import mock
@@ -25,12 +25,12 @@ def batches(count: int, size: int = 8) -> list[Tensor]:
     return [torch.randn(size, 5, generator=generator) for _ in range(count)]
 
 
-def mine(batch: Tensor) -> Tensor:
+def own_share(batch: Tensor) -> Tensor:
     return batch[dist.get_rank() :: dist.get_world_size()]
 
 
 def train(model: nn.Module, bank: EMABank, data: list[Tensor]) -> list[dict[str, Tensor]]:
-    """Train, and say which statistics the model had when the bank took a sample."""
+    """Train; returns the statistics of the model at each of the bank's samples."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     seen: list[dict[str, Tensor]] = []
     for batch in data:
@@ -42,14 +42,14 @@ def train(model: nn.Module, bank: EMABank, data: list[Tensor]) -> list[dict[str,
     return seen
 
 
-def like_one_process() -> dict[str, dict[str, Tensor]]:
-    """Without batch norm every rank has what one process with the whole batch has."""
+def compare_with_one_process() -> dict[str, dict[str, Tensor]]:
+    """Without batch norm every rank has the averages of one process with the whole batch; returns them."""
     alone = build(norm=False)
     expected = EMABank(alone, AVERAGES, every=2)
     train(alone, expected, batches(6))
     model = DistributedDataParallel(build(norm=False))
     bank = EMABank(model, AVERAGES, every=2)
-    train(model, bank, [mine(batch) for batch in batches(6)])
+    train(model, bank, [own_share(batch) for batch in batches(6)])
     for name in AVERAGES:
         for key, value in expected.weights(name).items():
             torch.testing.assert_close(bank.weights(name)[key], value)
@@ -60,11 +60,11 @@ def statistics() -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]
     """Averages, and the statistics that this rank had at each sample."""
     model = DistributedDataParallel(build(norm=True))
     bank = EMABank(model, AVERAGES, every=2)
-    seen = train(model, bank, [mine(batch) for batch in batches(6)])
+    seen = train(model, bank, [own_share(batch) for batch in batches(6)])
     return {name: bank.weights(name) for name in AVERAGES}, seen
 
 
-def recalibrating() -> dict[str, Tensor]:
+def recalibrate() -> dict[str, Tensor]:
     alone = build(norm=True)
     expected = EMABank(alone, AVERAGES, every=1)
     expected.update()
@@ -81,8 +81,7 @@ def recalibrating() -> dict[str, Tensor]:
     return recomputed
 
 
-def recalibrating_with_nothing_here() -> tuple[int, dict[str, Tensor]]:
-    """One rank has no data: what the other measures is for both."""
+def recalibrate_with_one_empty_rank() -> tuple[int, dict[str, Tensor]]:
     model = DistributedDataParallel(build(norm=True))
     bank = EMABank(model, AVERAGES, every=1)
     bank.update()
@@ -90,11 +89,11 @@ def recalibrating_with_nothing_here() -> tuple[int, dict[str, Tensor]]:
     return done.batches, bank.weights("slow", batchnorm="recomputed")
 
 
-def sent() -> set[torch.dtype]:
-    """The precisions in which an update and a recalibration send anything."""
+def dtypes_sent() -> set[torch.dtype]:
+    """The dtypes that an update and a recalibration send."""
     seen: set[torch.dtype] = set()
 
-    def recorded(function: Any) -> Any:
+    def record(function: Any) -> Any:
         def call(*args: Any, **keywords: Any) -> Any:
             seen.update(value.dtype for value in args if isinstance(value, Tensor))
             return function(*args, **keywords)
@@ -103,9 +102,9 @@ def sent() -> set[torch.dtype]:
 
     model = DistributedDataParallel(build(norm=True))
     bank = EMABank(model, AVERAGES, every=1)
-    patched = {name: recorded(getattr(dist, name)) for name in ("all_reduce", "all_gather", "broadcast")}
+    patched = {name: record(getattr(dist, name)) for name in ("all_reduce", "all_gather", "broadcast")}
     with mock.patch.multiple(dist, **patched):
-        train(model, bank, [mine(batch) for batch in batches(2)])
+        train(model, bank, [own_share(batch) for batch in batches(2)])
         recalibrate_batchnorm(bank, batches(3))
     return seen
 

@@ -1,4 +1,4 @@
-"""What each process does in the tests of averaging folders of torch.distributed.checkpoint."""
+"""The work of each process in the tests of averaging folders of torch.distributed.checkpoint."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from tests.on_ranks.sharded import batches, build, gathered, shard
+from tests.on_ranks.sharded import batches, build, gather, shard
 
 
 def write_training(folder: Path, steps: tuple[int, ...]) -> dict[int, dict[str, Tensor]]:
-    """Train with FSDP2, and save model, optimizer and step at some steps; returns the full weights of each."""
+    """Train with FSDP2, and save model, optimizer and step at `steps`; returns the full weights by step."""
     model = shard(build())
     optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.05)
     weights: dict[int, dict[str, Tensor]] = {}
@@ -27,12 +27,12 @@ def write_training(folder: Path, steps: tuple[int, ...]) -> dict[int, dict[str, 
             state, optimizer_state = get_state_dict(model, optimizer)
             content = {"model": state, "optimizer": optimizer_state, "train_state": {"step": step}}
             dcp.save(content, checkpoint_id=folder / f"step-{step}")
-            weights[step] = {name: value.clone() for name, value in gathered(state).items()}
+            weights[step] = {name: value.clone() for name, value in gather(state).items()}
     return weights
 
 
 def write_columns(folder: Path) -> None:
-    """A tensor sharded by columns and one by rows, saved without a key, as torchtitan does it."""
+    """A tensor sharded by columns and one by rows, saved without a key, as torchtitan does."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for step in (1, 2):
         values = step * torch.arange(35.0).view(5, 7)
@@ -61,4 +61,4 @@ def load_sharded(folder: Path) -> dict[str, Tensor]:
     state = {"model": model.state_dict()}
     dcp.load(state, checkpoint_id=folder)
     model.load_state_dict(state["model"])
-    return gathered(model.state_dict())
+    return gather(model.state_dict())

@@ -1,4 +1,4 @@
-"""What each process does in the tests of drop-ins."""
+"""The work of each process in the tests of drop-ins."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from emabank.compat.torch_ema import ExponentialMovingAverage
 from tests.on_ranks.sharded import batches, build, shard
 
 
-def lists_of_shards() -> None:
-    """Averages of sharded parameters are those of one process; to look for NaN is refused."""
+def check_lists_of_shards() -> None:
+    """Averages of sharded parameters equal those of one process; a check for NaN is refused."""
     models = [build(), shard(build())]
     averages = [
         (ExponentialMovingAverage(model.parameters(), 0.9), EMAModel(model.parameters(), 0.9, update_after_step=-3))

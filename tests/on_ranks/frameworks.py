@@ -1,4 +1,4 @@
-"""What each process does in the test of the integrations under their frameworks' own DDP; torchrun starts it.
+"""The work of each process in the test of the integrations under their frameworks' own DDP, under torchrun.
 
 `frameworks.py FOLDER` writes a file per framework and rank: the averages, metrics and live weights.
 """
@@ -164,5 +164,5 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     for name, train in FRAMEWORKS.items():
         torch.save(train(folder / name), folder / f"{name}-{os.environ['RANK']}.pt")
-    dist.barrier()  # a group that is open at the exit aborts at times: a thread of gloo still holds tensors
+    dist.barrier()  # an open group sometimes aborts at exit, because a thread of gloo still holds tensors
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What each process does in the tests of sharded models (FSDP2)."""
+"""The work of each process in the tests of sharded models (FSDP2)."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def batches(count: int, size: int = 8) -> list[Tensor]:
 
 
 def train(model: nn.Module, bank: EMABank, data: list[Tensor]) -> None:
-    """Steps in which every process sees the same batch: gradients, and so the weights, are those of one process."""
+    """Train with the same batch on every process, so that the weights are those of one process."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.05)
     for batch in data:
@@ -64,21 +64,21 @@ def train(model: nn.Module, bank: EMABank, data: list[Tensor]) -> None:
         bank.update()
 
 
-def trained_alone(steps: int = 6) -> tuple[Net, EMABank]:
+def train_alone(steps: int = 6) -> tuple[Net, EMABank]:
     model = build()
     bank = EMABank(model, AVERAGES, every=2)
     train(model, bank, batches(steps))
     return model, bank
 
 
-def trained_sharded(steps: int = 6) -> tuple[Net, EMABank]:
+def train_sharded(steps: int = 6) -> tuple[Net, EMABank]:
     model = shard(build())
     bank = EMABank(model, AVERAGES, every=2)
     train(model, bank, batches(steps))
     return model, bank
 
 
-def gathered(state: dict[str, Any]) -> dict[str, Tensor]:
+def gather(state: dict[str, Any]) -> dict[str, Tensor]:
     return {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in state.items()}
 
 
@@ -89,44 +89,44 @@ def assert_same(actual: dict[str, Any], expected: dict[str, Any], *, exactly: bo
         torch.testing.assert_close(actual[key], value, **tolerance, msg=lambda text, key=key: f"{key}: {text}")
 
 
-# What is tested -------------------------------------------------------------------------------------------------------
+# Tests ----------------------------------------------------------------------------------------------------------------
 
 
-def averages_of_shards() -> None:
-    _, alone = trained_alone()
-    _model, bank = trained_sharded()
+def check_averages() -> None:
+    _, alone = train_alone()
+    _model, bank = train_sharded()
     for name in AVERAGES:
         weights = bank.weights(name)
         assert isinstance(weights["first.weight"], DTensor)
         assert not isinstance(weights["norm.running_mean"], DTensor)
-        assert_same(gathered(weights), alone.weights(name))
+        assert_same(gather(weights), alone.weights(name))
         full = bank.weights(name, full=True)
         assert not any(isinstance(value, DTensor) for value in full.values())
         assert_same(full, alone.weights(name))
-    assert_same(gathered(bank.weights("live")), alone.weights("live"))
+    assert_same(gather(bank.weights("live")), alone.weights("live"))
 
 
-def update_is_silent() -> dict[str, int]:
-    _model, bank = trained_sharded()
+def communication_of_an_update() -> dict[str, int]:
+    _model, bank = train_sharded()
     bank.update()
     with CommDebugMode() as communication:
         assert bank.update()
     return {str(key): count for key, count in communication.get_comm_counts().items()}
 
 
-def skipping_agrees() -> tuple[int, bool]:
+def update_with_nan_on_one_rank() -> tuple[bool, int]:
     model = shard(build())
     bank = EMABank(model, AVERAGES, every=1, on_nonfinite="skip")
     if dist.get_rank() == 1:
         with torch.no_grad():
             model.first.weight.to_local().fill_(float("nan"))
-    return bank.num_skipped, bank.update()
+    return bank.update(), bank.num_skipped
 
 
-def applying() -> None:
-    _, alone = trained_alone()
-    plain, _ = trained_alone()
-    model, bank = trained_sharded()
+def check_applied() -> None:
+    _, alone = train_alone()
+    plain, _ = train_alone()
+    model, bank = train_sharded()
     probe = batches(1)[0]
     model.eval(), plain.eval()
     live = plain(probe)
@@ -139,8 +139,8 @@ def applying() -> None:
         torch.testing.assert_close(model(probe), live)
 
 
-def applying_survives_an_exception() -> None:
-    model, bank = trained_sharded()
+def check_applied_with_an_exception() -> None:
+    model, bank = train_sharded()
     probe = batches(1)[0]
     model.eval()
     live = model(probe)
@@ -159,9 +159,9 @@ def applying_survives_an_exception() -> None:
     torch.testing.assert_close(model(probe), live)
 
 
-def recalibrating() -> None:
-    _, alone = trained_alone()
-    _model, bank = trained_sharded()
+def check_recalibration() -> None:
+    _, alone = train_alone()
+    _model, bank = train_sharded()
     data = batches(4, size=6)
     rank, world = dist.get_rank(), dist.get_world_size()
     expected = recalibrate_batchnorm(alone, data)
@@ -171,8 +171,8 @@ def recalibrating() -> None:
         assert_same(bank.weights(name, batchnorm="recomputed", full=True), alone.weights(name, batchnorm="recomputed"))
 
 
-def refused() -> list[str]:
-    _model, bank = trained_sharded()
+def refusal_messages() -> list[str]:
+    _model, bank = train_sharded()
     messages: list[str] = []
     for action in (lambda: bank.module("slow"), lambda: bank.functional("slow")):
         try:
@@ -182,25 +182,25 @@ def refused() -> list[str]:
     return messages
 
 
-def copying() -> None:
-    _, alone = trained_alone()
-    _, bank = trained_sharded()
+def check_copy_to() -> None:
+    _, alone = train_alone()
+    _, bank = train_sharded()
     plain, sharded = build(), shard(build())
     bank.copy_to(plain, "slow")
     bank.copy_to(sharded, "slow")
     expected = build()
     alone.copy_to(expected, "slow")
     assert_same(plain.state_dict(), expected.state_dict())
-    assert_same(gathered(sharded.state_dict()), expected.state_dict())
+    assert_same(gather(sharded.state_dict()), expected.state_dict())
 
 
-def saving(folder: Path) -> dict[str, dict[str, Tensor]]:
-    _, bank = trained_sharded()
+def save(folder: Path) -> dict[str, dict[str, Tensor]]:
+    _, bank = train_sharded()
     dcp.save({"bank": bank}, checkpoint_id=folder)
     return {name: bank.weights(name, full=True) for name in AVERAGES}
 
 
-def loading(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]]:
+def load(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]]:
     model = shard(build())
     bank = EMABank(model, AVERAGES, every=2)
     dcp.load({"bank": bank}, checkpoint_id=folder)
@@ -208,7 +208,7 @@ def loading(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]
     return bank.num_updates, {name: bank.weights(name, full=True) for name in AVERAGES}
 
 
-def resuming(folder: Path, dies: bool) -> dict[str, dict[str, Tensor]]:
+def train_with_checkpoints(folder: Path, dies: bool) -> dict[str, dict[str, Tensor]]:
     """Eight steps with a checkpoint after every second; resumes from the last complete one. The second rank may die."""
     model = shard(build())
     bank = EMABank(model, AVERAGES, every=2)
@@ -225,23 +225,20 @@ def resuming(folder: Path, dies: bool) -> dict[str, dict[str, Tensor]]:
     return {name: bank.weights(name, full=True) for name in AVERAGES}
 
 
-def loading_whole_state() -> None:
-    _, alone = trained_alone()
+def check_loading_an_unsharded_state() -> None:
+    _, alone = train_alone()
     model = shard(build())
     bank = EMABank(model, AVERAGES, every=2)
     bank.load_state_dict(alone.state_dict())
+    counts = {key: value for key, value in model.state_dict().items() if "num_batches" in key}
     for name in AVERAGES:
-        assert_same(bank.weights(name, full=True) | live_of(model), alone.weights(name) | live_of(model), exactly=True)
+        assert_same(bank.weights(name, full=True) | counts, alone.weights(name) | counts, exactly=True)
     back = EMABank(build(), AVERAGES, every=2)
     back.load_state_dict(bank.state_dict())
 
 
-def live_of(model: nn.Module) -> dict[str, Tensor]:
-    return {key: value for key, value in gathered(model.state_dict()).items() if "num_batches" in key}
-
-
-def loading_after_building() -> bool:
-    """Whether the bank warns of weights that were loaded into a sharded model behind its back."""
+def warns_of_loaded_weights() -> bool:
+    """Whether the bank warns of weights that were loaded into a sharded model after it was built."""
     model = shard(build())
     bank = EMABank(model, AVERAGES, every=1)
     with torch.no_grad():
@@ -253,23 +250,23 @@ def loading_after_building() -> bool:
     return any("call bank.reset() after loading" in str(warning.message) for warning in caught)
 
 
-def snapshots(folder: Path) -> list[str]:
-    """What this process has written of a training with snapshots."""
+def write_snapshots(folder: Path) -> list[str]:
+    """The names of the snapshots that this process has written."""
     written: list[str] = []
     real = posthoc.write_state
     posthoc.write_state = lambda path, *rest, **options: (written.append(path.name), real(path, *rest, **options))
-    _keep_snapshots(shard(build()), folder)
+    _train_with_snapshots(shard(build()), folder)
     return written
 
 
-def snapshots_alone(folder: Path) -> Path:
-    _keep_snapshots(build(), folder)
+def write_snapshots_alone(folder: Path) -> Path:
+    _train_with_snapshots(build(), folder)
     return folder
 
 
-def _keep_snapshots(model: nn.Module, folder: Path) -> None:
+def _train_with_snapshots(model: nn.Module, folder: Path) -> None:
     bank = EMABank(model, [PowerEMA(0.05), PowerEMA(0.1)], every=1)
-    kept = posthoc.Snapshots(bank, folder, every_steps=2)
+    writer = posthoc.Snapshots(bank, folder, every_steps=2)
     for batch in batches(6):
         train(model, bank, [batch])
-        kept.update()
+        writer.update()

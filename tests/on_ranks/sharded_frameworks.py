@@ -1,6 +1,6 @@
-"""What each process does in the test of the integrations under their frameworks' own FSDP2; torchrun starts it.
+"""The work of each process in the test of the integrations under their frameworks' own FSDP2, under torchrun.
 
-`sharded_frameworks.py FOLDER` exits with 0 if all that is asserted holds on its rank.
+`sharded_frameworks.py FOLDER` exits with 0 if all assertions hold on its rank.
 """
 
 import sys
@@ -50,7 +50,7 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
-def trainer_with(*callbacks: pl.Callback) -> pl.Trainer:
+def make_trainer(*callbacks: pl.Callback) -> pl.Trainer:
     return pl.Trainer(
         max_epochs=3,
         accelerator="cpu",
@@ -67,7 +67,7 @@ def fit(folder: Path, resume: Path | None = None) -> lightning.EMABankCallback:
     callback = lightning.EMABankCallback(AVERAGES, every=1, recalibrate=True, snapshots="each")
     saver = pl.callbacks.ModelCheckpoint(folder, monitor="val_loss/slow", save_top_k=-1, filename="{epoch}")
     training = DataLoader(data(48, seed=1), batch_size=8)
-    trainer_with(callback, saver).fit(Module(), training, VALIDATION, ckpt_path=resume)
+    make_trainer(callback, saver).fit(Module(), training, VALIDATION, ckpt_path=resume)
     return callback
 
 
@@ -89,10 +89,10 @@ def with_lightning(folder: Path) -> None:
                 assert torch.equal(weights[key], value), (name, key)
     for row, again in zip(callback.tracker.history, resumed.tracker.history, strict=True):
         assert row == again or row.average == "live", (row, again)
-    # The checkpoint that is best by the average's metric has this value again.
+    # The best checkpoint by the average's metric has the same loss when it is loaded.
     best = callback.tracker.best("val_loss", "slow")
     path = folder / f"epoch={best.epoch // 3 - 1}.ckpt"
-    [metrics] = trainer_with().validate(Module(), VALIDATION, path, verbose=False)
+    [metrics] = make_trainer().validate(Module(), VALIDATION, path, verbose=False)
     assert abs(metrics["val_loss"] - best.value) < 1e-6, (metrics, best)
 
 
@@ -132,12 +132,12 @@ def with_transformers(folder: Path) -> None:
     trainer.train()
     check_sharded(callback.bank)
     best = callback.tracker.best("eval_loss", "slow")
-    assert best.epoch == 8, "the best is not the last, which the model now holds"
+    assert best.epoch == 8, "the best checkpoint is not the last, which the model now has"
     assert abs(trainer.evaluate()["eval_loss"] - best.value) < 1e-5
     weights = callback.tracker.weights("eval_loss", "slow")
     for key, value in LlamaForCausalLM.from_pretrained(str(trainer.state.best_model_checkpoint)).state_dict().items():
         assert torch.equal(value, weights[key]), key
-    # What was written resumes into a new sharded bank.
+    # The saved averages load into a new sharded bank.
     state = transformers.read_state(folder / "checkpoint-8" / transformers.FILE, kind="averages of a Trainer")
     bank = EMABank(model, AVERAGES, every=1)
     bank.load_state_dict(state["bank"])
@@ -151,5 +151,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     with_lightning(Path(sys.argv[1]) / "lightning")
     with_transformers(Path(sys.argv[1]) / "transformers")
-    dist.barrier()  # a group that is open at the exit aborts at times: a thread of gloo still holds tensors
+    dist.barrier()  # an open group sometimes aborts at exit, because a thread of gloo still holds tensors
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What each process does in the tests of a run that several train together."""
+"""The work of each process in the tests of a run that several processes train."""
 
 from typing import Any
 
@@ -17,10 +17,10 @@ def ranks() -> ProcessGroup:
 
 
 def training(
-    given: dict[str, Any],
+    changes: dict[str, Any],
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]], list[EpochMetric], list[float]]:
-    """Live weights, averages, what was measured and the losses of a run of a network in float64."""
-    run = training_of(config(**given), make_model=in_float64(config(**given)), group=ranks())
+    """Live weights, averages, metrics and losses of a run of a network in float64."""
+    run = training_of(config(**changes), make_model=in_float64(config(**changes)), group=ranks())
     run.run()
     averages = {name: run.bank.weights(name) for name in run.bank.names}
     return dict(run.model.state_dict()), averages, [*run.measured, *run.test_curves], run.losses

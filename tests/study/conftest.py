@@ -1,3 +1,3 @@
-"""Fixtures that several files share: defined here, a session makes them once, and not once a file that imports them."""
+"""Shared fixtures: defined here, they run once per session instead of once per importing file."""
 
 from tests.study.studies.small_studies import finished_studies as finished_studies

@@ -1,4 +1,4 @@
-"""A small folder of runs that studies really left: one pair with every arm, all in a few seconds."""
+"""A small folder of runs of real studies: one pair with every arm, trained in a few seconds."""
 
 import fcntl
 import os
@@ -25,11 +25,11 @@ RATES, SEEDS, EPOCHS = (0.05, 0.2), 2, 3
 COMMAND = "emabank run all --runs mine"
 NAMES = ("generalization", "constant-lr", "step-decay", "bootstrap", "sampling-period", "posthoc")
 ALL = tuple(replace(STUDIES[name], pairs=(MAIN,)) for name in NAMES)
-"""Studies of one pair that have every arm together."""
+"""Studies of one pair that together have every arm."""
 
 
 def small(config: ProtocolConfig) -> ProtocolConfig:
-    """The same with fewer images, epochs, channels and averages: their names depend on the sampling period."""
+    """The configuration with fewer images, epochs, channels and averages."""
     return replace(
         config,
         data=replace(config.data, subset=60, test_subset=30, noise=0.2),
@@ -41,24 +41,21 @@ def small(config: ProtocolConfig) -> ProtocolConfig:
 
 
 def run_studies(runs: Path, studies: Sequence[Study], change: Change = small) -> list[Manifest]:
-    """Carry out studies in this process."""
+    """Run studies in this process."""
     place, dataset = Place(runs=runs), digits_dataset()
 
-    def here(jobs: Sequence[Job], **counted: int) -> Mapping[str, Outcome]:
+    def run_jobs(jobs: Sequence[Job], **counted: int) -> Mapping[str, Outcome]:
         for job in jobs:
             run_job(job, place, dataset)
         return {task.id: Outcome(task=task, state="done") for task in (task_of(job, place) for job in jobs)}
 
     settings = settings_of(studies, "demo", lambda config: resolve(change(config)))
-    return run_all(studies, "demo", settings, place, command=COMMAND, load=lambda config: dataset, run_jobs=here)
+    return run_all(studies, "demo", settings, place, command=COMMAND, load=lambda config: dataset, run_jobs=run_jobs)
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder, made once for all test processes; whoever changes something changes a copy.
-
-    Test files import this to use it.
-    """
+    """The folder, trained once for all test processes; a test that changes files uses a copy."""
     place = tmp_path_factory.getbasetemp()
     place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
     with open(place / "small-folder-lock", "w") as file:
@@ -77,7 +74,7 @@ def runs(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bare(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the folder without its runs, for many looks at it: all variants are skipped."""
+    """A copy of the folder without its runs, quick to read: all variants are skipped."""
     folder = tmp_path / "runs"
-    shutil.copytree(finished, folder, ignore=lambda at, names: [name for name in names if name[0] not in "psr"])
+    shutil.copytree(finished, folder, ignore=lambda folder, names: [name for name in names if name[0] not in "psr"])
     return folder

@@ -1,4 +1,4 @@
-"""Small protocols for the tests: a network, some digits, and a carry-out in this process that counts what it trains."""
+"""Small protocols for the tests: a network, some digits, and a runner in this process."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ DIGITS = digits_dataset()
 
 
 class Net(nn.Module):
-    """Small, with batch norm, and with features that a linear head can use."""
+    """A small network with batch norm, and with features for a linear head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,17 +39,17 @@ def without_batchnorm() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
 
-def small_digits(*, garbage: bool = False) -> Dataset:
-    """160 digits to train on and 60 to test on, or nonsense to test on."""
+def small_digits(*, random_test: bool = False) -> Dataset:
+    """160 training digits and 60 test digits, or test images and labels drawn at random."""
     test = make_images(DIGITS.test.images[:60], DIGITS.test.labels[:60])
-    if garbage:
+    if random_test:
         generator = torch.Generator().manual_seed(1)
         pixels = torch.randint(0, 17, test.images.shape, generator=generator, dtype=torch.uint8)
         test = make_images(pixels, torch.randint(0, 10, (60,), generator=generator))
     return Dataset("small", 10, make_images(DIGITS.train.images[:160], DIGITS.train.labels[:160]), test)
 
 
-def protocol(**given: Any) -> ProtocolConfig:
+def protocol(**changes: Any) -> ProtocolConfig:
     """A protocol of a few seconds."""
     small: dict[str, Any] = {
         "data": DataConfig(dataset="own"),
@@ -58,33 +58,33 @@ def protocol(**given: Any) -> ProtocolConfig:
         "rates": (0.05, 0.2),
         "seeds": 2,
     }
-    return ProtocolConfig(**{**small, **given}).completed()
+    return ProtocolConfig(**{**small, **changes}).completed()
 
 
-class Here:
-    """Carries out runs in this process, remembers which it trained, and can be told to break down on its way."""
+class Runner:
+    """Runs jobs in this process, records which it trained, and interrupts every run after the first `last`."""
 
-    def __init__(self, runs: Path, *, make_model: Any = Net, garbage: bool = False, last: int = 10**9) -> None:
+    def __init__(self, runs: Path, *, make_model: Any = Net, random_test: bool = False, last: int = 10**9) -> None:
         self.place = Place(runs=runs)
-        self.dataset = small_digits(garbage=garbage)
+        self.dataset = small_digits(random_test=random_test)
         self.make_model, self.last = make_model, last
         self.trained: list[Job] = []
 
     def __call__(self, jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
-        return {self.one(job).id: Outcome(task=task_of(job, self.place), state="done") for job in jobs}
+        return {self.run(job).id: Outcome(task=task_of(job, self.place), state="done") for job in jobs}
 
-    def one(self, job: Job) -> RunFolder:
+    def run(self, job: Job) -> RunFolder:
         if not folder_of(job.config, self.place).is_done():
             self.trained.append(job)
         steps = iter(range(10**9))
-        breaks_down = len(self.trained) > self.last
+        is_interrupted = len(self.trained) > self.last
 
         def should_stop() -> bool:
-            return breaks_down and next(steps) == 2
+            return is_interrupted and next(steps) == 2
 
         return run_job(job, self.place, self.dataset, make_model=self.make_model, should_stop=should_stop)
 
-    def carry_out(self, config: ProtocolConfig, **more: Any) -> Protocol:
+    def run_protocol(self, config: ProtocolConfig, **more: Any) -> Protocol:
         setting = Setting(name="own", config=config, make_model=self.make_model, **more)
         return run_setting(setting, self.place, dataset=self.dataset, run_jobs=self, say=lambda sentence: None)
 

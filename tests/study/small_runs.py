@@ -1,4 +1,4 @@
-"""Runs of a few seconds on digits with wrong labels, and the plain loops that say what must come out of them."""
+"""Runs of a few seconds on digits with wrong labels, and plain loops that compute the expected results."""
 
 import json
 from collections.abc import Callable, Generator
@@ -40,7 +40,7 @@ MakeModel = Callable[[], nn.Module]
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Generator[None]:
-    """Results are compared bit for bit, so the number of threads is fixed. Test files import this to use it."""
+    """Results are compared bit for bit, so the number of threads is fixed."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -63,7 +63,7 @@ def config(
     hardware: dict[str, Any] | None = None,
     **run: Any,
 ) -> RunConfig:
-    """160 training images, 40 to choose on, 50 to test on; 5 steps an epoch, 4 epochs."""
+    """160 training, 40 validation and 50 test images; 4 epochs of 5 steps."""
     recipe = Recipe(
         data=DataConfig(**{"noise": 0.4, "subset": 200, "test_subset": 50, "crop": 1, "flip": True, **(data or {})}),
         training=TrainingConfig(**{"width": 4, "epochs": 4, "batch": 32, "warmup_epochs": 0.4, **(training or {})}),
@@ -78,8 +78,8 @@ def parts_of(config: RunConfig) -> Parts:
     return load_parts(config.recipe.data, digits()[0], config.trained_on)
 
 
-def with_garbage_for_test(parts: Parts) -> Parts:
-    """The same parts, but for test images of noise with labels drawn at random."""
+def with_random_test_images(parts: Parts) -> Parts:
+    """The parts with test images and test labels drawn at random."""
     generator = torch.Generator().manual_seed(7)
     images = torch.randint(0, 256, parts.test.images.shape, generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, 10, (len(images),), generator=generator)
@@ -89,13 +89,13 @@ def with_garbage_for_test(parts: Parts) -> Parts:
 def training_of(
     config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None, group: ProcessGroup = ALONE
 ) -> Training:
-    """A training that has not begun."""
+    """A training that has not started."""
     make_model = make_model or network_of(config, digits()[0])
     return Training(config, parts or parts_of(config), make_model, device=CPU, group=group)
 
 
 def trained(config: RunConfig, *, parts: Parts | None = None, make_model: MakeModel | None = None) -> Training:
-    """A training that is over; torch's random numbers go on as if it had not been."""
+    """A finished training; torch's random state is as before."""
     with torch.random.fork_rng():
         training = training_of(config, parts=parts, make_model=make_model)
         training.run()
@@ -103,9 +103,9 @@ def trained(config: RunConfig, *, parts: Parts | None = None, make_model: MakeMo
 
 
 def in_float64(config: RunConfig) -> MakeModel:
-    """The configuration's network in float64: where the order of a sum may change, a ReLU near zero must not.
+    """The configuration's network in float64, for trainings that add in another order.
 
-    In float32 one that falls on the other side moves a training by percents within a few steps.
+    In float32, rounding that flips one ReLU near zero moves a training by percents within a few steps.
     """
 
     def make_model() -> nn.Module:
@@ -117,7 +117,7 @@ def in_float64(config: RunConfig) -> MakeModel:
 
 
 def weights_of_each_epoch(config: RunConfig) -> tuple[Training, dict[tuple[str, int], dict[str, Tensor]]]:
-    """The run once more, with a copy of all weights at the end of each epoch, by name and epoch."""
+    """A finished training, and a copy of all weights at the end of each epoch, by name and epoch."""
     found: dict[tuple[str, int], dict[str, Tensor]] = {}
 
     def observe(training: Training) -> None:
@@ -140,7 +140,7 @@ def plain_training(
     after_step: Callable[[nn.Module], None] = lambda model: None,
     after_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
 ) -> nn.Module:
-    """The training as one would write it without this package: no bank, nothing measured."""
+    """The training written without this package: no bank, no measurements."""
     training, hardware, parts = config.recipe.training, config.recipe.hardware, parts_of(config)
     order = torch.channels_last if hardware.channels_last else torch.contiguous_format
     with torch.random.fork_rng():
@@ -173,7 +173,7 @@ def plain_training(
 
 
 def network_with(config: RunConfig, tensors: dict[str, Tensor]) -> nn.Module:
-    """A new network in eval mode that has these weights."""
+    """A new network in eval mode with these weights."""
     order = torch.channels_last if config.recipe.hardware.channels_last else torch.contiguous_format
     model = network_of(config, digits()[0])().to(memory_format=order)  # type: ignore[call-overload]
     model.load_state_dict(tensors)
@@ -181,21 +181,21 @@ def network_with(config: RunConfig, tensors: dict[str, Tensor]) -> nn.Module:
 
 
 def inputs_of(part: Images, parts: Parts) -> Tensor:
-    """All images of a part as a network sees them."""
+    """All images of a part, normalised."""
     return (part.images.float() - parts.normalisation.mean[0]) / parts.normalisation.std[0]
 
 
 def logits_of(model: nn.Module, part: Images, parts: Parts) -> Tensor:
-    """What a network says to all images of a part, in batches as large as those for measuring."""
+    """Logits of all images of a part, in batches of the size that measuring uses."""
     with torch.no_grad():
         return torch.cat([model(inputs) for inputs in inputs_of(part, parts).split(evaluation_batch(part))])
 
 
 def recalibrated(model: nn.Module, parts: Parts) -> nn.Module:
-    """The network with the statistics of all that its batch-norm layers see of the training images, in float64."""
+    """The network with batch-norm statistics of the training images, computed in float64."""
     seen: dict[nn.BatchNorm2d, list[Tensor]] = {}
     handles = [
-        layer.register_forward_pre_hook(lambda layer, given: seen.setdefault(layer, []).append(given[0].double()))
+        layer.register_forward_pre_hook(lambda layer, inputs: seen.setdefault(layer, []).append(inputs[0].double()))
         for layer in model.modules()
         if isinstance(layer, nn.BatchNorm2d)
     ]
@@ -208,8 +208,8 @@ def recalibrated(model: nn.Module, parts: Parts) -> nn.Module:
     return model.eval()
 
 
-class Drawer:
-    """Keeps the checkpoints and forks of a training as files, as a run's folder does."""
+class CheckpointFiles:
+    """Saves the checkpoints and forks of a training as files, as a run's folder does."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.saved = folder, 0
@@ -228,21 +228,21 @@ class Drawer:
         return storage.read_state(self.folder / f"epoch-{epoch}.pt")
 
 
-# What must be the same whenever and however often a run was interrupted; times and machines are in the other files.
-LEFT = (
+# Files that interruptions must not change. The remaining files have times and machines.
+REPRODUCIBLE = (
     "config.json", "history.json", "rows.jsonl", "test_curves.jsonl", "posthoc.jsonl", "snapshots", "predictions",
     "forks", "posthoc",
 )  # fmt: skip
 
 
-def left(folder: RunFolder) -> dict[Any, Any]:
-    """The bytes of every file that a run leaves, but for those that tell the time."""
-    paths = [path for name in LEFT for path in (folder.path / name, *(folder.path / name).glob("*"))]
+def files_in(folder: RunFolder) -> dict[Any, Any]:
+    """The bytes of every reproducible file of a run."""
+    paths = [path for name in REPRODUCIBLE for path in (folder.path / name, *(folder.path / name).glob("*"))]
     found: dict[Any, Any] = {}
     for path in paths:
         if path.is_file():
             content = path.read_bytes()
-            if path.suffix == ".safetensors":  # in its header the metadata comes in any order
+            if path.suffix == ".safetensors":  # the order of the metadata in its header varies
                 size = 8 + int.from_bytes(content[:8], "little")
                 found[path.name, "header"], content = json.loads(content[8:size]), content[size:]
             found[path.relative_to(folder.path).as_posix()] = content

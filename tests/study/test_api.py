@@ -1,4 +1,4 @@
-"""The protocol with a model and data of one's own: tensors, folders of images, and what is refused before training."""
+"""`run_protocol` with a user's model and data: tensors, folders of images, errors before training."""
 
 import io
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def with_batchnorm() -> nn.Module:
 
 
 class Net(nn.Module):
-    """All that tells two of them apart is in the code."""
+    """Two of these may differ in their code alone."""
 
     def __init__(self, activation: Callable[[Tensor], Tensor] = F.relu, *, dropped: float = 0.0, scale: float = 1.0):
         super().__init__()
@@ -58,11 +58,11 @@ class Net(nn.Module):
         return self.head(self.features(x))
 
 
-def carried_out(
-    runs: Path, make_model: Any = linear, data: Any = TENSORS, config: ProtocolConfig = CONFIG, **given: Any
+def run(
+    runs: Path, make_model: Any = linear, data: Any = TENSORS, config: ProtocolConfig = CONFIG, **options: Any
 ) -> tuple[Protocol, str]:
     console = Console(file=io.StringIO(), width=100, color_system=None)
-    done = run_protocol(make_model, data, config, runs=runs, console=console, **given)
+    done = run_protocol(make_model, data, config, runs=runs, console=console, **options)
     return done, console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -71,8 +71,8 @@ def trainings(runs: Path) -> int:
 
 
 @pytest.mark.parametrize("make_model", [linear, with_batchnorm])
-def test_tensors_and_any_model_are_all_it_takes(tmp_path: Path, make_model: Any):
-    done, said = carried_out(tmp_path, make_model, config=replace(CONFIG, training=TrainingConfig(epochs=8, batch=20)))
+def test_run_protocol_needs_only_tensors_and_a_model(tmp_path: Path, make_model: Any):
+    done, output = run(tmp_path, make_model, config=replace(CONFIG, training=TrainingConfig(epochs=8, batch=20)))
     assert trainings(tmp_path) == 2
     columns = read_setting(done.folder).columns
     (sgd,) = [column for column in columns if (column.trained_on, column.title) == ("100%", "SGD")]
@@ -81,21 +81,21 @@ def test_tensors_and_any_model_are_all_it_takes(tmp_path: Path, make_model: Any)
     assert {f"ema-7.1%{statistics}-loss", "live-last", "live-accuracy"} <= set(done.refitted[0].snapshots())
     frame = load_results(tmp_path)
     assert set(frame.dataset) == set(frame.network) == {"own"}
-    assert "tune, rate 0.1, seed 0" in said and "refit, rate 0.1, seed 0" in said
-    assert f"Rows and tables: {done.folder}" in said.replace("\n", "")
+    assert "tune, rate 0.1, seed 0" in output and "refit, rate 0.1, seed 0" in output
+    assert f"Rows and tables: {done.folder}" in output.replace("\n", "")
 
 
-def test_called_again_it_trains_nothing_and_says_the_same(tmp_path: Path):
-    first, _ = carried_out(tmp_path)
+def test_running_again_trains_nothing_and_gives_the_same_summary(tmp_path: Path):
+    first, _ = run(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/done.json")}
-    again, said = carried_out(tmp_path)
+    again, output = run(tmp_path)
     assert again.summary == first.summary
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/done.json")} == before
-    assert "started: " not in said and said.count("already done: ") == 2
+    assert "started: " not in output and output.count("already done: ") == 2
 
 
 def test_another_model_or_other_data_is_another_run(tmp_path: Path):
-    """Also where only the code of a model has changed: else old results would be taken for new ones."""
+    """Also where only the code of a model has changed: otherwise old results would pass for new ones."""
     images, labels, *test = TENSORS
     brighter, swapped = images.clone(), labels.clone()
     brighter[3, 0, 1, 1] += 1
@@ -111,25 +111,25 @@ def test_another_model_or_other_data_is_another_run(tmp_path: Path):
     ]
     config = replace(CONFIG, training=TrainingConfig(epochs=1, batch=20))
     for number, (make_model, data) in enumerate(changes, start=1):
-        carried_out(tmp_path, make_model, data, config)
+        run(tmp_path, make_model, data, config)
         assert trainings(tmp_path) == 2 * number
         assert len(list(tmp_path.glob("protocol-*"))) == number
 
 
-def test_the_same_model_is_the_same_run_whatever_the_random_numbers_and_threads_are(tmp_path: Path):
+def test_the_random_state_and_threads_do_not_make_another_run(tmp_path: Path):
     torch.manual_seed(1)
-    carried_out(tmp_path, lambda: Net(dropped=0.5))
+    run(tmp_path, lambda: Net(dropped=0.5))
     torch.manual_seed(2)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        carried_out(tmp_path, lambda: Net(dropped=0.5))
+        run(tmp_path, lambda: Net(dropped=0.5))
     finally:
         torch.set_num_threads(threads)
     assert trainings(tmp_path) == 2
 
 
-def test_a_model_that_float64_does_not_suit_is_known_by_its_modules_alone(tmp_path: Path):
+def test_a_model_that_fails_in_float64_is_recognised_again(tmp_path: Path):
     class InFloat32(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -138,31 +138,31 @@ def test_a_model_that_float64_does_not_suit_is_known_by_its_modules_alone(tmp_pa
         def forward(self, x: Tensor) -> Tensor:
             return self.head(x.flatten(1).float())
 
-    carried_out(tmp_path, InFloat32)
-    carried_out(tmp_path, InFloat32)
+    run(tmp_path, InFloat32)
+    run(tmp_path, InFloat32)
     assert trainings(tmp_path) == 2
 
 
-def test_the_callers_random_numbers_and_threads_are_left_alone(tmp_path: Path):
+def test_the_random_state_and_threads_of_the_caller_are_unchanged(tmp_path: Path):
     torch.manual_seed(5)
     np.random.seed(5)
-    before, numpys = torch.get_rng_state(), np.random.get_state()[1].copy()
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     threads = torch.get_num_threads()
-    carried_out(tmp_path, lambda: Net(dropped=0.5))
+    run(tmp_path, lambda: Net(dropped=0.5))
     assert torch.equal(torch.get_rng_state(), before)
-    assert np.array_equal(np.random.get_state()[1], numpys)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
     assert torch.get_num_threads() == threads
 
 
-def test_data_with_known_wrong_labels_comes_as_a_dataset(tmp_path: Path):
+def test_a_dataset_with_known_wrong_labels_has_memorisation_measured(tmp_path: Path):
     images, labels, *test = TENSORS
     wrong = labels.clone()
     wrong[:6] = 1 - wrong[:6]
     data = Dataset("mine", 2, make_images(images, wrong, clean=labels), make_images(*test))
-    done, _ = carried_out(tmp_path, data=data)
+    done, _ = run(tmp_path, data=data)
     assert "memorised" in set(load_results(tmp_path).metric)
     titles = [column.title for column in read_setting(done.folder).columns if column.trained_on == "80%"]
-    assert "SGD (last)" in titles, "under label noise both are shown"
+    assert "SGD (last)" in titles, "under label noise the last epoch has a column"
 
 
 # A folder of images --------------------------------------------------------------------------------------------------
@@ -183,47 +183,43 @@ def test_a_folder_of_images_gives_the_same_runs_as_its_tensors(tmp_path: Path):
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
 
-    done, _ = carried_out(tmp_path / "runs", model, save_images(tmp_path / "images"))
+    done, _ = run(tmp_path / "runs", model, save_images(tmp_path / "images"))
     parts: list[Tensor] = []
     for count, seed in ((40, 0), (20, 1)):
         images, labels = bright_or_dark(count, seed=seed, channels=3)
         order = (1 - labels).argsort(stable=True)  # class by class, in the order of their names
         parts += [images[order], (1 - labels)[order]]
-    same, _ = carried_out(tmp_path / "runs", model, tuple(parts))
+    same, _ = run(tmp_path / "runs", model, tuple(parts))
     assert trainings(tmp_path / "runs") == 2
     assert same.summary == done.summary
 
 
-def test_images_are_brought_to_the_size_that_is_asked_for(tmp_path: Path):
+def test_images_are_resized_to_the_requested_size(tmp_path: Path):
     folder = save_images(tmp_path / "images", side=9)
-    done, _ = carried_out(
+    done, _ = run(
         tmp_path / "runs", lambda: nn.Sequential(nn.Flatten(), nn.Linear(75, 2)), str(folder), size=5
     )  # a layer for 3 x 5 x 5 values
     assert done.refitted[0].is_done()
 
 
-def test_a_folder_without_test_images_or_with_other_classes_is_one_sentence(tmp_path: Path):
+def test_a_folder_without_test_images_or_with_other_classes_is_refused(tmp_path: Path):
     folder = save_images(tmp_path / "images")
     (folder / "test" / "bright").rename(folder / "test" / "light")
-    with pytest.raises(
-        ValueError, match="do not have the same classes, bright, light in one alone; give each class a f"
-    ):
-        carried_out(tmp_path / "runs", data=folder)
+    with pytest.raises(ValueError, match="do not have the same classes, bright, light in one alone; give each class"):
+        run(tmp_path / "runs", data=folder)
     (folder / "test").rename(folder / "other")
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*images/test; give a folder with train and test"):
-        carried_out(tmp_path / "runs", data=folder)
-    with pytest.raises(
-        FileNotFoundError, match=r"there is no folder .*nowhere/train; give a folder with train and tes"
-    ):
-        carried_out(tmp_path / "runs", data=tmp_path / "nowhere")
+        run(tmp_path / "runs", data=folder)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere/train; give a folder with train"):
+        run(tmp_path / "runs", data=tmp_path / "nowhere")
     assert not (tmp_path / "runs").exists()
 
 
-# What is refused -----------------------------------------------------------------------------------------------------
+# Errors --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("make_model", "data", "sentence"),
+    ("make_model", "data", "message"),
     [
         (linear, (TENSORS[0] / 255, *TENSORS[1:]), r"images must be a uint8 tensor .* got float32 \[60, 1, 4, 4\]"),
         (linear, (TENSORS[0][:, 0], *TENSORS[1:]), r"images must be a uint8 tensor .* got uint8 \[60, 4, 4\]"),
@@ -244,18 +240,16 @@ def test_a_folder_without_test_images_or_with_other_classes_is_one_sentence(tmp_
         ((lambda model: lambda: model)(linear()), TENSORS, "make_model gives models that share parameters"),
     ],
 )
-def test_what_cannot_work_is_one_sentence_before_anything_is_trained(
-    tmp_path: Path, make_model: Any, data: Any, sentence: str
-):
-    with pytest.raises(ValueError, match=sentence):
-        carried_out(tmp_path / "runs", make_model, data)
+def test_unusable_models_and_data_are_refused_before_training(tmp_path: Path, make_model: Any, data: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "runs", make_model, data)
     assert not (tmp_path / "runs").exists()
 
 
 # Transfer ------------------------------------------------------------------------------------------------------------
 
 
-def test_transfer_works_for_a_model_that_gives_its_features(tmp_path: Path):
+def test_transfer_works_for_a_model_with_a_features_method(tmp_path: Path):
     class Convolution(nn.Module):
         """Takes images of any size."""
 
@@ -269,16 +263,16 @@ def test_transfer_works_for_a_model_that_gives_its_features(tmp_path: Path):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.features(x))
 
-    done, said = carried_out(tmp_path, Convolution, config=replace(CONFIG, transfer=("digits",)))
+    done, output = run(tmp_path, Convolution, config=replace(CONFIG, transfer=("digits",)))
     rows = [row for row in done.refitted[0].rows() if row.metric == "transfer:digits"]
     assert {row.selected_by for row in rows if row.weights == "live"} == {"accuracy", "last"}
     assert {row.selected_by for row in rows if row.weights != "live"} == {"accuracy", "loss"}
     assert all(row.value is not None for row in rows)
-    assert "transfer to" in said
+    assert "transfer to" in output
 
 
 @pytest.mark.parametrize(
-    ("make_model", "channels", "sentence"),
+    ("make_model", "channels", "message"),
     [
         (linear, 1, r"the model fails on images \[2, 1, 8, 8\] of digits: Sequential has no features\(x\); give it a"),
         (Net, 1, r"the model fails on images \[2, 1, 8, 8\] of digits: mat1 and mat2"),
@@ -289,10 +283,8 @@ def test_transfer_works_for_a_model_that_gives_its_features(tmp_path: Path):
         ),
     ],
 )
-def test_transfer_that_cannot_work_is_refused_before_anything_is_trained(
-    tmp_path: Path, make_model: Any, channels: int, sentence: str
-):
+def test_impossible_transfer_is_refused_before_training(tmp_path: Path, make_model: Any, channels: int, message: str):
     data = (*bright_or_dark(40, channels=channels), *bright_or_dark(20, seed=1, channels=channels))
-    with pytest.raises(ValueError, match=sentence):
-        carried_out(tmp_path / "runs", make_model, data, replace(CONFIG, transfer=("digits",)))
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "runs", make_model, data, replace(CONFIG, transfer=("digits",)))
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""`emabank bench`: its arguments, its table, its file, its errors."""
+"""`emabank bench`: arguments, table, file and errors."""
 
 import json
 from typing import get_args
@@ -26,21 +26,21 @@ def test_wrong_arguments_are_refused(arguments, message):
         BenchArguments(**arguments)
 
 
-def test_every_model_that_is_offered_can_be_built():
+def test_every_model_can_be_built():
     with torch.device("meta"):
         for name in get_args(BenchModel):
             assert sum(parameter.numel() for parameter in bench._build(name).parameters()) > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, None])
-def test_the_command_times_a_tiny_model_and_gives_no_ratio_on_a_disturbed_machine(share, tmp_path, capsys, monkeypatch):
+def test_bench_gives_no_ratios_on_a_busy_machine(share, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench.BackgroundLoad, "share", lambda self: share)
     path = tmp_path / "bench.json"
-    words = ["bench", "--model", "resnet20", "--averages", "1", "2", "--seconds", "0.01", "--device", "cpu"]
-    assert main([*words, "--json", str(path)]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "torch AveragedModel" in printed
-    assert ("× limit" in printed) is (share != 0.2) and ("idle machine" in printed) is (share == 0.2)
+    arguments = ["bench", "--model", "resnet20", "--averages", "1", "2", "--seconds", "0.01", "--device", "cpu"]
+    assert main([*arguments, "--json", str(path)]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "torch AveragedModel" in output
+    assert ("× limit" in output) is (share != 0.2) and ("idle machine" in output) is (share == 0.2)
     result = json.loads(path.read_text())
     assert [case["averages"] for case in result["cases"]] == [1, 2]
     assert {"cpu", "cores", "threads", "torch"} <= set(result["conditions"])
@@ -54,7 +54,7 @@ def test_the_command_times_a_tiny_model_and_gives_no_ratio_on_a_disturbed_machin
         assert all(row["ms"]["median"] > 0 for row in rows.values())
 
 
-def test_a_device_that_is_missing_is_an_error(monkeypatch, capsys):
+def test_a_missing_device_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     assert main(["bench", "--device", "cuda"]) == 1
     assert capsys.readouterr().err == "emabank: device must be cpu on this machine; got cuda\n"

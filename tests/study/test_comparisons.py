@@ -1,4 +1,4 @@
-"""What is measured of several runs at once, on made-up runs, against loops written from the definitions."""
+"""Metrics across several runs, on made-up runs, against loops written from the definitions."""
 
 import math
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ def average(name: str, selected_by: Any = "accuracy", *, epoch: int = 5, batchno
 
 
 def logits_of(seed: int, keep: Keep, split: str) -> np.ndarray:
-    """Other logits for each run, each of its kept weights and each split."""
+    """Logits that differ by run, kept weights and split."""
     place = [seed, *map(ord, f"{keep.name} {split}")]
     return np.random.default_rng(place).normal(size=(SAMPLES, CLASSES)).astype(np.float32)
 
@@ -39,7 +39,7 @@ def number_of(seed: int, keep: Keep, split: str, metric: str) -> float:
     return float(np.random.default_rng([seed, *map(ord, f"{keep.name} {split} {metric}")]).random())
 
 
-def made(
+def make_run(
     root: Path,
     seed: int,
     *kept: Keep,
@@ -48,13 +48,13 @@ def made(
     replaced: Mapping[tuple[str, str], np.ndarray] | None = None,
     numbers: Mapping[tuple[str, str], float | None] | None = None,
 ) -> RunFolder:
-    """A finished run that kept these weights; rows of single epochs, which belong to no column, are all 99."""
+    """A finished run that kept these weights; rows of single epochs, which belong to no column, are 99."""
     metrics = metrics or {"accuracy": ("val", "test"), "loss": ("val", "test"), "ece": ("val", "test")}
     with open_run(root, {"seed": seed, "trained_on": trained_on}, threads=1) as run:
         rows: list[Row] = []
         for keep in kept:
             parts = {split: logits_of(seed, keep, split) for split in ("val", "test")}
-            parts |= {split: each for (name, split), each in (replaced or {}).items() if name == keep.name}
+            parts |= {split: logits for (name, split), logits in (replaced or {}).items() if name == keep.name}
             run.save_predictions(keep.name, {split: (logits, LABELS) for split, logits in parts.items()})
             for metric, splits in metrics.items():
                 for split in splits:
@@ -70,8 +70,8 @@ def made(
     return RunFolder(run.path)
 
 
-def weights_of(what: Row | Keep) -> tuple[str, str, str | None]:
-    return what.weights, what.batchnorm, what.selected_by
+def weights_of(source: Row | Keep) -> tuple[str, str, str | None]:
+    return source.weights, source.batchnorm, source.selected_by
 
 
 def churn_by_a_loop(one: np.ndarray, other: np.ndarray) -> float:
@@ -86,7 +86,7 @@ def js_by_scipy(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def ece_by_a_loop(logits: np.ndarray, temperature: float, bins: int = 5) -> float:
-    """Equal-mass bins; with 60 samples there are five of them."""
+    """Equal-mass bins; 60 samples make five."""
     scaled = logits.astype(float) / temperature
     probabilities = np.exp(scaled - logsumexp(scaled, axis=1, keepdims=True))
     order = sorted(range(len(logits)), key=lambda i: probabilities[i].max())
@@ -102,31 +102,31 @@ def stage(trained_on: str, split: str, **columns: tuple[str, ...]) -> TableStage
 
 
 def columns_of(stage: TableStage, runs: list[RunFolder], rows: list[Row]) -> list[ResultColumn]:
-    """The columns that the report makes of the rows of a stage."""
+    """The columns that the report makes of a stage."""
     by_name = rows_by_name([*(row for run in runs for row in run.rows()), *rows])
     ids = [run.id for run in runs]
-    made = [
+    columns = [
         make_column(title, stage.trained_on, stage.split, [*zip(ids, kept, strict=True)], by_name)
         for title, kept in stage.columns.items()
     ]
-    return [column for column in made if column is not None]
+    return [column for column in columns if column is not None]
 
 
 # Pairs of seeds ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_path: Path, split: str):
-    """The seeds chose different averages, and both criteria the same one at the same epoch."""
+def test_every_pair_of_seeds_is_compared_within_each_column(tmp_path: Path, split: str):
+    """The seeds chose different averages; accuracy and loss chose the same one at the same epoch."""
     chosen = [average(name) for name in ("ema-1%", "ema-2%", "ema-1%")]
     lowest = [average(name, "loss") for name in ("ema-1%", "ema-2%", "ema-1%")]
     slowest = average("ema-2%", batchnorm="recomputed")
     keeps = [(BEST, one, other, slowest) for one, other in zip(chosen, lowest, strict=True)]
-    runs = [made(tmp_path, seed, *kept) for seed, kept in enumerate(keeps)]
+    runs = [make_run(tmp_path, seed, *kept) for seed, kept in enumerate(keeps)]
     columns = {title: tuple(kept[place].name for kept in keeps) for place, title in enumerate(["SGD", "A", "L", "S"])}
     rows = pairwise_rows(stage("80%", split, **columns), runs)
     assert len(rows) == len(set(rows)) == 4 * 3 * 2
-    made_columns = {column.title: column for column in columns_of(stage("80%", split, **columns), runs, rows)}
+    report_columns = {column.title: column for column in columns_of(stage("80%", split, **columns), runs, rows)}
     for place, title in enumerate(columns):
         expected: dict[str, list[float]] = {"churn": [], "js": []}
         for i, j in ((0, 1), (0, 2), (1, 2)):
@@ -139,7 +139,7 @@ def test_every_pair_of_seeds_is_compared_on_its_own_split_column_by_column(tmp_p
                 assert (row.split, row.epoch, row.seed, row.trained_on) == (split, keep.epoch, i, "80%")
                 expected[metric].append(value)
         for metric, values in expected.items():
-            assert made_columns[title].values[metric] == pytest.approx(values, abs=1e-6)
+            assert report_columns[title].values[metric] == pytest.approx(values, abs=1e-6)
 
 
 @pytest.mark.parametrize("chose_slowest", [(True, False, True), (False, True, False), (True, True, False), (True,) * 3])
@@ -147,11 +147,11 @@ def test_two_columns_with_the_same_weights_in_some_seeds_do_not_mix(tmp_path: Pa
     """Without batch norm, a seed that chose the slowest average has one set of weights in both columns."""
     slow, fast = average("ema-9%"), average("ema-1%")
     chosen = [slow if is_slowest else fast for is_slowest in chose_slowest]
-    runs = [made(tmp_path, seed, *{keep.name: keep for keep in (chosen[seed], slow)}.values()) for seed in range(3)]
+    runs = [make_run(tmp_path, seed, *{keep.name: keep for keep in (chosen[seed], slow)}.values()) for seed in range(3)]
     both = stage("80%", "test", EMA=tuple(keep.name for keep in chosen), slowest=(slow.name,) * 3)
     rows = pairwise_rows(both, runs)
     keys = {(row.run, row.weights, row.batchnorm, row.selected_by, row.metric, row.other) for row in rows}
-    assert len(keys) == len(rows), "a key says which number it is"
+    assert len(keys) == len(rows), "keys are unique"
     for column, kept in zip(columns_of(both, runs, rows), (chosen, [slow] * 3), strict=True):
         logits = [logits_of(seed, kept[seed], "test") for seed in range(3)]
         churns = [churn_by_a_loop(logits[i], logits[j]) for i, j in ((0, 1), (0, 2), (1, 2))]
@@ -160,9 +160,9 @@ def test_two_columns_with_the_same_weights_in_some_seeds_do_not_mix(tmp_path: Pa
         assert column.weights == [keep.weights for keep in kept]
 
 
-def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_path: Path):
-    bad = np.full((SAMPLES, CLASSES), np.nan, dtype=np.float32)
-    runs = [made(tmp_path, seed, BEST, replaced={(BEST.name, "test"): bad} if seed == 1 else {}) for seed in range(3)]
+def test_non_finite_logits_give_pairs_without_values(tmp_path: Path):
+    bad = {(BEST.name, "test"): np.full((SAMPLES, CLASSES), np.nan, dtype=np.float32)}
+    runs = [make_run(tmp_path, seed, BEST, replaced=bad if seed == 1 else {}) for seed in range(3)]
     only = stage("80%", "test", SGD=(BEST.name,) * 3)
     rows = pairwise_rows(only, runs)
     assert [row.value is None for row in rows if row.metric == "churn"] == [True, False, True]
@@ -171,7 +171,7 @@ def test_weights_that_are_not_finite_agree_with_nothing_and_stop_nothing(tmp_pat
 
 
 def test_one_seed_has_no_pairs(tmp_path: Path):
-    runs, only = [made(tmp_path, 0, BEST)], stage("80%", "val", SGD=(BEST.name,))
+    runs, only = [make_run(tmp_path, 0, BEST)], stage("80%", "val", SGD=(BEST.name,))
     assert pairwise_rows(only, runs) == []
     [column] = columns_of(only, runs, [])
     assert set(column.values) == {"accuracy", "loss", "ece"}
@@ -180,18 +180,18 @@ def test_one_seed_has_no_pairs(tmp_path: Path):
 # Temperatures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_refit_is_scaled_by_the_temperature_of_its_likes_in_tuning(tmp_path: Path):
+def test_a_refit_is_scaled_by_the_tuning_temperature_of_the_same_weights(tmp_path: Path):
     kept = (BEST, LAST, average("ema-1%"), average("ema-1%", "loss"), average("ema-9%", batchnorm="recomputed"))
     temperatures = {(keep.name, "temperature"): 0.5 + place for place, keep in enumerate(kept)}
     tuned = [
-        made(tmp_path, seed, *kept, metrics={"temperature": ("val",), "accuracy": ("val", "test")},
+        make_run(tmp_path, seed, *kept, metrics={"temperature": ("val",), "accuracy": ("val", "test")},
              numbers={key: value + 10 * seed for key, value in temperatures.items()})
         for seed in range(2)
     ]  # fmt: skip
     swa = Keep(weights="swa", epoch=9, batchnorm="recomputed", selected_by="last")
-    refitted = [made(tmp_path, seed, *kept, swa, trained_on="100%") for seed in range(2)]
+    refitted = [make_run(tmp_path, seed, *kept, swa, trained_on="100%") for seed in range(2)]
     rows = temperature_rows(tuned, refitted)
-    assert len(rows) == 2 * len(kept) * 3, "what was not tuned has no temperature"
+    assert len(rows) == 2 * len(kept) * 3, "weights without tuning have no temperature"
     for seed, run in enumerate(refitted):
         for keep in kept:
             mine = {row.metric: row for row in rows if row.run == run.id and weights_of(row) == weights_of(keep)}
@@ -212,15 +212,14 @@ def test_a_refit_is_scaled_by_the_temperature_of_its_likes_in_tuning(tmp_path: P
     )  # fmt: skip
 
 
-def test_without_a_temperature_or_finite_logits_there_is_nothing_to_scale(tmp_path: Path):
+def test_without_a_temperature_or_finite_logits_there_are_no_scaled_rows(tmp_path: Path):
     bad = np.full((SAMPLES, CLASSES), math.inf, dtype=np.float32)
     metrics = {"temperature": ("val",), "accuracy": ("val", "test")}
-    tuned = made(tmp_path, 0, BEST, LAST, metrics=metrics, numbers={(LAST.name, "temperature"): None})
-    refit = made(tmp_path, 0, BEST, LAST, trained_on="100%", replaced={(BEST.name, "test"): bad})
+    tuned = make_run(tmp_path, 0, BEST, LAST, metrics=metrics, numbers={(LAST.name, "temperature"): None})
+    refit = make_run(tmp_path, 0, BEST, LAST, trained_on="100%", replaced={(BEST.name, "test"): bad})
     assert temperature_rows([tuned], [refit]) == []
 
 
-def test_weights_without_rows_make_no_column_and_pairs_of_them_say_what_to_do(tmp_path: Path):
-    runs = [made(tmp_path, seed, BEST) for seed in range(2)]
-    missing = stage("80%", "val", SGD=(LAST.name,) * 2)
-    assert columns_of(missing, runs, []) == []
+def test_weights_without_rows_make_no_column(tmp_path: Path):
+    runs = [make_run(tmp_path, seed, BEST) for seed in range(2)]
+    assert columns_of(stage("80%", "val", SGD=(LAST.name,) * 2), runs, []) == []

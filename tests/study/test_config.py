@@ -1,4 +1,4 @@
-"""A configuration is right or refused, and says why; complete, it is the identity of a run."""
+"""Configurations: refused values, defaults, and the identity of a run."""
 
 import copy
 import dataclasses
@@ -29,7 +29,7 @@ nan, inf = math.nan, math.inf
 
 
 @pytest.mark.parametrize(
-    ("kind", "wrong", "said"),
+    ("kind", "values", "message"),
     [
         (DataConfig, {"dataset": "cifar11"}, "dataset is 'cifar11'; give one of digits, cifar10, .*, own"),
         (DataConfig, {"dataset": None}, "dataset is None; give one of digits"),
@@ -86,25 +86,26 @@ nan, inf = math.nan, math.inf
         (ProtocolConfig, {"transfer": "digits"}, "transfer is 'digits'; give a tuple"),
         (ProtocolConfig, {"transfer": ("digits", "digits")}, "transfer is digits, digits; give a tuple, each once"),
         (ProtocolConfig, {"training": TrainingConfig(bootstrap="ema-7.1%")}, "bootstrap is ema-7.1% .* give --no-swa"),
+        (ProtocolConfig, {"training": TrainingConfig(epochs=20, warmup_epochs=16.0)}, ".* a warm-up that is over"),
         (Place, {"jobs": 0}, "jobs is 0"),
         (Place, {"checkpoint_seconds": -1.0}, "checkpoint_seconds is -1.0"),
     ],
 )
-def test_wrong_values_are_refused(kind, wrong, said):
-    with pytest.raises(ValueError, match=f"^{said}"):
-        kind(**wrong)
+def test_wrong_values_are_refused(kind, values, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        kind(**values)
 
 
-def test_the_limits_themselves_are_allowed():
+def test_boundary_values_are_accepted():
     DataConfig(noise=1.0, subset=10, crop=0)
     TrainingConfig(network="own", momentum=0.0, weight_decay=0.0, warmup_epochs=0.0, milestones=())
-    TrainingConfig(warmup_epochs=30.0)  # longer than the first milestone, which a cosine does not have
+    TrainingConfig(warmup_epochs=30.0)  # a cosine has no milestones
     AveragesConfig(decays=(0.0, 1.0), half_lives=())
     ProtocolConfig(training=TrainingConfig(bootstrap="ema-7.1%"), swa=False)
 
 
 @pytest.mark.parametrize(("epochs", "fits"), [(1, False), (2, False), (3, True), (4, True), (200, True)])
-def test_swa_needs_an_epoch_to_begin_after_and_one_to_go(epochs, fits):
+def test_swa_needs_at_least_three_epochs(epochs, fits):
     training = TrainingConfig(epochs=epochs)
     ProtocolConfig(training=training, swa=False)
     if fits:
@@ -115,26 +116,21 @@ def test_swa_needs_an_epoch_to_begin_after_and_one_to_go(epochs, fits):
             ProtocolConfig(training=training)
 
 
-def test_swa_cannot_begin_in_the_warm_up():
-    with pytest.raises(ValueError, match="a warm-up that is over by then"):
-        ProtocolConfig(training=TrainingConfig(epochs=20, warmup_epochs=16.0))
-
-
-def test_it_cannot_be_changed():
+def test_configurations_are_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe().data = DataConfig()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_names_of_averages_come_in_the_order_of_their_memory():
+def test_names_of_averages_are_ordered_from_shortest_to_longest_memory():
     assert AveragesConfig(decays=(0.998, 0.968, 0.99)).names == ("ema-0.968", "ema-0.99", "ema-0.998")
     assert AveragesConfig(half_lives=(7.1, 0.44)).names == ("ema-0.44%", "ema-7.1%")
     assert AveragesConfig(decays=(0.9,), half_lives=(7.1,)).names == ("ema-0.9",)
 
 
-# What was left out ---------------------------------------------------------------------------------------------------
+# Defaults ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_given_stays():
+def test_completing_keeps_explicit_values():
     data = DataConfig(dataset="cifar10n", labels="random2", crop=0, flip=False)
     training = TrainingConfig(width=3, weight_decay=0.0, warmup_epochs=0.0)
     config = ProtocolConfig(data=data, training=training, seeds=2, rates=(0.3,), swa=False)
@@ -142,7 +138,7 @@ def test_what_is_given_stays():
     assert config.recipe.completed() == config.recipe
 
 
-def test_a_run_is_complete_and_nothing_in_it_is_left_to_defaults_of_later_versions():
+def test_a_run_has_a_completed_recipe():
     run = RunConfig(**{**RUN, "recipe": Recipe(data=DataConfig(dataset="cifar10n"))})
     assert run.recipe == run.recipe.completed() == Recipe(data=DataConfig(dataset="cifar10n")).completed()
 
@@ -154,43 +150,43 @@ BASE = RunConfig(
 )
 
 
-def places(config: Any, above: str = "") -> Iterator[str]:
-    """Every field there is, by where it is."""
+def field_paths(config: Any, above: str = "") -> Iterator[str]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            yield from places(value, f"{above}{field.name}.")
+            yield from field_paths(value, f"{above}{field.name}.")
         else:
             yield f"{above}{field.name}"
 
 
-def changed(config: Any, place: str, value: Any) -> Any:
-    """A copy with one field changed, whether the value fits or not."""
-    name, _, rest = place.partition(".")
-    other = copy.copy(config)
-    object.__setattr__(other, name, changed(getattr(config, name), rest, value) if rest else value)
-    return other
+def with_field(config: Any, path: str, value: Any) -> Any:
+    """A copy with one field replaced, without validation."""
+    name, _, rest = path.partition(".")
+    copied = copy.copy(config)
+    object.__setattr__(copied, name, with_field(getattr(config, name), rest, value) if rest else value)
+    return copied
 
 
 def test_changing_any_field_makes_another_run():
-    ids = {place: run_id(to_dict(changed(BASE, place, "another"))) for place in places(BASE)}
+    ids = {path: run_id(to_dict(with_field(BASE, path, "another"))) for path in field_paths(BASE)}
     assert {"recipe.data.size", "recipe.training.bootstrap_every", "recipe.averages.every", "posthoc"} <= set(ids)
     assert run_id(to_dict(BASE)) not in ids.values()
     assert len(set(ids.values())) == len(ids) > 40
 
 
-def test_a_part_of_what_is_kept_makes_another_run():
-    others = ({"weights": "swa"}, {"epoch": 4}, {"batchnorm": "averaged"}, {"selected_by": "loss"})
-    ids = [run_id(to_dict(changed(BASE, "keep", (dataclasses.replace(KEPT, **other),)))) for other in ({}, *others)]
-    assert len(set(ids)) == 5
-    assert {next(iter(other)) for other in others} == {field.name for field in dataclasses.fields(Keep)}
+def test_changing_any_field_of_kept_weights_makes_another_run():
+    changes = {"weights": "swa", "epoch": 4, "batchnorm": "averaged", "selected_by": "loss"}
+    keeps = [KEPT, *(dataclasses.replace(KEPT, **{name: value}) for name, value in changes.items())]
+    assert len({run_id(to_dict(with_field(BASE, "keep", (keep,)))) for keep in keeps}) == 5
+    assert set(changes) == {field.name for field in dataclasses.fields(Keep)}
 
 
-def test_where_and_how_the_work_is_done_is_no_part_of_a_run():
-    assert not {field.name for field in dataclasses.fields(Place)} & {place.split(".")[-1] for place in places(BASE)}
+def test_folders_and_jobs_are_not_part_of_a_run():
+    names = {path.split(".")[-1] for path in field_paths(BASE)}
+    assert not {field.name for field in dataclasses.fields(Place)} & names
 
 
-def test_the_runs_of_a_protocol_have_all_of_its_recipe():
+def test_the_recipe_of_a_protocol_has_all_its_fields():
     config = ProtocolConfig(data=DataConfig(noise=0.3), hardware=HardwareConfig(threads=2), seeds=7)
     assert type(config.recipe) is Recipe
     for field in dataclasses.fields(Recipe):
@@ -198,7 +194,7 @@ def test_the_runs_of_a_protocol_have_all_of_its_recipe():
 
 
 @pytest.mark.parametrize(
-    ("given", "channels_last", "fused"),
+    ("options", "channels_last", "fused"),
     [
         ({"device": "cpu"}, True, True),
         ({"device": "cpu", "precision": "fp16"}, True, False),
@@ -209,8 +205,8 @@ def test_the_runs_of_a_protocol_have_all_of_its_recipe():
         ({"device": "auto"}, None, None),
     ],
 )
-def test_what_is_left_out_of_the_hardware_is_what_was_measured_to_be_fast(given, channels_last, fused):
-    hardware = HardwareConfig(**given).completed()
+def test_default_memory_format_and_fused_optimizer_depend_on_the_hardware(options, channels_last, fused):
+    hardware = HardwareConfig(**options).completed()
     assert (hardware.channels_last, hardware.fused) == (channels_last, fused)
     assert hardware.completed() == hardware
 
@@ -227,15 +223,13 @@ def test_what_is_left_out_of_the_hardware_is_what_was_measured_to_be_fast(given,
         ("0-2", (0, 1, 2)),
     ],
 )
-def test_seeds_on_a_command_line(text: str, numbers: tuple[int, ...]):
+def test_seeds_are_read_from_a_command_line(text: str, numbers: tuple[int, ...]):
     assert ProtocolConfig(seeds=parse_seeds(text)).seed_numbers == numbers
 
 
 @pytest.mark.parametrize("text", ["", "x", "-3", "1.5", "10-", "10-9", "1,,2", "1-2-3"])
-def test_what_are_no_seeds_is_one_sentence(text: str):
-    with pytest.raises(
-        ValueError, match="^seeds is '.*'; give a count, such as 3, or seeds, such as 10-19 or 10,12,15$"
-    ):
+def test_malformed_seeds_are_refused(text: str):
+    with pytest.raises(ValueError, match="^seeds is '.*'; give a count, such as 3, or seeds, such as 10-19"):
         parse_seeds(text)
 
 

@@ -1,4 +1,4 @@
-"""What a finished training leaves: predictions of all that is kept, and rows that anyone can compute from them."""
+"""Predictions of all kept weights, and their rows, checked against scipy and scikit-learn."""
 
 from dataclasses import asdict
 
@@ -9,9 +9,9 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from sklearn.metrics import accuracy_score, log_loss
 
-from emabank.study.config import Keep, RunConfig
+from emabank.study.config import Keep
 from emabank.study.data.images import Dataset
-from emabank.study.data.splits import Parts, stratified_subset
+from emabank.study.data.splits import stratified_subset
 from emabank.study.evaluate import (
     EpochMetric,
     Predicted,
@@ -45,17 +45,17 @@ def training() -> Training:
 @pytest.fixture(scope="module")
 def kept(training: Training) -> dict[str, Predicted]:
     make_model = network_of(training.config, digits()[0])
-    return {each.keep.name: each for each in predicted(training, make_model)}
+    return {entry.keep.name: entry for entry in predicted(training, make_model)}
 
 
 def values(rows: list[Row]) -> dict[tuple[str, str], float | None]:
     found = {(row.split, row.metric): row.value for row in rows}
-    assert len(found) == len(rows), "each is measured once"
+    assert len(found) == len(rows), "every metric is measured once"
     return found
 
 
-def rows_of(training: Training, kept: Predicted) -> dict[tuple[str, str], float | None]:
-    return values(rows_of_kept(RUN, training.config, kept, parts_of(training.config)))
+def rows_of(training: Training, entry: Predicted) -> dict[tuple[str, str], float | None]:
+    return values(rows_of_kept(RUN, training.config, entry, parts_of(training.config)))
 
 
 def expected_calibration_error(probabilities: np.ndarray, right: np.ndarray, bins: int = 5) -> float:
@@ -63,80 +63,77 @@ def expected_calibration_error(probabilities: np.ndarray, right: np.ndarray, bin
     confidence = probabilities.max(axis=1)
     order = np.argsort(confidence, kind="stable")
     cut = zip(np.split(confidence[order], bins), np.split(right[order], bins), strict=True)
-    return sum(abs(of.mean() - says.mean()) * len(of) for says, of in cut) / len(right)
+    return sum(abs(hits.mean() - confidences.mean()) * len(hits) for confidences, hits in cut) / len(right)
 
 
 # Predictions
 
 
-def test_everything_kept_is_predicted_on_every_part(training: Training, kept: dict[str, Predicted]):
+def test_all_kept_weights_have_predictions_on_every_part(training: Training, kept: dict[str, Predicted]):
     parts = parts_of(training.config)
-    assert sorted(kept) == sorted(each.keep.name for each in training.kept())
-    for each in kept.values():
+    assert sorted(kept) == sorted(selected.keep.name for selected in training.kept())
+    for entry in kept.values():
         for split, part in (("train", parts.train), ("val", parts.validation), ("test", parts.test)):
-            logits, labels = each.predictions[split]
+            logits, labels = entry.predictions[split]
             assert np.array_equal(labels, (part.labels if split == "train" else part.clean).numpy())
-            np.testing.assert_allclose(logits, logits_of(each.model, part, parts).numpy(), rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(logits, logits_of(entry.model, part, parts).numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_the_model_has_the_kept_weights_and_where_asked_the_statistics_of_the_training_images(training, kept):
+def test_models_have_the_kept_weights_and_recomputed_batchnorm_statistics(training, kept):
     parts = parts_of(training.config)
     recomputed = 0
-    for each in training.kept():
-        found = kept[each.keep.name].model.state_dict()
-        if each.keep.batchnorm != "recomputed":
-            assert states_equal(found, each.tensors)
+    for selected in training.kept():
+        found = kept[selected.keep.name].model.state_dict()
+        if selected.keep.batchnorm != "recomputed":
+            assert states_equal(found, selected.tensors)
             continue
         recomputed += 1
-        model = recalibrated(network_with(training.config, each.tensors), parts)
+        model = recalibrated(network_with(training.config, selected.tensors), parts)
         for key, tensor in model.state_dict().items():
             if not key.endswith("num_batches_tracked"):
                 torch.testing.assert_close(found[key], tensor, rtol=2e-5, atol=1e-6, msg=key)
     assert recomputed == 2
 
 
-def test_at_the_end_all_test_images_are_measured_and_of_the_training_images_those_of_the_curves():
-    given = config(measuring={"curve_images": 30}, training={"epochs": 1})
-    training = trained(given)
-    parts, measured = parts_of(given), training.measured_parts
-    last = next(predicted(training, network_of(given, digits()[0])))
-    assert {split: len(labels) for split, (_, labels) in last.predictions.items()} == {
-        "train": 30,
-        "val": 40,
-        "test": 50,
-    }
+def test_final_predictions_are_on_all_test_images_and_the_curves_training_images():
+    run_config = config(measuring={"curve_images": 30}, training={"epochs": 1})
+    training = trained(run_config)
+    parts, measured = parts_of(run_config), training.measured_parts
+    last = next(predicted(training, network_of(run_config, digits()[0])))
+    sizes = {split: len(labels) for split, (_, labels) in last.predictions.items()}
+    assert sizes == {"train": 30, "val": 40, "test": 50}
     chosen = stratified_subset(parts.train.clean, 30, seed=0)
     assert np.array_equal(last.predictions["train"][1], parts.train.labels[chosen].numpy())
-    found = values(rows_of_kept(RUN, given, last, measured))
+    found = values(rows_of_kept(RUN, run_config, last, measured))
     logits, labels = last.predictions["train"]
     assert found["train", "accuracy"] == accuracy_score(labels, logits.argmax(axis=1))
 
 
-# Rows of what is kept
+# Rows of kept weights
 
 
-def test_every_measure_is_there(training: Training, kept: dict[str, Predicted]):
-    for each in kept.values():
-        found = rows_of(training, each)
+def test_every_part_has_all_its_metrics(training: Training, kept: dict[str, Predicted]):
+    for entry in kept.values():
+        found = rows_of(training, entry)
         assert {metric for split, metric in found if split == "train"} == EVERYWHERE | SCALED | ON_TRAIN
         assert {metric for split, metric in found if split == "val"} == EVERYWHERE | SCALED | TEMPERATURES | NOISY
         assert {metric for split, metric in found if split == "test"} == EVERYWHERE | SCALED
         assert all(isinstance(value, float) and np.isfinite(value) for value in found.values())
 
 
-def test_on_all_images_there_is_no_validation_and_no_temperature_and_without_noise_nothing_to_memorise():
-    given = config(trained_on="100%", data={"noise": 0.0}, training={"epochs": 1, "network": "vgg-small"})
-    training = trained(given)
-    (last,) = predicted(training, network_of(given, digits()[0]))
+def test_a_refit_without_noise_has_no_validation_temperature_or_memorisation():
+    run_config = config(trained_on="100%", data={"noise": 0.0}, training={"epochs": 1, "network": "vgg-small"})
+    training = trained(run_config)
+    (last,) = predicted(training, network_of(run_config, digits()[0]))
     found = rows_of(training, last)
     assert found.keys() == {("train", "clean_accuracy")} | {(s, m) for s in ("train", "test") for m in EVERYWHERE}
 
 
-def test_accuracy_loss_and_calibration_are_what_others_compute_from_the_predictions(training, kept):
-    for each in kept.values():
-        found = rows_of(training, each)
+def test_accuracy_loss_and_calibration_match_independent_implementations(training, kept):
+    for entry in kept.values():
+        found = rows_of(training, entry)
         for split in ("train", "val", "test"):
-            logits, labels = each.predictions[split]
+            logits, labels = entry.predictions[split]
             probabilities = softmax(logits.astype(np.float64), axis=1)
             right = logits.argmax(axis=1) == labels
             assert found[split, "accuracy"] == accuracy_score(labels, logits.argmax(axis=1))
@@ -149,12 +146,12 @@ def test_accuracy_loss_and_calibration_are_what_others_compute_from_the_predicti
 
 @pytest.mark.parametrize("which", ["", "_noisy"])
 def test_the_temperature_is_the_best_on_validation_and_scales_all_parts(training, kept, which):
-    given = parts_of(training.config).validation.labels.numpy()
-    for each in kept.values():
-        found = rows_of(training, each)
-        logits, labels = each.predictions["val"]
-        assert (given != labels).mean() > 0.2, "these labels are noisy and those are not"
-        labels = given if which else labels
+    noisy = parts_of(training.config).validation.labels.numpy()
+    for entry in kept.values():
+        found = rows_of(training, entry)
+        logits, labels = entry.predictions["val"]
+        assert (noisy != labels).mean() > 0.2
+        labels = noisy if which else labels
 
         def loss_at(log: float, logits: np.ndarray = logits, labels: np.ndarray = labels) -> float:
             scaled = log_softmax(logits.astype(np.float64) / np.exp(log), axis=1)
@@ -167,39 +164,39 @@ def test_the_temperature_is_the_best_on_validation_and_scales_all_parts(training
             continue
         assert np.log(temperature) == pytest.approx(best.x, abs=1e-4)
         for split in ("train", "val", "test"):
-            logits, labels = each.predictions[split]
+            logits, labels = entry.predictions[split]
             scaled = softmax(logits.astype(np.float64) / temperature, axis=1)
             right = logits.argmax(axis=1) == labels
             assert found[split, f"loss_ts{which}"] == pytest.approx(log_loss(labels, scaled, labels=range(10)))
             assert found[split, f"ece_ts{which}"] == pytest.approx(expected_calibration_error(scaled, right))
 
 
-def test_rows_have_the_fields_of_the_study_and_say_what_was_kept(training, kept):
-    for each in kept.values():
-        for row in rows_of_kept(RUN, training.config, each, parts_of(training.config)):
-            told = asdict(row)
-            assert list(told) == [
+def test_rows_have_the_fields_of_the_run_and_of_the_kept_weights(training, kept):
+    for entry in kept.values():
+        for row in rows_of_kept(RUN, training.config, entry, parts_of(training.config)):
+            fields = asdict(row)
+            assert list(fields) == [
                 "run", "dataset", "network", "trained_on", "seed", "weights", "batchnorm", "selected_by", "epoch",
                 "split", "metric", "value", "other",
             ]  # fmt: skip
-            own = {key: told[key] for key in ("weights", "epoch", "batchnorm", "selected_by")}
-            assert Keep(**own) == each.keep
+            own = {key: fields[key] for key in ("weights", "epoch", "batchnorm", "selected_by")}
+            assert Keep(**own) == entry.keep
             common = (row.run, row.dataset, row.network, row.trained_on, row.seed, row.other)
             assert common == (RUN, "digits", "resnet8", "80%", 0, None)
 
 
-def test_weights_that_say_nan_have_rows_without_values(training, kept):
-    each = kept["live-last"]
-    spoilt = {split: (np.full_like(logits, np.nan), labels) for split, (logits, labels) in each.predictions.items()}
-    found = rows_of(training, each._replace(predictions=spoilt))
-    both = {(split, metric) for split in ("train", "val", "test") for metric in ("accuracy", "loss")}
-    assert found == dict.fromkeys({*both, ("val", "noisy_accuracy"), ("val", "noisy_loss")})
+def test_nan_logits_give_rows_without_values(training, kept):
+    entry = kept["live-last"]
+    spoilt = {split: (np.full_like(logits, np.nan), labels) for split, (logits, labels) in entry.predictions.items()}
+    found = rows_of(training, entry._replace(predictions=spoilt))
+    metrics = {(split, metric) for split in ("train", "val", "test") for metric in ("accuracy", "loss")}
+    assert found == dict.fromkeys({*metrics, ("val", "noisy_accuracy"), ("val", "noisy_loss")})
 
 
 # Rows of the history, and of transfer
 
 
-def test_rows_of_the_history_are_chosen_by_nothing_and_have_null_for_nan():
+def test_rows_of_the_history_have_no_criterion_and_none_for_nan():
     measured = [
         EpochMetric(1, "live", "own", "val", "accuracy", 0.5),
         EpochMetric(2, "ema-5%", "recomputed", "train", "loss", float("nan")),
@@ -212,24 +209,23 @@ def test_rows_of_the_history_are_chosen_by_nothing_and_have_null_for_nan():
     assert (second.weights, second.batchnorm, second.split, second.value) == ("ema-5%", "recomputed", "train", None)
 
 
-def test_the_row_of_transfer_is_the_accuracy_of_a_linear_head_on_the_frozen_features(training, kept):
-    given: RunConfig = training.config
-    parts: Parts = parts_of(given)
+def test_transfer_is_the_accuracy_of_a_linear_head_on_frozen_features(training, kept):
+    parts = parts_of(training.config)
     source = digits()[0]
     few = torch.arange(0, 300)
     target = Dataset("more-digits", 10, source.train.take(few), source.test.take(few[:100]))
-    each = kept["ema-60%-recomputed-loss"]
-    (row,) = rows_of_transfer(RUN, given, each, parts, target)
+    entry = kept["ema-60%-recomputed-loss"]
+    (row,) = rows_of_transfer(RUN, training.config, entry, parts, target)
     assert (row.split, row.metric, row.weights) == ("test", "transfer:more-digits", "ema-60%")
     with torch.no_grad():
-        features = [each.model.features(inputs_of(part, parts)) for part in (target.train, target.test)]
+        features = [entry.model.features(inputs_of(part, parts)) for part in (target.train, target.test)]
     logits = linear_evaluation(features[0], target.train.labels, features[1], classes=10, seed=0)
     assert row.value == pytest.approx((logits.argmax(1) == target.test.labels.numpy()).mean(), abs=0.02)
     assert row.value > 0.15  # by chance 0.1
 
 
 @pytest.mark.parametrize("selected_by", ["accuracy", "loss", "last", "noisy-accuracy", "noisy-loss"])
-def test_features_are_evaluated_of_all_weights_but_those_of_swa_and_of_noisy_choices(selected_by):
+def test_transfer_skips_swa_and_weights_chosen_on_noisy_labels(selected_by):
     keep = Keep(weights="ema-60%", epoch=1, batchnorm="averaged", selected_by=selected_by)
     refit, swa = config(trained_on="100%"), config(trained_on="100%", constant_from=1, swa=True)
     assert is_transferred(keep, refit) != selected_by.startswith("noisy")

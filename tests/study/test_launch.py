@@ -1,4 +1,4 @@
-"""The commands `run` and `protocol` as people use them: real processes, killed, interrupted and started again."""
+"""The commands `run` and `protocol`, also as real processes that are killed, interrupted and restarted."""
 
 import io
 import json
@@ -23,8 +23,8 @@ from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.results import read_setting
 from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.serialize import read_toml
-from emabank.study.studies.scheduler import RunJobs, placeholder_choices, variant_jobs
-from tests.study.studies.small_studies import manifests, run_words, runs_in
+from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
+from tests.study.studies.small_studies import manifests, run_arguments, runs_in
 from tests.support.processes import SOURCE, is_alive, wait_until
 
 CONFIG = ProtocolConfig(
@@ -45,7 +45,7 @@ STUDIED = "digits, 40% of 200 with wrong labels, ResNet-8 of width 4"
 
 
 class Command:
-    """`emabank` in a process of its own; what it says on the way is read as it comes."""
+    """`emabank` in its own process, with its messages read while it runs."""
 
     def __init__(self, words: Sequence[str], runs: Path) -> None:
         self.result = runs.parent / "result.txt"
@@ -57,9 +57,9 @@ class Command:
                 text=True,
                 env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONUNBUFFERED": "1", "COLUMNS": "100"},
             )
-        self.printed: list[str] = []
+        self.lines: list[str] = []
         self.workers: set[int] = set()
-        self.others: set[int] = set()
+        self.descendants: set[int] = set()
 
     def __enter__(self) -> "Command":
         return self
@@ -69,34 +69,34 @@ class Command:
             self.process.kill()  # its workers notice
         self.process.communicate()
 
-    def until(self, words: str) -> None:
-        """Read on until a line has these words; workers that are seen on the way are remembered."""
+    def read_until(self, text: str) -> None:
+        """Read lines until one has this text, and remember the workers seen meanwhile."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.printed.append(line.rstrip("\n"))
-            self.look()
-            if words in line:
+            self.lines.append(line.rstrip("\n"))
+            self.running_workers()
+            if text in line:
                 return
-        raise AssertionError(f"{words!r} was not said, but: {self.printed}")
+        raise AssertionError(f"no line has {text!r}: {self.lines}")
 
-    def end(self) -> int:
-        """Read the rest and give the exit code; no process may be left."""
+    def finish(self) -> int:
+        """Read all lines, wait until no process is alive, and return the exit code."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self.printed.append(line.rstrip("\n"))
-            self.look()
+            self.lines.append(line.rstrip("\n"))
+            self.running_workers()
         code = self.process.wait(timeout=120)
-        wait_until(lambda: not any(is_alive(process) for process in self.workers | self.others))
+        wait_until(lambda: not any(is_alive(process) for process in self.workers | self.descendants))
         return code
 
-    def look(self) -> set[int]:
-        """The workers that run now: they lead sessions. They are forked from a child that has none of its own."""
-        below = children(self.process.pid)
-        below |= {process for child in below for process in children(child)}
-        leading = {process for process in below if leads(process)}
-        self.workers |= leading
-        self.others |= below
-        return leading
+    def running_workers(self) -> set[int]:
+        """Workers lead sessions; the child that they are forked from does not."""
+        descendants = children(self.process.pid)
+        descendants |= {process for child in descendants for process in children(child)}
+        workers = {process for process in descendants if leads_session(process)}
+        self.workers |= workers
+        self.descendants |= descendants
+        return workers
 
 
 def children(pid: int) -> set[int]:
@@ -106,7 +106,7 @@ def children(pid: int) -> set[int]:
         return set()
 
 
-def leads(pid: int) -> bool:
+def leads_session(pid: int) -> bool:
     try:
         return os.getsid(pid) == pid
     except ProcessLookupError:
@@ -115,20 +115,20 @@ def leads(pid: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at processes through /proc")
-def test_killed_interrupted_and_started_again_a_study_ends_as_if_nothing_had_happened(
+def test_a_killed_and_interrupted_study_resumes_to_the_undisturbed_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     place, study = Place(runs=tmp_path / "runs"), [*STUDY, "--set", *SETTINGS]
 
-    with Command(study, place.runs) as first:  # a worker is killed, as by the system for want of memory
-        first.until("tune, rate 0.1, seed 0")
-        wait_until(lambda: bool(first.look()))
+    with Command(study, place.runs) as first:  # a worker is killed, as when memory runs out
+        first.read_until("tune, rate 0.1, seed 0")
+        wait_until(lambda: bool(first.running_workers()))
         os.kill(min(first.workers), signal.SIGKILL)
-        assert first.end() == 1
-    report = first.printed[first.printed.index("1 of 2 runs failed:") :]
-    seed = int(report[1].partition("seed ")[2][0])  # the first of two workers need not have the first seed
+        assert first.finish() == 1
+    report = first.lines[first.lines.index("1 of 2 runs failed:") :]
+    seed = int(report[1].partition("seed ")[2][0])  # the first worker may have either seed
     assert report[1] == f"- {STUDIED}: tune, rate 0.1, seed {seed}: killed by SIGKILL (possibly out of memory)"
-    assert any(line.startswith("done in") and f"seed {1 - seed}" in line for line in first.printed), "the other is done"
+    assert any(line.startswith("done in") and f"seed {1 - seed}" in line for line in first.lines)
     log = report[-2].removeprefix("  log: ")
     assert report[-1] == (
         "constant-lr could not be finished: cifar100n-resnet18: 1 of 2 runs failed, the first with killed by SIGKILL "
@@ -137,63 +137,54 @@ def test_killed_interrupted_and_started_again_a_study_ends_as_if_nothing_had_hap
     assert Path(log).exists() and Path(log).is_relative_to(place.runs)
     assert manifests(place)["constant-lr"].state == "failed"
 
-    with Command(study, place.runs) as second:  # the command itself is killed, when the refits have begun
-        second.until(": refit, rate 0.1, seed 1")
+    with Command(study, place.runs) as second:  # the command is killed during the refits
+        second.read_until(": refit, rate 0.1, seed 1")
         second.process.kill()
-        second.end()
-    assert [line for line in second.printed if "already done" in line] == [
+        second.finish()
+    assert [line for line in second.lines if "already done" in line] == [
         f"already done: {STUDIED}: tune, rate 0.1, seed {1 - seed} [1 of 6]"
     ]
     assert manifests(place)["constant-lr"].state == "running"
     done = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in runs_in(place)}
     assert len(done) >= 2, "tuning is over"
 
-    with Command(study, place.runs) as third:  # Ctrl-C, when what starts from the refits has begun
-        third.until(f"started: {STUDIED}: rate held from epoch")
+    with Command(study, place.runs) as third:  # Ctrl-C during the runs that start from refits
+        third.read_until(f"started: {STUDIED}: rate held from epoch")
         third.process.send_signal(signal.SIGINT)
-        assert third.end() == 130
+        assert third.finish() == 130
     assert third.workers
-    assert third.printed[-1] == "emabank: interrupted; the same command resumes"
+    assert third.lines[-1] == "emabank: interrupted; the same command resumes"
     assert not list(place.runs.glob("protocol-*"))
 
     with Command(study, place.runs) as fourth:
-        assert fourth.end() == 0, fourth.printed
-    assert fourth.printed[-1].endswith("[6 of 6]"), "one total for all rounds"
-    *headline, done_line, following = fourth.result.read_text().splitlines()
-    assert "rate held" in " ".join(headline), "it ends with the result"
+        assert fourth.finish() == 0, fourth.lines
+    assert fourth.lines[-1].endswith("[6 of 6]"), "one total for all rounds"
+    *table, done_line, following = fourth.result.read_text().splitlines()
+    assert "rate held" in " ".join(table), "the output ends with the result"
     assert done_line == "done: constant-lr" and f"`emabank report {os.path.relpath(place.runs)}`" in following
     manifest = manifests(place)["constant-lr"]
     assert manifest.state == "done" and len(runs_in(place)) == 6
     now = {run: (place.runs / run / "done.json").stat().st_mtime_ns for run in done}
-    assert now == done, "what was done is not trained again"
+    assert now == done, "finished runs are not trained again"
 
-    elsewhere = run_words([*STUDY, "--runs", str(tmp_path / "undisturbed"), "--set", *SETTINGS])
+    elsewhere = run_arguments([*STUDY, "--runs", str(tmp_path / "undisturbed"), "--set", *SETTINGS])
     assert runs_in(place) == runs_in(elsewhere)
-    [ran] = manifest.pairs
-    for name in (f"{ran.protocol}/summary.json", f"{ran.protocol}/rows.jsonl", *map("{}/rows.jsonl".format, now)):
+    [pair] = manifest.pairs
+    for name in (f"{pair.protocol}/summary.json", f"{pair.protocol}/rows.jsonl", *map("{}/rows.jsonl".format, now)):
         assert (place.runs / name).read_bytes() == (elsewhere.runs / name).read_bytes()
 
     ended = {path: path.stat().st_mtime_ns for path in place.runs.glob("*/done.json")}
     capsys.readouterr()
     assert main([*study, "--runs", str(place.runs), "--jobs", "2"]) == 0
-    printed = capsys.readouterr()
-    assert "started: " not in printed.err and "done: constant-lr" in printed.out
+    output = capsys.readouterr()
+    assert "started: " not in output.err and "done: constant-lr" in output.out
     assert {path: path.stat().st_mtime_ns for path in place.runs.glob("*/done.json")} == ended
-
-
-def here(place: Place) -> RunJobs:
-    """Runs jobs in this process."""
-
-    def run_jobs(jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
-        return {run_job(job, place).id: Outcome(task=task_of(job, place), state="done") for job in jobs}
-
-    return run_jobs
 
 
 # In this process -----------------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_trains_nothing_and_what_it_prints_gives_the_same_configuration(
+def test_a_dry_run_trains_nothing_and_prints_a_configuration_that_can_be_read_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     half_lives = tuple(0.1 + i / 7 for i in range(12))
@@ -208,7 +199,7 @@ def test_a_dry_run_trains_nothing_and_what_it_prints_gives_the_same_configuratio
     assert text.count("waiting") == 2
     assert "# then 2 refits, with what these choose" in text
     [line] = [line for line in text.splitlines() if line.startswith("half_lives")]
-    assert len(line) > 100 and line.endswith("]"), "no line is broken, however narrow the terminal"
+    assert len(line) > 100 and line.endswith("]"), "long lines are not wrapped"
     (tmp_path / "plan.toml").write_text(text)
     read = read_toml(tmp_path / "plan.toml", ProtocolConfig)
     assert read == resolve(replace(CONFIG, averages=replace(CONFIG.averages, half_lives=half_lives)))
@@ -217,17 +208,17 @@ def test_a_dry_run_trains_nothing_and_what_it_prints_gives_the_same_configuratio
     assert capsys.readouterr().out == text
 
 
-class Pretending:
-    """An executor that finishes nothing and fails nothing; it remembers what it was given."""
+class FakeExecutor:
+    """An executor that runs nothing and records its number of jobs and its tasks."""
 
-    given: ClassVar[list[Any]] = []
+    calls: ClassVar[list[Any]] = []
     warm: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *, jobs: int, warm: tuple[str, ...]) -> None:
-        Pretending.given, Pretending.warm = [jobs], warm
+        FakeExecutor.calls, FakeExecutor.warm = [jobs], warm
 
     def run_all(self, tasks: list[Task], *, console: Console, **counted: int) -> list[Outcome]:
-        Pretending.given.append(tasks)
+        FakeExecutor.calls.append(tasks)
         return [Outcome(task=task, state="done") for task in tasks]
 
 
@@ -236,18 +227,18 @@ class Pretending:
     [(None, 1, "cpu", 8, 8), (None, 3, "cpu", 8, 2), (None, 9, "cpu", 8, 1), (5, 3, "cpu", 8, 5),
      (None, 1, "cuda", 8, 1), (2, 1, "cuda", 8, 2)],
 )  # fmt: skip
-def test_as_many_runs_at_a_time_as_there_are_cores_for_or_as_was_asked_for(
+def test_concurrent_runs_depend_on_cores_and_threads_unless_jobs_is_set(
     monkeypatch: pytest.MonkeyPatch, jobs: Any, threads: int, device: Any, cores: int, expected: int
 ):
-    monkeypatch.setattr(launch, "LocalExecutor", Pretending)
+    monkeypatch.setattr(launch, "LocalExecutor", FakeExecutor)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
     config = replace(CONFIG, hardware=HardwareConfig(device=device, threads=threads))
     executor_for([config.hardware], Place(jobs=jobs))
-    assert Pretending.given == [expected]
-    assert Pretending.warm == (("emabank.study.run_job", "torch._dynamo") if device == "cpu" else ())
+    assert FakeExecutor.calls == [expected]
+    assert FakeExecutor.warm == (("emabank.study.run_job", "torch._dynamo") if device == "cpu" else ())
 
 
-def test_several_kinds_of_runs_together_have_room_for_the_one_with_the_most_threads(monkeypatch: pytest.MonkeyPatch):
+def test_concurrent_runs_are_limited_by_the_run_with_the_most_threads(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     cpu, many, gpu = (HardwareConfig(device=d, threads=t) for d, t in (("cpu", 1), ("cpu", 4), ("cuda", 1)))  # type: ignore[arg-type]
     assert executor_for([cpu, many, cpu], Place()).jobs == 2
@@ -255,10 +246,8 @@ def test_several_kinds_of_runs_together_have_room_for_the_one_with_the_most_thre
     assert executor_for([], Place(jobs=3)).jobs == 3
 
 
-def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    monkeypatch.setattr(launch, "LocalExecutor", Pretending)
+def test_a_job_becomes_a_task_with_its_threads_and_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(launch, "LocalExecutor", FakeExecutor)
     monkeypatch.chdir(tmp_path)
     config = resolve(replace(CONFIG, hardware=HardwareConfig(device="cpu", threads=3)))
     jobs = tuning_jobs(config, data="abc")
@@ -266,17 +255,17 @@ def test_a_job_becomes_a_process_with_its_threads_and_paths_that_hold_anywhere(
     outcomes = jobs_on(executor_for([config.hardware], place), place, Console(file=io.StringIO()))(jobs)
     folders = [folder_of(job.config, place.absolute()) for job in jobs]
     assert list(outcomes) == [folder.id for folder in folders]
-    _, tasks = Pretending.given
+    _, tasks = FakeExecutor.calls
     assert [task.title for task in tasks] == [f"{SETTING}: tune, rate 0.1, seed {seed}" for seed in (0, 1)]
     for task, folder in zip(tasks, folders, strict=True):
         assert task.folder == folder.path and folder.path.is_absolute()
         assert task.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
-        given = json.loads(task.command[-1])["place"]
-        assert (given["runs"], given["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
+        paths = json.loads(task.command[-1])["place"]
+        assert (paths["runs"], paths["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
 
 
-def test_the_runs_of_studies_have_titles_that_tell_them_apart():
-    """Also where the averages have a period of their own, as at paper scale."""
+def test_runs_of_studies_have_distinct_titles():
+    """Also where averages have their own sampling period, as at paper scale."""
     averages = AveragesConfig(decays=(0.968, 0.998), every=16, decay_warmup="steps")
     training = TrainingConfig(width=4, epochs=10)
     config = resolve(replace(CONFIG, averages=averages, training=training, seeds=1, swa=True))
@@ -299,7 +288,7 @@ def test_the_runs_of_studies_have_titles_that_tell_them_apart():
     }
 
 
-def test_a_network_too_deep_for_the_images_is_one_sentence_before_anything_is_trained(
+def test_a_network_too_deep_for_the_images_is_refused_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["protocol", "--network", "vgg16", "--no-swa", "--runs", str(tmp_path / "runs")]) == 1
@@ -307,15 +296,20 @@ def test_a_network_too_deep_for_the_images_is_one_sentence_before_anything_is_tr
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_is_told_of_a_finished_protocol(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The numbers of every column, in tables that fit, and the choices on the way."""
-    monkeypatch.setattr(launch, "jobs_on", lambda executor, place, console: here(place))
+def test_output_of_a_protocol_has_its_choices_and_the_accuracy_of_every_column(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    def run_jobs(jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
+        place = Place(runs=tmp_path)
+        return {run_job(job, place).id: Outcome(task=task_of(job, place), state="done") for job in jobs}
+
+    monkeypatch.setattr(launch, "jobs_on", lambda executor, place, console: run_jobs)
     console = Console(file=io.StringIO(), width=80, color_system=None)
     config = replace(CONFIG, seeds=1, training=TrainingConfig(width=4, epochs=1))
     done = launch_protocol(config, Place(runs=tmp_path), console=console)
-    said = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "tuning: 1 of 2 runs" in said
-    assert f"seed 0 chose rate 0.1; {done.choices[0].averages['accuracy'][0]} at epoch 1 (accuracy)" in said
-    assert "…" not in said
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "tuning: 1 of 2 runs" in output
+    assert f"seed 0 chose rate 0.1; {done.choices[0].averages['accuracy'][0]} at epoch 1 (accuracy)" in output
+    assert "…" not in output
     for column in read_setting(done.folder).columns:
-        assert f"{100 * (column.values['accuracy'][0] or 0):.2f}" in said
+        assert f"{100 * (column.values['accuracy'][0] or 0):.2f}" in output

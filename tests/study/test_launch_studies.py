@@ -1,4 +1,4 @@
-"""The commands `emabank run` and `emabank list`: what they say of runs and costs, and what comes of it."""
+"""The commands `emabank run` and `emabank list`: lists, plans with costs, and studies run in this process."""
 
 import io
 import re
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from emabank.study import launch as launching
+from emabank.study import launch
 from emabank.study import run_job as run_job_module
 from emabank.study.commands import main
 from emabank.study.config import DataConfig, Place, RunConfig
@@ -46,23 +46,22 @@ SPEED = Speed(1.0, 0.125, 1e6)
 
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Generator[list[int]]:
-    """Small stand-ins at every scale, and a speed that is known; the widths of networks that it was measured with."""
+    """Small protocols at every scale and a fixed speed; gives the widths of the networks it was measured with."""
     measured: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         small_scale(patch)
-        patch.setattr(launching, "measure_speed", lambda network, width, *_: measured.append(width) or SPEED)
+        patch.setattr(launch, "measure_speed", lambda network, width, *_: measured.append(width) or SPEED)
         patch.setattr(scheduler, "measure_overhead", lambda config, dataset: {})
         yield measured
 
 
 @pytest.fixture
 def finished(finished_studies: tuple[Any, Counting]) -> Counting:
-    """All studies, run in this process."""
     return finished_studies[1]
 
 
-def asked_for(names: Sequence[str], finished: Counting) -> dict[str, RunConfig]:
-    """The runs that studies really ask for, by id: nothing of it is trained, since all of it is done."""
+def runs_of(names: Sequence[str], finished: Counting) -> dict[str, RunConfig]:
+    """The runs that studies ask for, by id; all are done, so none is trained."""
     counting = Counting(finished.place)
     run_here(names, counting)
     assert counting.trained == []
@@ -73,78 +72,76 @@ def text_of(console: Console) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def quiet(width: int = 300) -> Console:
+def make_console(width: int = 300) -> Console:
     return Console(file=io.StringIO(), width=width, color_system=None)
 
 
-# What there is -------------------------------------------------------------------------------------------------------
+# List ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_list_says_of_each_study_what_it_is_about_and_how_many_runs_it_really_asks_for(finished: Counting):
-    console = quiet()
+def test_the_list_has_the_pairs_and_the_true_number_of_runs_of_each_study(finished: Counting):
+    console = make_console()
     list_studies("demo", console)
-    said = text_of(console)
-    lines = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines()]
+    output = text_of(console)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in output.splitlines()]
     rows = {line[0]: line[2:] for line in lines if line[0] in (*STUDIES, "all")}
     assert set(rows) == {*STUDIES, "all"}
     for name in MOST:
-        assert rows[name][1] == str(len(asked_for([name], finished))), name
-    assert rows["all"] == [str(len(finished.trained))], "what studies share counts once"
+        assert rows[name][1] == str(len(runs_of([name], finished))), name
+    assert rows["all"] == [str(len(finished.trained))], "shared runs count once"
     assert (rows["generalization"][0], rows["lr-search"][0], rows["constant-lr"][0]) == ("abc", "ab", "d")
-    for letter, pair, words in (
+    for letter, pair, title in (
         ("a", MAIN, "digits, 60 images, ResNet-8 of width 4"),
         ("b", WIDE, "digits, 60 images, ResNet-8 of width 5"),
         ("c", WRONG, "digits, 40% of 60 with wrong labels, ResNet-8 of width 4"),
         ("d", CONSTANT, "digits, 40% of 60 with wrong labels, ResNet-8 of width 4"),
     ):
-        assert f"  {letter}  {words} (in place of the paper's {pair})" in said
+        assert f"  {letter}  {title} (in place of the paper's {pair})" in output
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_the_list_is_whole_in_80_columns(scale: Any):
-    console = quiet(width=80)
+def test_the_list_fits_in_80_columns(scale: Any):
+    console = make_console(width=80)
     list_studies(scale, console)
     lines = text_of(console).splitlines()
     assert all(len(line) <= 80 for line in lines) and "…" not in "".join(lines)
     assert {line.split()[0] for line in lines if line and not line.startswith(" ")} >= {*STUDIES, "all"}
 
 
-# What is to be done --------------------------------------------------------------------------------------------------
+# Plan ----------------------------------------------------------------------------------------------------------------
 
 
-def planned(names: Sequence[str], place: Place, **given: Any) -> list[str]:
-    console = quiet()
-    show_studies_plan([STUDIES[name] for name in names], "demo", place, console=console, **given)
+def plan_lines(names: Sequence[str], place: Place) -> list[str]:
+    console = make_console()
+    show_studies_plan([STUDIES[name] for name in names], "demo", place, console=console)
     return text_of(console).splitlines()
 
 
 def total_of(lines: list[str]) -> tuple[int, int, str]:
-    """Runs that are done, runs to be trained, and what these cost."""
+    """Finished runs, runs to be trained, and their cost."""
     found = re.fullmatch(r"(\d+) runs are done, (\d+) to be trained: (.*), estimated .*machine\.", lines[-1])
     assert found is not None, lines[-1]
     return int(found[1]), int(found[2]), found[3]
 
 
-def cost_in_words(configs: Sequence[RunConfig], jobs: int) -> str:
+def format_cost(configs: Sequence[RunConfig], jobs: int) -> str:
     total = Cost(0, 0)
     for config in configs:
         total += cost_of(config, SPEED)
     return f"{operations(total.flops)}, about {duration(total.seconds / jobs)} with {jobs} at a time"
 
 
-def test_before_anything_is_trained_the_plan_counts_every_run_once_and_writes_nothing(
-    small: list[int], finished: Counting, tmp_path: Path
-):
+def test_the_plan_counts_every_run_once_and_writes_nothing(small: list[int], finished: Counting, tmp_path: Path):
     small.clear()
-    lines = planned(MOST, Place(runs=tmp_path / "runs", jobs=3))
+    lines = plan_lines(MOST, Place(runs=tmp_path / "runs", jobs=3))
     assert not list(tmp_path.iterdir())
     assert sorted(small) == [4, 5], "each network is measured once"
     done, waiting, cost = total_of(lines)
     assert (done, waiting) == (0, len(finished.trained))
-    every_one = asked_for(MOST, finished)
-    assert cost == cost_in_words(list(every_one.values()), 3)
+    configs = runs_of(MOST, finished)
+    assert cost == format_cost(list(configs.values()), 3)
     assert lines[0] == f"digits, 60 images, ResNet-8 of width 4, for {MAIN}"
-    tuning = next(config for config in every_one.values() if config.recipe.training.width == 4)
+    tuning = next(config for config in configs.values() if config.recipe.training.width == 4)
     assert lines[1] == f"  tune, rate 0.1, seed 0: waiting, about {duration(cost_of(tuning, SPEED).seconds)}"
     later = {"refit", "swa", "step", "bootstrap", "bootstrap every 5", "posthoc", "every 2", "every 4", "every 8"}
     assert lines[3].startswith("  then, with what tuning chooses: 1 ")
@@ -154,28 +151,28 @@ def test_before_anything_is_trained_the_plan_counts_every_run_once_and_writes_no
     assert lines[at + 2] == "  then, with what tuning chooses: 1 refit (shared), 1 constant"
 
 
-def test_when_tuning_is_done_all_runs_are_known_and_when_all_is_done_none_is_left(finished: Counting, tmp_path: Path):
+def test_the_plan_lists_all_remaining_runs_once_tuning_is_done(finished: Counting, tmp_path: Path):
     names = ["sampling-period", "bootstrap"]
     place = Place(runs=tmp_path / "runs", jobs=2)
     for job in plan_protocol(resolve(PROTOCOLS[MAIN]), place, DIGITS).tuning:
         run_job(job, place, DIGITS)
-    lines = planned(names, place)
+    lines = plan_lines(names, place)
     assert not any("then" in line for line in lines)
     assert [line.rpartition(": ")[2] for line in lines[1:3]] == ["done", "done"]
     kinds = [line.strip().partition(", rate")[0] for line in lines[3:-1]]
     periods = [f"refit, averages every {period}" for period in (2, 4, 8)]
     copied = ["tune, bootstrap from ema-1.8%", "tune, bootstrap from ema-0.44% every 5 steps"]
-    assert sorted(kinds) == sorted(["refit", *copied, *periods]), "the first is the refit"
-    rest = [config for run, config in asked_for(names, finished).items() if run not in runs_in(place)]
-    assert total_of(lines) == (2, 6, cost_in_words(rest, 2))
+    assert sorted(kinds) == sorted(["refit", *copied, *periods]), "every 1 is the refit"
+    rest = [config for run, config in runs_of(names, finished).items() if run not in runs_in(place)]
+    assert total_of(lines) == (2, 6, format_cost(rest, 2))
 
-    lines = planned(MOST, finished.place)
+    lines = plan_lines(MOST, finished.place)
     assert total_of(lines)[:2] == (len(finished.trained), 0)
     assert "0 MFLOP, about 0 s with" in lines[-1]
     assert not any("waiting" in line or "then" in line for line in lines)
 
 
-def test_without_the_data_the_plan_says_so_and_still_what_it_would_cost(
+def test_the_plan_without_the_data_reports_the_error_and_still_the_cost(
     finished: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def read(data: DataConfig, place: Place, console: Console) -> Dataset:
@@ -183,31 +180,31 @@ def test_without_the_data_the_plan_says_so_and_still_what_it_would_cost(
             raise FileNotFoundError("there is no file [batches]; fetch it with `emabank data`")
         return DIGITS
 
-    monkeypatch.setattr(launching, "read_data", read)
-    lines = planned(MOST, Place(runs=tmp_path / "runs", jobs=2))
+    monkeypatch.setattr(launch, "read_data", read)
+    lines = plan_lines(MOST, Place(runs=tmp_path / "runs", jobs=2))
     at = lines.index(f"digits, 40% of 60 with wrong labels, ResNet-8 of width 4, for {WRONG}")
     assert lines[at + 1] == "  there is no file [batches]; fetch it with `emabank data`"
     assert lines[at + 2] == "  with these: 1 tune, 1 refit, 1 swa"
     assert lines[at + 5] == "  with these: 1 tune (shared), 1 refit (shared), 1 constant"
-    every_one = list(asked_for(MOST, finished).values())
-    assert total_of(lines) == (0, len(every_one), cost_in_words(every_one, 2))
+    configs = list(runs_of(MOST, finished).values())
+    assert total_of(lines) == (0, len(configs), format_cost(configs, 2))
 
 
-def test_training_that_diverged_everywhere_is_no_trouble_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_plan_works_when_all_tuning_runs_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     place, wild = Place(runs=tmp_path), replace(PROTOCOLS[MAIN], rates=(1e20,))
     small_scale(monkeypatch, {MAIN: wild})
     for job in plan_protocol(resolve(wild), place, DIGITS).tuning:
         run_job(job, place, DIGITS)
-    lines = planned(["batchnorm"], place)
+    lines = plan_lines(["batchnorm"], place)
     assert lines[2] == "  then, with what tuning chooses: 1 refit"
     assert total_of(lines)[:2] == (1, 1)
 
 
-# Carried out, in this process ----------------------------------------------------------------------------------------
+# Running studies in this process -------------------------------------------------------------------------------------
 
 
-class Here:
-    """An executor that does in this process what a worker would be told to do; some runs may fail."""
+class InProcessExecutor:
+    """Runs the commands of workers in this process; runs with `fails` in their title fail."""
 
     jobs = 1
 
@@ -226,18 +223,18 @@ class Here:
         return outcomes
 
 
-def launched(names: Sequence[str], place: Place, monkeypatch: pytest.MonkeyPatch, fails: str = " none ") -> Any:
-    here, console = Here(fails), quiet()
-    monkeypatch.setattr("emabank.study.launch.executor_for", lambda hardware, place: here)
+def run_studies(names: Sequence[str], place: Place, monkeypatch: pytest.MonkeyPatch, fails: str = " none ") -> Any:
+    executor, console = InProcessExecutor(fails), make_console()
+    monkeypatch.setattr("emabank.study.launch.executor_for", lambda hardware, place: executor)
     studies = [STUDIES[name] for name in names]
     done = launch_studies(studies, "demo", place, command="emabank run x", console=console)
-    return done, text_of(console).splitlines(), here.titles
+    return done, text_of(console).splitlines(), executor.titles
 
 
-def test_studies_are_carried_out_and_what_to_do_next_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_studies_run_and_the_next_commands_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     place = Place(runs=Path("my runs"))
-    done, lines, titles = launched(["bootstrap", "lr-search"], place, monkeypatch)
+    done, lines, titles = run_studies(["bootstrap", "lr-search"], place, monkeypatch)
     assert done
     assert lines[:2] == ["tuning: 3 of 5 runs", "refits, and runs that need only tuning: 2 of 5 runs"]
     assert "The average copied back into training after each epoch" in lines[2], "the first study's table"
@@ -247,15 +244,14 @@ def test_studies_are_carried_out_and_what_to_do_next_is_said(tmp_path: Path, mon
         "the results against the paper.",
     ]
     assert len(titles) == 5
-    written = manifests(place)
-    assert {(each.state, each.command) for each in written.values()} == {("done", "emabank run x")}
-    _, lines, _ = launched(["bootstrap"], Place(), monkeypatch)
-    assert "`emabank report` for" in lines[-1], "the usual folder need not be named"
+    assert {(manifest.state, manifest.command) for manifest in manifests(place).values()} == {("done", "emabank run x")}
+    _, lines, _ = run_studies(["bootstrap"], Place(), monkeypatch)
+    assert "`emabank report` for" in lines[-1], "the default folder is not named"
 
 
-def test_what_could_not_be_finished_is_said_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unfinished_studies_are_reported_with_their_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     place = Place(runs=tmp_path)
-    done, lines, _ = launched(["bootstrap", "lr-search"], place, monkeypatch, fails="bootstrap from ema-1.8%")
+    done, lines, _ = run_studies(["bootstrap", "lr-search"], place, monkeypatch, fails="bootstrap from ema-1.8%")
     assert not done
     reason = manifests(place)["bootstrap"].reason
     assert (
@@ -265,14 +261,14 @@ def test_what_could_not_be_finished_is_said_with_its_reason(tmp_path: Path, monk
     assert lines[-2:] == [f"{name} could not be finished: {reason}" for name in ("bootstrap", "lr-search")]
 
 
-def test_the_command_ends_with_1_when_something_could_not_be_finished(
+def test_the_exit_code_is_1_when_a_study_could_not_be_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     for fails, code in (("step decay", 1), (" none ", 0)):
-        here = Here(fails)
-        monkeypatch.setattr("emabank.study.launch.executor_for", lambda hardware, place, here=here: here)
-        words = ["run", "step-decay", "--runs", str(tmp_path / "my runs"), "--device", "cpu", "--set", "seeds=1"]
-        assert main(words) == code
+        executor = InProcessExecutor(fails)
+        monkeypatch.setattr("emabank.study.launch.executor_for", lambda hardware, place, executor=executor: executor)
+        arguments = ["run", "step-decay", "--runs", str(tmp_path / "my runs"), "--device", "cpu", "--set", "seeds=1"]
+        assert main(arguments) == code
         assert manifests(Place(runs=tmp_path / "my runs"))["step-decay"].command == (
             f"emabank run step-decay --runs '{tmp_path / 'my runs'}' --device cpu --set seeds=1"
         )
@@ -281,13 +277,13 @@ def test_the_command_ends_with_1_when_something_could_not_be_finished(
 
 def test_each_data_set_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Counting):
     read: list[Any] = []
-    really = launching.read_data
+    read_data = launch.read_data
 
-    def reading(data: DataConfig, place: Place, console: Console) -> Dataset:
+    def counting(data: DataConfig, place: Place, console: Console) -> Dataset:
         read.append(data)
-        return really(data, place, console)
+        return read_data(data, place, console)
 
-    monkeypatch.setattr(launching, "read_data", reading)
-    done, _, _ = launched(["generalization", "constant-lr"], finished.place, monkeypatch)
+    monkeypatch.setattr(launch, "read_data", counting)
+    done, _, _ = run_studies(["generalization", "constant-lr"], finished.place, monkeypatch)
     assert done
     assert read == [PROTOCOLS[MAIN].data.completed(), PROTOCOLS[WRONG].data.completed()]

@@ -1,4 +1,4 @@
-"""Every setting of the paper's scale end to end by the command, on the published files: few images, two epochs."""
+"""Every setting of the paper's scale end to end, on the published files: few images, two epochs."""
 
 import os
 from pathlib import Path
@@ -10,9 +10,9 @@ from emabank.study.report.results import read_results
 from emabank.study.studies.catalogue import STUDIES, settings_of
 
 DATA = os.environ.get("EMABANK_DATA", "data")
-# Two steps an epoch, so averages take every step in; features of whole data sets would take an hour.
+# With two steps an epoch, averages sample every step. Transfer is off: features of whole data sets take an hour.
 FEW = "epochs=2 warmup_epochs=0.5 subset=30 test_subset=10 batch=8 every=1 rates=[0.05] swa=false transfer=[]"
-STUDY_NAMES = ("generalization", "constant-lr")  # which have all eight settings between them
+STUDY_NAMES = ("generalization", "constant-lr")  # together they have all eight settings
 
 
 @pytest.mark.paper
@@ -22,8 +22,8 @@ def test_every_setting_of_the_paper_runs_on_the_real_data(tmp_path: Path, capsys
     assert {config.training.network for config in settings.values()} == {"resnet18", "resnet34", "wrn-28-10", "vgg16"}
     place = ["--data", DATA, "--cache", str(tmp_path / "cache"), "--runs", str(tmp_path / "runs"), "--jobs", "2"]
     for name in STUDY_NAMES:
-        words = ["run", name, "--scale", "paper", *place, "--device", "cpu", "--seeds", "1", "--set", *FEW.split()]
-        assert main(words) == 0, capsys.readouterr().err
+        arguments = ["run", name, "--scale", "paper", *place, "--device", "cpu", "--seeds", "1", "--set", *FEW.split()]
+        assert main(arguments) == 0, capsys.readouterr().err
         assert f"done: {name}" in capsys.readouterr().out
     results = read_results(tmp_path / "runs")
     assert {setting.pair for setting in results.settings} == set(settings)

@@ -1,5 +1,6 @@
-"""Averages chosen after a run: its snapshots, and every window and stopping epoch against the averages that it kept."""
+"""Averages rebuilt from the snapshots of a run, compared with the averages that the run kept."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ from emabank.study.config import Place
 from emabank.study.run_job import Job, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
-from emabank.study.train import Interrupted, Training
+from emabank.study.train import Interrupted
 from tests.study.small_runs import (
-    Drawer,
+    CheckpointFiles,
     config,
     digits,
     logits_of,
@@ -29,14 +30,6 @@ from tests.support.oracle import states_equal
 # Snapshots ------------------------------------------------------------------------------------------------------------
 
 
-def due(snapshots: int, epochs: int, *, every: int = 1) -> list[int]:
-    """The steps of a run, five an epoch, after which snapshots are due."""
-    given = config(posthoc=snapshots, training={"epochs": epochs}, averages={"every": every})
-    training = training_of(given)
-    assert len(training.loader) == 5
-    return [step for step in range(1, 5 * epochs + 1) if training.recorder.is_due(step)]
-
-
 @pytest.mark.parametrize(
     ("snapshots", "epochs", "every", "steps"),
     [
@@ -44,19 +37,21 @@ def due(snapshots: int, epochs: int, *, every: int = 1) -> list[int]:
         (7, 4, 1, [5, 10, 15, 20]),
         (8, 4, 1, [2, 5, 7, 10, 12, 15, 17, 20]),
         (100, 2, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
-        (100, 2, 2, [2, 5, 7, 10]),  # no more than there are samples
+        (100, 2, 2, [2, 5, 7, 10]),  # never more than there are samples
         (2, 4, 1, [10, 20]),
-        (2, 5, 1, [15, 25]),  # the last step always
+        (2, 5, 1, [15, 25]),  # always at the last step
         (1, 4, 1, [20]),
     ],
 )
 def test_snapshots_are_due_at_the_ends_of_epochs_and_evenly_between(
     snapshots: int, epochs: int, every: int, steps: list[int]
 ):
-    assert due(snapshots, epochs, every=every) == steps
+    training = training_of(config(posthoc=snapshots, training={"epochs": epochs}, averages={"every": every}))
+    assert len(training.loader) == 5
+    assert [step for step in range(1, 5 * epochs + 1) if training.recorder.is_due(step)] == steps
 
 
-def test_nothing_else_of_a_run_changes(tmp_path: Path):
+def test_snapshots_do_not_change_the_run(tmp_path: Path):
     plain = trained(config())
     training = training_of(config(posthoc=8))
     training.recorder.keep_in(tmp_path)
@@ -65,34 +60,30 @@ def test_nothing_else_of_a_run_changes(tmp_path: Path):
     assert states_equal(plain.model.state_dict(), training.model.state_dict())
     assert states_equal(plain.bank.state_dict(), training.bank.state_dict())
     assert plain.measured == training.measured
-    bare = training_of(config())
-    bare.recorder.keep_in(tmp_path / "posthoc")
-    bare.run()
-    assert bare.recorder.state_dict() is None and not (tmp_path / "posthoc").exists()
+    unrecorded = training_of(config())
+    unrecorded.recorder.keep_in(tmp_path / "posthoc")
+    unrecorded.run()
+    assert unrecorded.recorder.state_dict() is None and not (tmp_path / "posthoc").exists()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def interrupted(training: Training, drawer: Drawer, after: int) -> None:
-    with pytest.raises(Interrupted):
-        training.run(drawer, checkpoint_seconds=1e9, should_stop=lambda: training.steps >= after)
-
-
-def test_interrupted_anywhere_the_snapshots_are_the_same(tmp_path: Path):
-    given = config(posthoc=8)
-    whole = training_of(given)
+def test_a_resumed_run_has_the_same_snapshots(tmp_path: Path):
+    run_config = config(posthoc=8)
+    whole = training_of(run_config)
     whole.recorder.keep_in(tmp_path / "whole")
     whole.run()
-    drawer = Drawer(tmp_path)
-    first = training_of(given)
+    checkpoints = CheckpointFiles(tmp_path)
+    first = training_of(run_config)
     first.recorder.keep_in(tmp_path / "parts")
-    interrupted(first, drawer, 6)
-    state = drawer.load_checkpoint()
-    first.run()  # continues without a checkpoint, as if it were killed after the twentieth step
+    with pytest.raises(Interrupted):
+        first.run(checkpoints, checkpoint_seconds=1e9, should_stop=lambda: first.steps >= 6)
+    state = checkpoints.load_checkpoint()
+    first.run()  # without a checkpoint, as if it were killed after step 20
     assert max(snapshot_steps(tmp_path / "parts")) == 20
-    second = training_of(given)
+    second = training_of(run_config)
     second.load_state_dict(state)
     second.recorder.keep_in(tmp_path / "parts")
     assert snapshot_steps(tmp_path / "parts") == [0, 2, 5]
@@ -100,20 +91,20 @@ def test_interrupted_anywhere_the_snapshots_are_the_same(tmp_path: Path):
     assert contents(tmp_path / "whole") == contents(tmp_path / "parts")
 
 
-def test_from_the_beginning_nothing_is_left_of_an_earlier_start(tmp_path: Path):
-    given = config(posthoc=8)
-    first = training_of(given)
+def test_a_run_from_the_beginning_removes_old_snapshots(tmp_path: Path):
+    run_config = config(posthoc=8)
+    first = training_of(run_config)
     first.recorder.keep_in(tmp_path)
     first.run()
-    again = training_of(given)
+    again = training_of(run_config)
     again.recorder.keep_in(tmp_path)
     assert snapshot_steps(tmp_path) == [0]
     (tmp_path / "step-000000005.pt").touch()
     with pytest.raises(ValueError, match="has snapshots up to step 5"):  # the other ranks remove nothing
-        training_of(given).recorder.keep_in(tmp_path, is_first=False)
+        training_of(run_config).recorder.keep_in(tmp_path, is_first=False)
 
 
-def test_a_checkpoint_without_them_is_refused():
+def test_a_checkpoint_without_snapshots_is_refused():
     plain = trained(config())
     with pytest.raises(ValueError, match="this checkpoint is of a run without snapshots"):
         training_of(config(posthoc=8)).load_state_dict(plain.state_dict())
@@ -121,7 +112,6 @@ def test_a_checkpoint_without_them_is_refused():
 
 
 # Windows and stopping epochs ------------------------------------------------------------------------------------------
-
 
 RUN = config(posthoc=20, measuring={"recompute": "each-epoch"})
 WINDOWS = ["ema-5%", "ema-20%", "ema-60%", "ema-85%", "ema-100%"]
@@ -150,57 +140,56 @@ def values(rows: list[Row], metric: str, batchnorm: str = "recomputed") -> dict[
     }
 
 
-def test_there_is_a_field_for_every_window_and_epoch(rows: list[Row]):
-    fields = {(name, epoch) for name in WINDOWS for epoch in (1, 2, 3, 4)}
+def test_every_window_and_epoch_has_a_value(rows: list[Row]):
+    keys = {(name, epoch) for name in WINDOWS for epoch in (1, 2, 3, 4)}
     for metric in ("accuracy", "loss", "profile_error"):
-        assert set(values(rows, metric)) == fields, metric
+        assert set(values(rows, metric)) == keys, metric
     assert set(values(rows, "weight_distance", "averaged")) == {(name, 4) for name in WINDOWS[:3]}
 
 
-def test_a_field_is_what_the_kept_average_gave_where_there_is_one(run: RunFolder, rows: list[Row]):
-    kept, made = values(run.rows(), "loss"), values(rows, "loss")
-    shared = [field for field in made if field in kept]
+def test_rebuilt_averages_score_like_the_averages_of_the_run(run: RunFolder, rows: list[Row]):
+    expected, rebuilt = values(run.rows(), "loss"), values(rows, "loss")
+    shared = [key for key in rebuilt if key in expected]
     assert len(shared) == 12
-    for field in shared:
-        if field[0] != "ema-5%":  # a window of one step
-            assert made[field] == pytest.approx(kept[field], rel=0.02), field
+    for key in shared:
+        if key[0] != "ema-5%":  # a window of one step
+            assert rebuilt[key] == pytest.approx(expected[key], rel=0.02), key
     for (name, _), value in values(rows, "weight_distance", "averaged").items():
         assert value is not None and 0 < value < (1e-2 if name == "ema-5%" else 1e-4)
     errors = values(rows, "profile_error")
     assert max(errors[name, epoch] or 0 for name in WINDOWS[1:] for epoch in (2, 3, 4)) < 0.1
 
 
-def test_a_field_measured_by_hand_is_the_same(run: RunFolder, rows: list[Row]):
+def test_a_rebuilt_average_measured_by_hand_scores_the_same(run: RunFolder, rows: list[Row]):
     parts = parts_of(RUN)
     assert parts.validation is not None
     found = synthesize(run.path / "posthoc", windows(RUN.recipe.averages, 20)["ema-85%"], at_step=15)
     model = recalibrated(network_with(RUN, found.weights), parts)
-    guessed = logits_of(model, parts.validation, parts).argmax(1)
-    accuracy = float((guessed == parts.validation.clean).double().mean())
+    predicted = logits_of(model, parts.validation, parts).argmax(1)
+    accuracy = float((predicted == parts.validation.clean).double().mean())
     assert values(rows, "accuracy")["ema-85%", 3] == pytest.approx(accuracy, abs=1e-9)
     assert values(rows, "profile_error")["ema-85%", 3] == found.error
 
 
-def test_the_run_is_done_with_it_and_keeps_the_snapshots(run: RunFolder):
+def test_a_finished_run_needs_its_posthoc_rows_but_not_its_snapshots(run: RunFolder):
     assert run.is_done(contents=True)
     assert snapshot_steps(run.path / "posthoc") == list(range(21))
     (run.path / "posthoc/step-000000003.pt").unlink()
-    assert run.is_done(contents=True), "whoever needs the room may remove them"
+    assert run.is_done(contents=True), "snapshots may be removed to save space"
     content = (run.path / "posthoc.jsonl").read_bytes()
     (run.path / "posthoc.jsonl").unlink()
     assert not run.is_done()
     (run.path / "posthoc.jsonl").write_bytes(content)
 
 
-def test_other_rows_do_not_know_of_it(run: RunFolder, tmp_path: Path):
+def test_snapshots_do_not_change_other_rows(run: RunFolder, tmp_path: Path):
     plain = run_job(Job(config(measuring={"recompute": "each-epoch"})), Place(runs=tmp_path), digits()[0])
-    bare = [(row.weights, row.epoch, row.metric, row.split, row.batchnorm, row.value) for row in plain.rows()]
-    ours = [(row.weights, row.epoch, row.metric, row.split, row.batchnorm, row.value) for row in run.rows()]
-    assert bare == ours
+    with_snapshots, without = ([replace(row, run=run.id) for row in folder.rows()] for folder in (run, plain))
+    assert with_snapshots == without
     assert not (plain.path / "posthoc.jsonl").exists()
 
 
-def test_without_batch_norm_nothing_is_recomputed(tmp_path: Path):
+def test_networks_without_batch_norm_recompute_nothing(tmp_path: Path):
     small = config(posthoc=4, training={"network": "vgg-small", "width": 4, "epochs": 2}, rate=0.05)
     run = run_job(Job(small), Place(runs=tmp_path), digits()[0])
     rows = read_rows(run.path / "posthoc.jsonl")
@@ -208,6 +197,6 @@ def test_without_batch_norm_nothing_is_recomputed(tmp_path: Path):
     assert np.isfinite([row.value for row in rows if row.metric == "accuracy"]).all()
 
 
-def test_a_run_that_diverged_has_no_fields(tmp_path: Path):
+def test_a_diverged_run_has_no_values(tmp_path: Path):
     run = run_job(Job(config(posthoc=4, rate=1e9)), Place(runs=tmp_path), digits()[0])
     assert run.summary()["diverged"] and read_rows(run.path / "posthoc.jsonl") == []

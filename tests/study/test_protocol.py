@@ -1,4 +1,4 @@
-"""The protocol: what it chooses and keeps; nothing is trained twice, and every row is what the runs say."""
+"""The protocol: its choices, runs and rows; no run is trained twice."""
 
 import json
 import math
@@ -36,43 +36,40 @@ from emabank.study.runs.rows import read_rows
 from emabank.study.schedules import Schedule
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
-from tests.study.small_protocols import DIGITS, EVERYTHING, Here, Net, protocol, without_batchnorm
+from tests.study.small_protocols import DIGITS, EVERYTHING, Net, Runner, protocol, without_batchnorm
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Protocol, Here]:
-    """A protocol with everything switched on but transfer, which takes longer than all the rest."""
-    here = Here(tmp_path_factory.mktemp("finished"))
-    return here.carry_out(EVERYTHING), here
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Protocol, Runner]:
+    """A protocol with everything but transfer, which takes longer than all the rest."""
+    runner = Runner(tmp_path_factory.mktemp("finished"))
+    return runner.run_protocol(EVERYTHING), runner
 
 
 # The choice ----------------------------------------------------------------------------------------------------------
 
 
-def said(
-    folder: Path, value: float | None, *, noisy: float | None = None, diverged: bool = False, epoch: int = 1
-) -> RunFolder:
-    """A finished tuning run that says no more than how well its live weights did; None: nothing at all."""
+def make_run(folder: Path, value: float, *, noisy: float | None = None, epoch: int = 1) -> RunFolder:
+    """A finished tuning run with nothing but a summary."""
     best = {"average": "ema-1.8%", "epoch": epoch, "value": 0.5}
-    chosen = {} if value is None else {"live": {"epoch": epoch, "value": value}, "accuracy": best, "loss": best}
+    chosen = {"live": {"epoch": epoch, "value": value}, "accuracy": best, "loss": best}
     if noisy is not None:
         chosen["noisy-live"] = {"epoch": epoch, "value": noisy}
     folder.mkdir()
-    done = {"files": {}, "summary": {"diverged": diverged, "chosen": chosen}}
-    (folder / "done.json").write_text(json.dumps(done))
+    (folder / "done.json").write_text(json.dumps({"files": {}, "summary": {"diverged": False, "chosen": chosen}}))
     return RunFolder(folder)
 
 
 @settings(max_examples=30)
 @given(values=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=6))
-def test_the_rate_with_the_best_live_accuracy_is_chosen_and_of_equals_the_first(
+def test_the_first_rate_with_the_best_live_accuracy_is_chosen(
     tmp_path_factory: pytest.TempPathFactory, values: list[float]
 ):
     folder = tmp_path_factory.mktemp("runs")
     rates = [0.1 * (i + 1) for i in range(len(values))]
-    runs = [said(folder / str(i), value, epoch=i + 1) for i, value in enumerate(values)]
+    runs = [make_run(folder / str(i), value, epoch=i + 1) for i, value in enumerate(values)]
     first_best = sorted(range(len(values)), key=lambda i: (-values[i], i))[0]
     choice = choose(7, rates, runs)
     assert (choice.seed, choice.rate, choice.run) == (7, rates[first_best], str(first_best))
@@ -80,100 +77,99 @@ def test_the_rate_with_the_best_live_accuracy_is_chosen_and_of_equals_the_first(
     assert choice.averages == dict.fromkeys(("accuracy", "loss"), ("ema-1.8%", first_best + 1))
 
 
-def test_a_rate_that_diverges_is_passed_over_in_a_real_protocol(tmp_path: Path):
-    here = Here(tmp_path, make_model=without_batchnorm)
-    done = here.carry_out(protocol(rates=(1e20, 0.1), seeds=1, swa=False))
-    assert [folder_of(job.config, here.place).summary()["diverged"] for job in here.trained] == [True, False, False]
+def test_a_diverging_rate_is_not_chosen(tmp_path: Path):
+    runner = Runner(tmp_path, make_model=without_batchnorm)
+    done = runner.run_protocol(protocol(rates=(1e20, 0.1), seeds=1, swa=False))
+    assert [folder_of(job.config, runner.place).summary()["diverged"] for job in runner.trained] == [True, False, False]
     assert done.choices[0].rate == 0.1
     with pytest.raises(ValueError, match="diverged at every learning rate"):
-        here.carry_out(protocol(rates=(1e20,), seeds=1, swa=False))
+        runner.run_protocol(protocol(rates=(1e20,), seeds=1, swa=False))
 
 
-def test_choosing_reads_nothing_but_what_the_runs_said_of_validation(
-    finished: tuple[Protocol, Here], monkeypatch: pytest.MonkeyPatch
+def test_choosing_reads_only_the_validation_summaries(
+    finished: tuple[Protocol, Runner], monkeypatch: pytest.MonkeyPatch
 ):
-    done, here = finished
-    runs = [folder_of(job.config, here.place) for job in tuning_jobs(EVERYTHING, data=done.summary["data"])]
+    done, runner = finished
+    runs = [folder_of(job.config, runner.place) for job in tuning_jobs(EVERYTHING, data=done.summary["data"])]
     assert all(run.is_done() for run in runs)
     read: list[str] = []
 
     def refuse(*_: Any) -> Any:
-        raise AssertionError("a choice reached for what it must not see")
+        raise AssertionError("a choice may read summaries only")
 
     for name in ("rows", "load_predictions", "load_snapshot", "predictions", "history", "fork_path"):
         monkeypatch.setattr(RunFolder, name, refuse)
-    really = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda self, **given: read.append(self.name) or really(self, **given))
+    read_text = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, **kwargs: read.append(self.name) or read_text(self, **kwargs))
     assert [choose(seed, EVERYTHING.rates, runs[2 * seed : 2 * seed + 2]) for seed in (0, 1)] == list(done.choices)
     assert set(read) == {"done.json"}
 
 
-def test_garbage_to_test_on_changes_no_choice(finished: tuple[Protocol, Here], tmp_path: Path):
-    here = Here(tmp_path, garbage=True)
-    jobs = tuning_jobs(replace(EVERYTHING, seeds=1), data=fingerprint(here.dataset))
-    choice = choose(0, EVERYTHING.rates, [here.one(job) for job in jobs])
-    usual = finished[0].choices[0]
-    assert choice._replace(run="") == usual._replace(run="")
-    assert choice.run != usual.run, "other data is another run"
+def test_test_images_do_not_affect_the_choice(finished: tuple[Protocol, Runner], tmp_path: Path):
+    runner = Runner(tmp_path, random_test=True)
+    jobs = tuning_jobs(replace(EVERYTHING, seeds=1), data=fingerprint(runner.dataset))
+    choice = choose(0, EVERYTHING.rates, [runner.run(job) for job in jobs])
+    expected = finished[0].choices[0]
+    assert choice._replace(run="") == expected._replace(run="")
+    assert choice.run != expected.run, "other data is another run"
 
 
-def test_seeds_may_be_any(finished: tuple[Protocol, Here], tmp_path: Path):
-    here = Here(tmp_path)
-    done = here.carry_out(replace(EVERYTHING, seeds=(7, 1)))
+def test_seeds_can_be_listed(finished: tuple[Protocol, Runner], tmp_path: Path):
+    done = Runner(tmp_path).run_protocol(replace(EVERYTHING, seeds=(7, 1)))
     assert [choice.seed for choice in done.choices] == [7, 1]
     assert [run.config()["seed"] for run in (*done.tuned, *done.refitted, *done.swa)] == [7, 1] * 3
-    assert done.refitted[1].id == finished[0].refitted[1].id, "seed 1 is seed 1, whatever the others are"
+    assert done.refitted[1].id == finished[0].refitted[1].id, "a seed gives the same run whatever the other seeds are"
     assert read_setting(done.folder).seeds == (7, 1)
 
 
-def test_what_a_choice_says_is_what_the_validation_rows_say(finished: tuple[Protocol, Here]):
-    """From the rows, by a search of one's own: nothing is smoothed, and averaged statistics alone count."""
+def test_choices_are_the_best_validation_rows(finished: tuple[Protocol, Runner]):
+    """Nothing is smoothed, and recomputed statistics do not count."""
     done, _ = finished
     for choice, run in zip(done.choices, done.tuned, strict=True):
         rows = [row for row in run.rows() if row.selected_by is None and row.split == "val"]
         for metric, sign in (("accuracy", -1), ("loss", 1), ("noisy_accuracy", -1), ("noisy_loss", 1)):
             candidates = [r for r in rows if r.metric == metric and r.batchnorm == "averaged"]
-            best = min(candidates, key=lambda row: sign * row.value)  # of equals the first: the earliest epoch
+            best = min(candidates, key=lambda row: sign * row.value)  # the earliest on ties
             assert choice.averages[metric.replace("_", "-")] == (best.weights, best.epoch)
         for metric, epoch in (("accuracy", choice.live_epoch), ("noisy_accuracy", choice.noisy_live_epoch)):
             live = [r for r in rows if r.metric == metric and r.weights == "live"]
             assert epoch == max(live, key=lambda row: row.value).epoch
 
 
-def test_noisy_labels_choose_the_rate_where_they_lead(tmp_path: Path):
-    runs = [said(tmp_path / "a", 0.9, noisy=0.3), said(tmp_path / "b", 0.4, noisy=0.6, epoch=3)]
+def test_noisy_validation_labels_choose_the_rate_if_asked(tmp_path: Path):
+    runs = [make_run(tmp_path / "a", 0.9, noisy=0.3), make_run(tmp_path / "b", 0.4, noisy=0.6, epoch=3)]
     clean, noisy = (choose(0, (0.1, 0.2), runs, labels=labels) for labels in ("clean", "noisy"))
     assert (clean.rate, noisy.rate) == (0.1, 0.2)
     assert noisy.live_epochs == {"accuracy": 3, "noisy-accuracy": 3}
-    without = [said(tmp_path / "c", 0.9), said(tmp_path / "d", 0.4)]
-    assert choose(0, (0.1, 0.2), without, labels="noisy").rate == 0.1, "where no label is wrong both are the same"
+    without = [make_run(tmp_path / "c", 0.9), make_run(tmp_path / "d", 0.4)]
+    assert choose(0, (0.1, 0.2), without, labels="noisy").rate == 0.1, "without wrong labels both choices are the same"
 
 
 @pytest.mark.parametrize(("labels", "epoch"), [("clean", 3), ("noisy", 2)])
-def test_the_rate_is_held_from_the_epoch_of_the_labels_that_lead(labels: str, epoch: int):
+def test_the_rate_is_held_from_the_epoch_chosen_by_the_validation_labels(labels: str, epoch: int):
     choice = CHOICE._replace(averages={**CHOICE.averages, "noisy-accuracy": ("ema-1.8%", 2)})
     assert held_from(protocol(data=DataConfig(dataset="own", noise=0.3, validation_labels=labels)), choice) == epoch
 
 
-def test_what_noisy_labels_chose_is_kept_beside_the_rest_and_measured_alike(finished: tuple[Protocol, Here]):
+def test_choices_by_noisy_labels_are_kept_and_measured_too(finished: tuple[Protocol, Runner]):
     done, _ = finished
-    shown = read_setting(done.folder)
+    columns = read_setting(done.folder).columns
     for stage, runs in (("80%", done.tuned), ("100%", done.refitted)):
-        titles = {column.title for column in shown.columns if column.trained_on == stage and column.split == "test"}
+        titles = {column.title for column in columns if column.trained_on == stage and column.split == "test"}
         assert {"EMA (acc., noisy)", "EMA (loss, noisy)", "SGD (best, noisy)"} <= titles
         for choice, run in zip(done.choices, runs, strict=True):
-            kept = {(row.weights, row.epoch, row.selected_by) for row in run.rows() if row.split == "test"}
-            assert ("live", choice.noisy_live_epoch, "noisy-accuracy") in kept
+            measured = {(row.weights, row.epoch, row.selected_by) for row in run.rows() if row.split == "test"}
+            assert ("live", choice.noisy_live_epoch, "noisy-accuracy") in measured
             for criterion in ("noisy-accuracy", "noisy-loss"):
-                assert (*choice.averages[criterion], criterion) in kept
+                assert (*choice.averages[criterion], criterion) in measured
     churn = {
         (row.trained_on, row.selected_by) for row in read_rows(done.folder / "rows.jsonl") if row.metric == "churn"
     }
     assert {("100%", "noisy-accuracy"), ("100%", "noisy-loss"), ("80%", "last")} <= churn
 
 
-def test_where_no_label_is_wrong_nothing_is_chosen_twice(tmp_path: Path):
-    done = Here(tmp_path).carry_out(protocol(rates=(0.1,), seeds=1, swa=False))
+def test_without_wrong_labels_there_are_no_noisy_choices(tmp_path: Path):
+    done = Runner(tmp_path).run_protocol(protocol(rates=(0.1,), seeds=1, swa=False))
     assert set(done.choices[0].averages) == {"accuracy", "loss"} and done.choices[0].noisy_live_epoch is None
     assert not any("noisy" in f"{row.metric} {row.selected_by}" for row in done.tuned[0].rows())
 
@@ -183,14 +179,14 @@ def test_where_no_label_is_wrong_nothing_is_chosen_twice(tmp_path: Path):
 CHOICE = Choice(3, 0.2, "run", 2, {"accuracy": ("ema-1.8%", 3), "loss": ("ema-7.1%", 1)})
 
 
-def test_the_refits_have_the_seed_and_the_rate_that_were_chosen_and_all_images(finished: tuple[Protocol, Here]):
+def test_refits_use_the_chosen_seeds_and_rates_and_all_images(finished: tuple[Protocol, Runner]):
     done, _ = finished
     for choice, tuned, refit in zip(done.choices, done.tuned, done.refitted, strict=True):
         before, after = tuned.config(), refit.config()
         assert (after["seed"], after["rate"], after["trained_on"]) == (choice.seed, choice.rate, "100%")
         assert after["recipe"]["measuring"] == {"recompute": "chosen", "on_train": True, "test_curves": True}
         assert {**after["recipe"], "measuring": before["recipe"]["measuring"]} == before["recipe"]
-        names = {f"{each['weights']} {each['epoch']} {each['selected_by']}" for each in after["keep"]}
+        names = {f"{keep['weights']} {keep['epoch']} {keep['selected_by']}" for keep in after["keep"]}
         assert names == {f"live {choice.live_epoch} accuracy", f"live {choice.noisy_live_epoch} noisy-accuracy"} | {
             f"{weights} {epoch} {criterion}"
             for criterion, (average, epoch) in choice.averages.items()
@@ -201,7 +197,7 @@ def test_the_refits_have_the_seed_and_the_rate_that_were_chosen_and_all_images(f
         assert len(tuned.load_predictions("live-last")["train"].labels) == 128
 
 
-def test_swa_keeps_the_rate_that_the_cosine_has_at_three_quarters(finished: tuple[Protocol, Here]):
+def test_swa_holds_the_rate_of_the_cosine_at_three_quarters(finished: tuple[Protocol, Runner]):
     done, _ = finished
     steps, warmup = 4 * 4, 0.1 * 4  # 160 images in batches of 40; a fortieth of 4 epochs
     for refit, swa in zip(done.refitted, done.swa, strict=True):
@@ -210,16 +206,16 @@ def test_swa_keeps_the_rate_that_the_cosine_has_at_three_quarters(finished: tupl
         assert [epoch["rate"] for epoch in swa.history()][:3] == [epoch["rate"] for epoch in refit.history()][:3]
         assert swa.history()[3]["rate"] == pytest.approx(constant, rel=1e-12)
         assert refit.history()[3]["rate"] < constant / 2
-        assert swa.history()[:3] == refit.history()[:3], "it is the same run up to there"
+        assert swa.history()[:3] == refit.history()[:3], "both runs are the same up to the fork"
         assert set(swa.snapshots()) == {"live-last", "swa-recomputed-last"}
 
 
-def test_a_forked_run_is_what_it_would_be_from_the_beginning(finished: tuple[Protocol, Here], tmp_path: Path):
-    done, here = finished
-    refit = next(job for job in here.trained if job.config.trained_on == "100%" and not job.config.swa)
-    forked = swa_job(EVERYTHING, refit, here.place)
+def test_a_forked_swa_run_equals_one_from_the_beginning(finished: tuple[Protocol, Runner], tmp_path: Path):
+    done, runner = finished
+    refit = next(job for job in runner.trained if job.config.trained_on == "100%" and not job.config.swa)
+    forked = swa_job(EVERYTHING, refit, runner.place)
     assert forked.fork is not None and forked.fork.exists()
-    alone = Here(tmp_path).one(forked._replace(fork=None))
+    alone = Runner(tmp_path).run(forked._replace(fork=None))
     assert alone.id == done.swa[0].id
     assert alone.rows() == done.swa[0].rows()
     for name in alone.predictions():
@@ -227,29 +223,25 @@ def test_a_forked_run_is_what_it_would_be_from_the_beginning(finished: tuple[Pro
             assert np.array_equal(found.logits, done.swa[0].load_predictions(name)[split].logits)
 
 
-def test_a_refit_or_an_swa_run_that_diverges_is_one_sentence(
-    finished: tuple[Protocol, Here], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("swa", "message"), [(False, "diverged on all training images"), (True, "when SWA kept")])
+def test_a_diverging_refit_or_swa_run_is_a_clear_error(
+    finished: tuple[Protocol, Runner], swa: bool, message: str, monkeypatch: pytest.MonkeyPatch
 ):
-    _, here = finished
-    really = RunFolder.summary
-    for kind, said_of_it in (("100%", "diverged on all training images, though not on 80%"), ("swa", "when SWA kept")):
+    read_summary = RunFolder.summary
 
-        def summary(self: RunFolder, kind: str = kind) -> dict[str, Any]:
-            config = self.config()
-            mine = config["swa"] if kind == "swa" else config["trained_on"] == "100%" and not config["swa"]
-            return {**really(self), "diverged": True} if mine else really(self)
+    def summary(run: RunFolder) -> dict[str, Any]:
+        config = run.config()
+        return {**read_summary(run), "diverged": config["trained_on"] == "100%" and config["swa"] == swa}
 
-        monkeypatch.setattr(RunFolder, "summary", summary)
-        with pytest.raises(ValueError, match=f"^with seed 0 and rate [0-9.]+ the training .*{said_of_it}"):
-            here.carry_out(EVERYTHING)
+    monkeypatch.setattr(RunFolder, "summary", summary)
+    with pytest.raises(ValueError, match=f"^with seed 0 and rate [0-9.]+ the training .*{message}"):
+        finished[1].run_protocol(EVERYTHING)
 
 
 @pytest.mark.parametrize(
     ("chosen", "warmup", "expected"), [(3, 0.1, 3), (9, 0.1, 9), (10, 0.1, 9), (1, 1.0, 1), (1, 1.5, 2), (2, 5.0, 5)]
 )
-def test_the_rate_is_held_from_the_chosen_epoch_on_if_there_is_one_to_follow_and_the_warm_up_is_over(
-    chosen: int, warmup: float, expected: int
-):
+def test_the_rate_is_held_after_the_warm_up_and_before_the_last_epoch(chosen: int, warmup: float, expected: int):
     config = protocol(training=TrainingConfig(network="own", epochs=10, warmup_epochs=warmup))
     choice = CHOICE._replace(averages={"accuracy": ("ema-1.8%", chosen), "loss": ("ema-7.1%", 4)})
     epoch = held_from(config, choice)
@@ -260,7 +252,7 @@ def test_the_rate_is_held_from_the_chosen_epoch_on_if_there_is_one_to_follow_and
 @pytest.mark.parametrize(
     ("noise", "swa", "forks"), [(0.0, True, (3,)), (0.0, False, ()), (0.4, True, (2, 3)), (0.4, False, (2,))]
 )
-def test_a_refit_keeps_checkpoints_for_what_may_go_on_from_it(noise: float, swa: bool, forks: tuple[int, ...]):
+def test_a_refit_keeps_the_checkpoints_that_other_runs_fork_from(noise: float, swa: bool, forks: tuple[int, ...]):
     config = protocol(data=DataConfig(dataset="own", noise=noise), swa=swa)
     choice = CHOICE._replace(averages={"accuracy": ("ema-1.8%", 2), "loss": ("ema-7.1%", 1)})
     tuned = tuning_jobs(config, data="abc")[0].config
@@ -270,77 +262,75 @@ def test_a_refit_keeps_checkpoints_for_what_may_go_on_from_it(noise: float, swa:
 # Stage by stage ------------------------------------------------------------------------------------------------------
 
 
-def test_planning_trains_and_writes_nothing_and_choosing_follows_from_tuning_alone(finished: tuple[Protocol, Here]):
-    done, here = finished
-    before = sorted(here.place.runs.rglob("*"))
-    planned = plan_protocol(EVERYTHING, here.place, here.dataset, make_model=here.make_model)
-    chosen = choose_all(EVERYTHING, here.place, planned)
-    assert sorted(here.place.runs.rglob("*")) == before
-    assert planned.prints == {"data": fingerprint(here.dataset), "model": "", "transfer": ()}
-    assert [folder_of(job.config, here.place).id for job in planned.tuning] == done.summary["runs"]["tuning"]
+def test_planning_and_choosing_train_and_write_nothing(finished: tuple[Protocol, Runner]):
+    done, runner = finished
+    before = sorted(runner.place.runs.rglob("*"))
+    planned = plan_protocol(EVERYTHING, runner.place, runner.dataset, make_model=runner.make_model)
+    chosen = choose_all(EVERYTHING, runner.place, planned)
+    assert sorted(runner.place.runs.rglob("*")) == before
+    assert planned.prints == {"data": fingerprint(runner.dataset), "model": "", "transfer": ()}
+    assert [folder_of(job.config, runner.place).id for job in planned.tuning] == done.summary["runs"]["tuning"]
     assert (tuple(chosen.choices), [run.id for run in chosen.tuned]) == (done.choices, [run.id for run in done.tuned])
     for jobs, runs in ((chosen.refits, done.refitted), (chosen.swa, done.swa)):
-        assert [folder_of(job.config, here.place).id for job in jobs] == [run.id for run in runs]
+        assert [folder_of(job.config, runner.place).id for job in jobs] == [run.id for run in runs]
 
 
-def again(finished: tuple[Protocol, Here], runs: Path, *stages: str, without: Sequence[RunFolder] = ()) -> Any:
-    """The finished protocol elsewhere, without some of its runs, with these stages; it and what had to be trained."""
+def run_stages(finished: tuple[Protocol, Runner], runs: Path, *stages: str, without: Sequence[RunFolder] = ()) -> Any:
+    """Run stages in a copy of the finished protocol without some of its runs; return the protocol and the new jobs."""
     if not runs.exists():
         shutil.copytree(finished[1].place.runs, runs)
     for run in without:
         shutil.rmtree(runs / run.id)
-    here = Here(runs)
-    return here.carry_out(EVERYTHING, stages=frozenset(stages)), here.trained
+    runner = Runner(runs)
+    return runner.run_protocol(EVERYTHING, stages=frozenset(stages)), runner.trained
 
 
-def test_with_fewer_stages_no_more_is_trained_and_later_ones_add_to_the_same_tables(
-    finished: tuple[Protocol, Here], tmp_path: Path
-):
+def test_stages_can_be_run_one_after_another(finished: tuple[Protocol, Runner], tmp_path: Path):
     whole, runs = finished[0], tmp_path / "runs"
-    tuned, trained = again(finished, runs, "tune", without=[*whole.refitted, *whole.swa])
+    tuned, trained = run_stages(finished, runs, "tune", without=[*whole.refitted, *whole.swa])
     assert (trained, tuned.refitted, tuned.swa) == ([], (), ())
     assert tuned.summary["runs"] == {**whole.summary["runs"], "refit": [], "swa": []}
     columns = read_setting(whole.folder).columns
     assert read_setting(tuned.folder).columns == [column for column in columns if column.trained_on == "80%"]
-    assert tuned.folder.name == whole.folder.name, "the stages are no part of what a protocol is"
+    assert tuned.folder.name == whole.folder.name, "the stages are not part of a protocol's identity"
 
-    refitted, trained = again(finished, runs, "tune", "refit")
+    refitted, trained = run_stages(finished, runs, "tune", "refit")
     assert [job.config.swa for job in trained] == [False, False]
     assert [len(refitted.refitted), len(refitted.swa)] == [2, 0]
     assert not any(column.title == "SWA" for column in read_setting(refitted.folder).columns)
 
-    swa, trained = again(finished, runs, "swa", "tune", "refit")
+    swa, trained = run_stages(finished, runs, "swa", "tune", "refit")
     assert [job.config.swa for job in trained] == [True, True]
     assert swa.summary == whole.summary
     for name in ("summary.json", "rows.jsonl"):
         assert (swa.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
-    fewer, trained = again(finished, runs, "tune")
-    assert (trained, fewer.summary) == ([], whole.summary), "what is done counts, whoever asked for it"
+    fewer, trained = run_stages(finished, runs, "tune")
+    assert (trained, fewer.summary) == ([], whole.summary), "finished runs count even if their stage is not asked for"
 
 
-def test_of_a_stage_that_nobody_asked_for_all_runs_must_be_done_and_well(
-    finished: tuple[Protocol, Here], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_stage_not_asked_for_counts_only_if_all_its_runs_are_done_and_none_diverged(
+    finished: tuple[Protocol, Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = finished[0]
-    done, trained = again(finished, tmp_path / "one missing", "tune", without=whole.refitted[:1])
+    done, trained = run_stages(finished, tmp_path / "one missing", "tune", without=whole.refitted[:1])
     assert (trained, done.refitted, len(done.swa)) == ([], (), 2)
-    really = RunFolder.summary
+    read_summary = RunFolder.summary
 
-    def summary(self: RunFolder) -> dict[str, Any]:
-        return {**really(self), "diverged": True} if self.id == whole.refitted[1].id else really(self)
+    def summary(run: RunFolder) -> dict[str, Any]:
+        return {**read_summary(run), "diverged": run.id == whole.refitted[1].id}
 
     monkeypatch.setattr(RunFolder, "summary", summary)
-    done, trained = again(finished, tmp_path / "one diverged", "tune")
-    assert (trained, done.refitted) == ([], ()), "of no use to anyone, but no reason to fail"
+    done, trained = run_stages(finished, tmp_path / "one diverged", "tune")
+    assert (trained, done.refitted) == ([], ()), "unusable, but not an error"
     with pytest.raises(ValueError, match="diverged on all training images"):
-        again(finished, tmp_path / "one diverged", "tune", "refit")
+        run_stages(finished, tmp_path / "one diverged", "tune", "refit")
 
 
-def test_without_batchnorm_the_slowest_average_may_be_the_chosen_one(tmp_path: Path):
-    """With one average it always is: the two columns are the same weights, and every row is there once."""
-    here = Here(tmp_path, make_model=without_batchnorm)
-    done = here.carry_out(protocol(averages=AveragesConfig(half_lives=(7.1,)), rates=(0.1,), swa=False))
+def test_the_slowest_average_without_batch_norm_may_be_the_chosen_one(tmp_path: Path):
+    """With one average it always is: both columns show the same weights, and no row is duplicated."""
+    runner = Runner(tmp_path, make_model=without_batchnorm)
+    done = runner.run_protocol(protocol(averages=AveragesConfig(half_lives=(7.1,)), rates=(0.1,), swa=False))
     assert not load_results(tmp_path).duplicated(KEY).any()
     assert set(done.refitted[0].snapshots()) == {"live-accuracy", "live-last", "ema-7.1%-accuracy", "ema-7.1%-loss"}
     columns = read_setting(done.folder).columns
@@ -354,14 +344,14 @@ def test_without_batchnorm_the_slowest_average_may_be_the_chosen_one(tmp_path: P
 # Nothing is trained twice --------------------------------------------------------------------------------------------
 
 
-def left(runs: Path) -> dict[str, Any]:
-    """All that a protocol leaves, but for times and conditions."""
+def contents(runs: Path) -> dict[str, Any]:
+    """All files of a protocol, except for times and machines."""
     found: dict[str, Any] = {}
     for path in sorted(runs.rglob("*")):
         name = path.relative_to(runs).as_posix()
         if path.suffix in (".jsonl", ".npz") or path.name in ("summary.json", "history.json"):
             found[name] = path.read_bytes()
-        if path.suffix == ".safetensors":  # the order of what is noted in such a file is not always the same
+        if path.suffix == ".safetensors":  # the order of its metadata varies
             tensors, notes = RunFolder(path.parents[1]).load_snapshot(path.stem)
             found[name] = notes, {key: tensor.tolist() for key, tensor in tensors.items()}
         if path.name == "done.json":
@@ -369,65 +359,64 @@ def left(runs: Path) -> dict[str, Any]:
     return found
 
 
-def test_carried_out_again_it_trains_nothing_and_says_the_same(finished: tuple[Protocol, Here], tmp_path: Path):
+def test_a_finished_protocol_trains_nothing_when_run_again(finished: tuple[Protocol, Runner], tmp_path: Path):
     done, before = finished
-    again = Here(tmp_path / "runs")
-    shutil.copytree(before.place.runs, again.place.runs)
-    assert again.carry_out(EVERYTHING).summary == done.summary
-    assert again.trained == []
-    assert left(again.place.runs) == left(before.place.runs)
-    runs = [path.parent for path in again.place.runs.glob("*/done.json")]
+    runner = Runner(tmp_path / "runs")
+    shutil.copytree(before.place.runs, runner.place.runs)
+    assert runner.run_protocol(EVERYTHING).summary == done.summary
+    assert runner.trained == []
+    assert contents(runner.place.runs) == contents(before.place.runs)
+    runs = [path.parent for path in runner.place.runs.glob("*/done.json")]
     assert len(runs) == len(before.trained) == 4 + 2 + 2
-    assert all(len(RunFolder(run).environment()) == 1 for run in runs), "each was opened for training once"
+    assert all(len(RunFolder(run).environment()) == 1 for run in runs), "each run was trained once"
 
 
-def test_two_protocols_that_need_the_same_runs_share_them(finished: tuple[Protocol, Here], tmp_path: Path):
+def test_protocols_share_runs(finished: tuple[Protocol, Runner], tmp_path: Path):
     done, before = finished
-    here = Here(tmp_path / "runs")
-    shutil.copytree(before.place.runs, here.place.runs)
+    runner = Runner(tmp_path / "runs")
+    shutil.copytree(before.place.runs, runner.place.runs)
     less = replace(EVERYTHING, seeds=1, swa=False)
-    assert here.carry_out(less).choices == done.choices[:1]
-    assert here.trained == []
+    assert runner.run_protocol(less).choices == done.choices[:1]
+    assert runner.trained == []
     other_rate = replace(less, rates=(done.choices[0].rate, 0.001))
-    assert here.carry_out(other_rate).choices == done.choices[:1]
-    assert [(job.config.rate, job.config.trained_on) for job in here.trained] == [(0.001, "80%")]
+    assert runner.run_protocol(other_rate).choices == done.choices[:1]
+    assert [(job.config.rate, job.config.trained_on) for job in runner.trained] == [(0.001, "80%")]
 
 
-def test_interrupted_again_and_again_it_goes_on_and_ends_the_same(tmp_path: Path):
-    """In the middle of a run each time: in tuning, in a refit, in SWA."""
+def test_a_protocol_interrupted_in_every_stage_resumes_and_ends_the_same(tmp_path: Path):
     config = protocol(rates=(0.1,))
-    undisturbed = Here(tmp_path / "undisturbed", make_model=without_batchnorm)
-    undisturbed.carry_out(config)
+    undisturbed = Runner(tmp_path / "undisturbed", make_model=without_batchnorm)
+    undisturbed.run_protocol(config)
     assert len(undisturbed.trained) == 2 + 2 + 2
     for last, kind in ((1, ("80%", False)), (2, ("100%", False)), (2, ("100%", True))):
-        interrupted = Here(tmp_path / "interrupted", make_model=without_batchnorm, last=last)
+        interrupted = Runner(tmp_path / "interrupted", make_model=without_batchnorm, last=last)
         with pytest.raises(Interrupted):
-            interrupted.carry_out(config)
+            interrupted.run_protocol(config)
         stopped = interrupted.trained[-1].config
         assert (stopped.trained_on, stopped.swa) == kind
         assert not list((tmp_path / "interrupted").glob("protocol-*"))
-    resumed = Here(tmp_path / "interrupted", make_model=without_batchnorm)
-    resumed.carry_out(config)
+    resumed = Runner(tmp_path / "interrupted", make_model=without_batchnorm)
+    resumed.run_protocol(config)
     assert len(resumed.trained) == 1
-    assert left(tmp_path / "interrupted") == left(tmp_path / "undisturbed")
+    assert contents(tmp_path / "interrupted") == contents(tmp_path / "undisturbed")
 
 
-def test_another_configuration_data_or_model_is_another_protocol(tmp_path: Path):
+def test_another_configuration_data_set_or_model_is_another_protocol(tmp_path: Path):
     config = protocol(training=TrainingConfig(network="own", epochs=1, batch=80), seeds=1, rates=(0.1,), swa=False)
-    folders = {Here(tmp_path, make_model=without_batchnorm).carry_out(config).folder}
-    folders.add(Here(tmp_path, make_model=without_batchnorm, garbage=True).carry_out(config).folder)
-    here = Here(tmp_path, make_model=without_batchnorm)
-    folders.add(here.carry_out(config, model_fingerprint="another").folder)
-    folders.add(here.carry_out(replace(config, rates=(0.2,))).folder)
+    folders = {Runner(tmp_path, make_model=without_batchnorm).run_protocol(config).folder}
+    folders.add(Runner(tmp_path, make_model=without_batchnorm, random_test=True).run_protocol(config).folder)
+    runner = Runner(tmp_path, make_model=without_batchnorm)
+    folders.add(runner.run_protocol(config, model_fingerprint="another").folder)
+    folders.add(runner.run_protocol(replace(config, rates=(0.2,))).folder)
     assert len(folders) == 4
 
 
-# What it leaves ------------------------------------------------------------------------------------------------------
+# Its rows and columns ------------------------------------------------------------------------------------------------
 
 
-def test_every_measure_has_its_rows_on_its_splits(finished: tuple[Protocol, Here]):
-    done, here = finished
-    frame = load_results(here.place.runs)
+def test_every_metric_has_rows_on_its_splits(finished: tuple[Protocol, Runner]):
+    done, runner = finished
+    frame = load_results(runner.place.runs)
     chosen = frame[frame.selected_by.notna()]
     tuned, refitted = {run.id for run in done.tuned}, {run.id for run in done.refitted}
     for runs, splits in ((tuned, {"train", "val", "test"}), (refitted, {"train", "test"})):
@@ -442,16 +431,16 @@ def test_every_measure_has_its_rows_on_its_splits(finished: tuple[Protocol, Here
             assert set(rows.split) == splits - {"train"}
             assert set(rows.other) <= runs
         assert mine[~mine.metric.isin(["churn", "js"])].other.isna().all()
-    of = chosen.set_index("run")
-    assert set(of.loc[list(tuned)].query("metric == 'temperature'").split) == {"val"}
-    assert set(of.loc[list(tuned)].query("metric == 'ece_ts'").split) == {"train", "val", "test"}
-    assert set(of.loc[list(refitted)].query("metric in ('temperature', 'ece_ts')").split) == {"test"}
+    by_run = chosen.set_index("run")
+    assert set(by_run.loc[list(tuned)].query("metric == 'temperature'").split) == {"val"}
+    assert set(by_run.loc[list(tuned)].query("metric == 'ece_ts'").split) == {"train", "val", "test"}
+    assert set(by_run.loc[list(refitted)].query("metric in ('temperature', 'ece_ts')").split) == {"test"}
     assert set(chosen[chosen.run.isin([run.id for run in done.swa])].weights) == {"live", "swa"}
 
 
-def test_every_row_of_an_epoch_and_every_test_curve_is_there_once(finished: tuple[Protocol, Here]):
-    done, here = finished
-    frame = load_results(here.place.runs)
+def test_rows_are_complete_and_unique(finished: tuple[Protocol, Runner]):
+    done, runner = finished
+    frame = load_results(runner.place.runs)
     assert not frame.duplicated(KEY).any()
     curves = frame[frame.selected_by.isna()]
     names = {"live", *EVERYTHING.averages.names}
@@ -459,11 +448,11 @@ def test_every_row_of_an_epoch_and_every_test_curve_is_there_once(finished: tupl
     for run, split in [(done.tuned[0].id, "val"), (refit, "train"), (refit, "test")]:
         mine = curves[(curves.run == run) & (curves.split == split) & (curves.metric == "accuracy")]
         assert sorted(zip(mine.epoch, mine.weights, strict=True)) == sorted((e, n) for e in range(1, 5) for n in names)
-    assert set(curves[curves.trained_on == "80%"].split) == {"val"}, "the rest is for figures"
+    assert set(curves[curves.trained_on == "80%"].split) == {"val"}, "other splits have no curves"
 
 
-def test_transfer_rows_are_the_linear_evaluation_of_what_claims_compare(tmp_path: Path):
-    done = Here(tmp_path).carry_out(protocol(rates=(0.1,), seeds=1, transfer=("digits",)))
+def test_transfer_rows_are_linear_evaluations_of_the_chosen_weights(tmp_path: Path):
+    done = Runner(tmp_path).run_protocol(protocol(rates=(0.1,), seeds=1, transfer=("digits",)))
     frame = load_results(tmp_path)
     rows = frame[frame.metric == "transfer:digits"]
     assert set(rows.split) == {"test"} and rows.selected_by.notna().all()
@@ -474,11 +463,11 @@ def test_transfer_rows_are_the_linear_evaluation_of_what_claims_compare(tmp_path
     model.load_state_dict(tensors)
     model.eval()
     with torch.no_grad():
-        features, others = (
+        features, test_features = (
             model.features((part.images.float() - torch.tensor(notes["mean"])) / torch.tensor(notes["std"]))
             for part in (DIGITS.train, DIGITS.test)
         )
-    logits = linear_evaluation(features, DIGITS.train.labels, others, classes=10, seed=0)
+    logits = linear_evaluation(features, DIGITS.train.labels, test_features, classes=10, seed=0)
     expected = float((logits.argmax(1) == DIGITS.test.labels.numpy()).mean())
     assert value == pytest.approx(expected, abs=0.005)
     assert expected > 0.7
@@ -487,7 +476,7 @@ def test_transfer_rows_are_the_linear_evaluation_of_what_claims_compare(tmp_path
     assert sgd.values["transfer:digits"] == [value]
 
 
-def test_the_results_have_the_columns_of_the_method(finished: tuple[Protocol, Here]):
+def test_results_have_the_columns_of_the_paper(finished: tuple[Protocol, Runner]):
     summary = json.loads((finished[0].folder / "summary.json").read_text())
     assert summary.pop("checksum").startswith("crc32:")
     assert summary.pop("rows_checksum") == zlib.crc32((finished[0].folder / "rows.jsonl").read_bytes())
@@ -503,7 +492,7 @@ def test_the_results_have_the_columns_of_the_method(finished: tuple[Protocol, He
         ("80%", "test"): ["SGD", "SGD (last)", *averages],
         ("100%", "test"): ["SGD", "SGD (best)", *averages, "SWA"],
     }
-    live = {(each.trained_on, each.title): each.epochs for each in columns if each.title.startswith("SGD")}
+    live = {(column.trained_on, column.title): column.epochs for column in columns if column.title.startswith("SGD")}
     best = [choice.live_epoch for choice in finished[0].choices]
     noisy = [choice.noisy_live_epoch for choice in finished[0].choices]
     assert live == {("80%", "SGD"): best, ("80%", "SGD (last)"): [4, 4], ("80%", "SGD (best, noisy)"): noisy,
@@ -511,12 +500,12 @@ def test_the_results_have_the_columns_of_the_method(finished: tuple[Protocol, He
                     ("100%", "SGD (best, noisy)"): noisy}  # fmt: skip
 
 
-def test_the_columns_are_the_rows(finished: tuple[Protocol, Here]):
-    done, here = finished
-    frame = load_results(here.place.runs)
-    kept = {"EMA (acc.)": ("averaged", "accuracy"), "slowest (loss)": ("recomputed", "loss"), "SGD": ("own", "last")}
-    columns = {each.title: each for each in read_setting(done.folder).columns if each.trained_on == "100%"}
-    for title, (batchnorm, selected_by) in kept.items():
+def test_columns_have_the_values_of_the_rows(finished: tuple[Protocol, Runner]):
+    done, runner = finished
+    frame = load_results(runner.place.runs)
+    titles = {"EMA (acc.)": ("averaged", "accuracy"), "slowest (loss)": ("recomputed", "loss"), "SGD": ("own", "last")}
+    columns = {column.title: column for column in read_setting(done.folder).columns if column.trained_on == "100%"}
+    for title, (batchnorm, selected_by) in titles.items():
         mine = frame[(frame.batchnorm == batchnorm) & (frame.selected_by == selected_by)]
         for metric in ("accuracy", "loss", "ece", "ece_ts", "memorised", "clean_accuracy"):
             split = "train" if metric in ("memorised", "clean_accuracy") else "test"

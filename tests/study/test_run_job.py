@@ -1,4 +1,4 @@
-"""One run from configuration to finished folder: what it leaves, that it leaves it once, and how it is stopped."""
+"""One run from its configuration to its finished folder, and how it is stopped."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from emabank.study.run_job import Job, StopRequest, encode_job, folder_of, main,
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.storage import read_state
 from emabank.study.train import Interrupted
-from tests.study.small_runs import config, digits, left, logits_of, network_with, parts_of, with_garbage_for_test
+from tests.study.small_runs import config, digits, files_in, logits_of, network_with, parts_of, with_random_test_images
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import SOURCE, wait_until
 
@@ -34,11 +34,11 @@ def run(place: Place) -> RunFolder:
     return run_job(Job(config(), forks=(1,)), place, digits()[0])
 
 
-def test_it_leaves_a_complete_folder(run: RunFolder, place: Place):
+def test_a_finished_run_has_a_complete_folder(run: RunFolder, place: Place):
     assert run.path == folder_of(config(), place).path
     assert run.is_done(contents=True)
     assert run.config()["recipe"]["training"]["network"] == "resnet8"
-    assert [each["epoch"] for each in run.history()] == [1, 2, 3, 4]
+    assert [epoch["epoch"] for epoch in run.history()] == [1, 2, 3, 4]
     names = run.snapshots()
     assert len(names) == 9
     assert run.predictions() == names
@@ -50,7 +50,7 @@ def test_it_leaves_a_complete_folder(run: RunFolder, place: Place):
     assert run.progress().epoch == 4  # type: ignore[union-attr]
 
 
-def test_what_was_chosen_is_what_was_kept_and_told_in_rows(run: RunFolder):
+def test_rows_have_the_chosen_weights_with_their_scores(run: RunFolder):
     chosen = run.summary()["chosen"]
     selected = {(row.weights, row.batchnorm, row.selected_by, row.epoch) for row in run.rows() if row.selected_by}
     want = {("live", "own", "last", 4), ("live", "own", "accuracy", chosen["live"]["epoch"])}
@@ -67,56 +67,56 @@ def test_what_was_chosen_is_what_was_kept_and_told_in_rows(run: RunFolder):
         for row in run.rows()
         if row.selected_by is None and row.metric == "accuracy"
     }
-    again = {
+    rescored = {
         (row.weights, row.epoch): row.value
         for row in run.rows()
         if row.selected_by and row.batchnorm != "recomputed" and (row.split, row.metric) == ("val", "accuracy")
     }
-    assert again.items() <= history.items(), "kept weights score what they scored when they were chosen"
+    assert rescored.items() <= history.items(), "kept weights score the same as when they were chosen"
 
 
-def test_a_snapshot_in_a_new_network_says_exactly_what_is_stored(run: RunFolder):
+def test_a_snapshot_in_a_new_network_gives_exactly_the_stored_predictions(run: RunFolder):
     parts = parts_of(config())
     for name in run.snapshots():
         tensors, notes = run.load_snapshot(name)
         assert (tuple(notes["mean"]), tuple(notes["std"])) == (parts.normalisation.mean, parts.normalisation.std)
         model = network_with(config(), tensors)
         for split, part in (("train", parts.train), ("val", parts.validation), ("test", parts.test)):
-            said = logits_of(model, part, parts).numpy()
-            assert np.array_equal(said, run.load_predictions(name)[split].logits)
+            logits = logits_of(model, part, parts).numpy()
+            assert np.array_equal(logits, run.load_predictions(name)[split].logits)
 
 
-def test_the_random_state_and_the_threads_are_as_before(place: Place, tmp_path: Path):
+def test_a_run_restores_the_random_state_and_the_number_of_threads(place: Place, tmp_path: Path):
     torch.manual_seed(123)
     state = torch.get_rng_state()
     torch.set_num_threads(1)
-    for given in (
+    for run_config in (
         config(data={"subset": 60}, training={"epochs": 1, "width": 2}, hardware={"threads": 2}),
         config(fingerprint="another"),
     ):
         try:
-            run_job(Job(given), replace(place, runs=tmp_path), digits()[0])
+            run_job(Job(run_config), replace(place, runs=tmp_path), digits()[0])
         except ValueError:
-            assert given.fingerprint == "another"
+            assert run_config.fingerprint == "another"
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.get_num_threads() == 1
 
 
-def test_data_that_is_not_what_was_planned_for_is_refused_in_one_sentence(tmp_path: Path):
+def test_data_that_changed_since_planning_is_refused(tmp_path: Path):
     dataset, found = digits()
-    parts = with_garbage_for_test(parts_of(config()))
+    parts = with_random_test_images(parts_of(config()))
     other = Dataset("digits", 10, dataset.train, parts.test)
     with pytest.raises(ValueError, match=rf"^the data of digits has changed .* planned with {found}\); plan it again"):
         run_job(Job(config()), Place(runs=tmp_path), other)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_device_that_was_not_resolved_is_refused(tmp_path: Path):
+def test_an_unresolved_device_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"^the device of a run is auto; resolve it"):
         run_job(Job(config(hardware={"device": "auto"})), Place(runs=tmp_path), digits()[0])
 
 
-def test_a_run_that_diverges_is_done_and_says_so(tmp_path: Path):
+def test_a_diverging_run_is_done_and_marked_as_diverged(tmp_path: Path):
     run = run_job(Job(config(rate=1e6)), Place(runs=tmp_path), digits()[0])
     assert run.is_done()
     assert run.summary()["diverged"] is True
@@ -125,7 +125,7 @@ def test_a_run_that_diverges_is_done_and_says_so(tmp_path: Path):
     assert run.history() == [{"epoch": 1, "rate": pytest.approx(run.history()[0]["rate"]), "training_loss": None}]
 
 
-def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_the_beginning(tmp_path: Path):
+def test_a_run_starts_from_its_fork_or_without_it_from_the_beginning(tmp_path: Path):
     trunk_config = config(trained_on="100%", training={"epochs": 3})
     place = Place(runs=tmp_path / "forked")
     trunk = run_job(Job(trunk_config, forks=(2,)), place, digits()[0])
@@ -137,25 +137,25 @@ def test_a_fork_starts_from_the_checkpoint_of_another_run_and_without_it_from_th
     )
     assert epochs == [3]
     alone = run_job(Job(swa, fork=tmp_path / "none.pt"), Place(runs=tmp_path / "alone"), digits()[0])
-    assert left(forked) == left(alone)
+    assert files_in(forked) == files_in(alone)
     assert forked.snapshots() == ["live-last", "swa-recomputed-last"]
 
 
 # Stopping
 
 
-def test_asked_to_stop_it_leaves_a_checkpoint_and_has_not_failed(tmp_path: Path, run: RunFolder):
+def test_a_stopped_run_has_a_checkpoint_and_resumes(tmp_path: Path, run: RunFolder):
     place, calls = Place(runs=tmp_path), []
     with pytest.raises(Interrupted, match="asked to stop in epoch 2; the same command resumes from there"):
         run_job(Job(config(), forks=(1,)), place, digits()[0], should_stop=lambda: calls.append(1) or len(calls) == 7)
     folder = folder_of(config(), place)
     assert folder.state() == "waiting"
     assert (folder.path / "checkpoint.pt").exists()
-    assert left(run_job(Job(config(), forks=(1,)), place, digits()[0])) == left(run)
+    assert files_in(run_job(Job(config(), forks=(1,)), place, digits()[0])) == files_in(run)
     assert len(folder.environment()) == 2
 
 
-def test_a_request_to_stop_is_noted_and_the_handlers_come_back():
+def test_a_stop_request_catches_signals_and_restores_the_handlers():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     for number in (signal.SIGINT, signal.SIGTERM):
         with StopRequest() as request:
@@ -165,27 +165,27 @@ def test_a_request_to_stop_is_noted_and_the_handlers_come_back():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_worker_that_gets_a_signal_ends_with_130_and_the_same_command_finishes_the_run(tmp_path: Path):
-    given = config(data={"subset": 100}, training={"epochs": 12, "width": 2})
+def test_a_worker_exits_with_130_on_a_signal_and_the_same_command_resumes(tmp_path: Path):
+    run_config = config(data={"subset": 100}, training={"epochs": 12, "width": 2})
     place = Place(runs=tmp_path / "stopped", checkpoint_seconds=0)
-    folder, text = folder_of(given, place), encode_job(Job(given, forks=(1,)), place)
+    folder, text = folder_of(run_config, place), encode_job(Job(run_config, forks=(1,)), place)
     command = [sys.executable, "-m", "emabank.study.run_job", text]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until((folder.path / "checkpoint.pt").exists)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130, said
-    assert said.startswith("asked to stop in epoch ")
-    assert said.count("\n") == 1
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, output
+    assert output.startswith("asked to stop in epoch ")
+    assert output.count("\n") == 1
     assert folder.state() == "waiting"
     assert main([text]) == 0
     assert len(folder.environment()) == 2
-    assert left(folder) == left(run_job(Job(given, forks=(1,)), Place(runs=tmp_path), digits()[0]))
+    assert files_in(folder) == files_in(run_job(Job(run_config, forks=(1,)), Place(runs=tmp_path), digits()[0]))
 
 
-def test_a_worker_that_cannot_do_its_job_says_why_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_worker_prints_an_error_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     text = encode_job(Job(config(fingerprint="0123456789abcdef")), Place(runs=tmp_path))
     assert main([text]) == 1
-    said = capsys.readouterr().out
-    assert said.startswith("emabank: the data of digits has changed since this run was planned")
-    assert said.count("\n") == 1
+    output = capsys.readouterr().out
+    assert output.startswith("emabank: the data of digits has changed since this run was planned")
+    assert output.count("\n") == 1

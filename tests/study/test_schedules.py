@@ -1,4 +1,4 @@
-"""Learning rates against loops and closed forms; forks share every bit before the fork."""
+"""Learning rates against plain loops and closed forms."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ def rates(schedule: Schedule) -> list[float]:
 
 
 def plain_cosine(peak: float, steps: int, warmup: float) -> list[float]:
-    """A loop over the steps: rising while the warm-up lasts, half a turn of a circle afterwards."""
+    """A linear warm-up, then half a turn of a circle."""
     expected, turned = [], 0.0
     for step in range(steps):
         if step < warmup:
@@ -30,7 +30,7 @@ def plain_cosine(peak: float, steps: int, warmup: float) -> list[float]:
 
 
 @st.composite
-def runs(draw, kind: str = "cosine") -> Schedule:
+def schedules(draw, kind: str = "cosine") -> Schedule:
     epochs = draw(st.integers(1, 20))
     warmup = draw(st.sampled_from([0, 0.5, 1, 2.25, 5]).filter(lambda warmup: warmup < epochs))
     inside = st.floats(warmup, epochs, exclude_max=True).filter(lambda epoch: epoch > 0)
@@ -47,7 +47,7 @@ def runs(draw, kind: str = "cosine") -> Schedule:
 
 
 @pytest.mark.parametrize(("epochs", "per_epoch", "warmup"), [(200, 391, 5), (60, 11, 5), (3, 7, 0.5), (1, 1, 0)])
-def test_warm_up_and_cosine_are_the_loop(epochs, per_epoch, warmup):
+def test_warm_up_and_cosine_equal_a_plain_loop(epochs, per_epoch, warmup):
     schedule = Schedule("cosine", peak=0.8, epochs=epochs, steps_per_epoch=per_epoch, warmup_epochs=warmup)
     assert schedule.steps == epochs * per_epoch
     assert rates(schedule) == pytest.approx(plain_cosine(0.8, schedule.steps, warmup * per_epoch), abs=1e-9)
@@ -65,7 +65,7 @@ def test_closed_form_points_of_the_papers_cosine():
     assert 0 < schedule.rate(schedule.steps - 1) < 1e-8
 
 
-def test_steps_are_the_loop():
+def test_step_decay_equals_a_plain_loop():
     schedule = Schedule("step", **{**PAPER, "peak": 0.1, "steps_per_epoch": 7, "warmup_epochs": 2})
     rate, expected = 0.1, []
     for epoch, batch in itertools.product(range(200), range(7)):
@@ -75,23 +75,23 @@ def test_steps_are_the_loop():
     assert rates(schedule) == pytest.approx(expected, rel=1e-12)
 
 
-def test_milestones_and_factor_are_arguments():
+def test_milestones_and_factor_can_be_set():
     schedule = Schedule("step", peak=1, epochs=3, steps_per_epoch=4, warmup_epochs=0, milestones=(0.5, 1.6), factor=10)
-    # 1.6 epochs are 6.4 steps: the first whole step behind them is the seventh.
+    # 1.6 epochs are 6.4 steps, so the rate falls before the eighth step.
     assert rates(schedule) == pytest.approx([1] * 2 + [0.1] * 5 + [0.01] * 5)
     assert set(rates(Schedule("step", peak=1, epochs=3, steps_per_epoch=4, warmup_epochs=0, milestones=()))) == {1}
 
 
 @example(epoch=7, parts=100, per_epoch=100)  # 0.07 * 100 > 7 in floats
 @given(epoch=st.integers(0, 2000), parts=st.integers(1, 500), per_epoch=st.integers(1, 2000))
-def test_the_first_step_of_a_fraction_is_exact(epoch, parts, per_epoch):
+def test_the_first_step_after_a_fraction_of_an_epoch_is_exact(epoch, parts, per_epoch):
     schedule = Schedule("cosine", peak=1, epochs=1, steps_per_epoch=per_epoch, warmup_epochs=0)
-    exact = -(-epoch * per_epoch // parts)  # whole numbers know no rounding
+    exact = -(-epoch * per_epoch // parts)
     assert schedule.first_step(epoch / parts) == exact
 
 
-@given(schedule=runs())
-def test_a_cosine_rises_then_falls_and_stays_between_0_and_the_peak(schedule):
+@given(schedule=schedules())
+def test_a_cosine_rises_then_falls_between_zero_and_the_peak(schedule):
     warm = [step < schedule.warmup_epochs * schedule.steps_per_epoch for step in range(schedule.steps)]
     values = rates(schedule)
     assert all(0 < rate <= schedule.peak for rate in values)
@@ -101,15 +101,15 @@ def test_a_cosine_rises_then_falls_and_stays_between_0_and_the_peak(schedule):
         assert values[0] == schedule.peak
 
 
-@given(schedule=st.sampled_from(["cosine", "step"]).flatmap(lambda kind: runs(kind=kind)), share=st.floats(0, 1))
-def test_a_fork_shares_every_bit_before_it_and_holds_the_value_there(schedule, share):
+@given(schedule=st.sampled_from(["cosine", "step"]).flatmap(lambda kind: schedules(kind=kind)), share=st.floats(0, 1))
+def test_a_constant_rate_leaves_earlier_steps_unchanged_bit_for_bit(schedule, share):
     warmup = schedule.warmup_epochs
     fork = min(warmup + share * (schedule.epochs - warmup), math.nextafter(schedule.epochs, 0))
     whole = Schedule(**{**vars(schedule), "constant_from": None})
-    held = Schedule(**{**vars(schedule), "constant_from": fork})
-    first = held.first_step(fork)
-    assert [rate.hex() for rate in rates(held)[:first]] == [rate.hex() for rate in rates(whole)[:first]]
-    assert all(held.rate(step) == whole.rate(first) for step in range(first, held.steps + 1))
+    constant = Schedule(**{**vars(schedule), "constant_from": fork})
+    first = constant.first_step(fork)
+    assert [rate.hex() for rate in rates(constant)[:first]] == [rate.hex() for rate in rates(whole)[:first]]
+    assert all(constant.rate(step) == whole.rate(first) for step in range(first, constant.steps + 1))
 
 
 @pytest.mark.parametrize("step", [-1, 78_201])

@@ -1,4 +1,4 @@
-"""Configurations as plain values, JSON and TOML: what is written comes back, what does not fit is named; run ids."""
+"""Configurations as JSON and TOML, overrides from the command line, and the ids of runs."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from emabank.study import serialize
@@ -64,7 +64,7 @@ runs = st.builds(
 places = st.builds(Place, data=paths, cache=st.none() | paths, tensorboard=st.booleans(), wandb=st.none() | texts)
 
 
-# There and back ------------------------------------------------------------------------------------------------------
+# JSON and TOML -------------------------------------------------------------------------------------------------------
 
 
 def through_toml(config: Any) -> Any:
@@ -75,22 +75,22 @@ def through_toml(config: Any) -> Any:
 
 
 @given(st.one_of(protocols, protocols.map(ProtocolConfig.completed), runs, places))
-def test_any_configuration_comes_back_from_json_and_toml(config):
+def test_every_configuration_survives_json_and_toml(config):
     assert from_dict(type(config), json.loads(json.dumps(to_dict(config))), where="") == config
     assert through_toml(config) == config
 
 
-def test_every_kind_of_value_is_written_as_toml_has_it():
+def test_values_are_written_as_valid_toml():
     keep = (Keep(weights='a "b"\\\x7f', epoch=3, batchnorm="own", selected_by="last"),)
     config = RunConfig(recipe=Recipe(), rate=1e-5, seed=0, trained_on="100%", keep=keep)
     lines = to_toml(config).splitlines()
     assert lines[:2] == ["rate = 1e-05", "seed = 0"]
     assert r'keep = [{weights = "a \"b\"\\\u007f", epoch = 3, batchnorm = "own", selected_by = "last"}]' in lines
     assert {"[recipe.training]", "half_lives = [0.44, 0.88, 1.8, 3.5, 7.1]", "flip = false"} <= set(lines)
-    assert not any(line.startswith(("constant_from", "labels")) for line in lines), "None has no form in TOML"
+    assert not any(line.startswith(("constant_from", "labels")) for line in lines), "TOML has no None"
 
 
-# What a file may say -------------------------------------------------------------------------------------------------
+# Files ---------------------------------------------------------------------------------------------------------------
 
 
 def read(tmp_path: Path, text: str | bytes, kind: type = ProtocolConfig) -> Any:
@@ -99,7 +99,7 @@ def read(tmp_path: Path, text: str | bytes, kind: type = ProtocolConfig) -> Any:
     return read_toml(path, kind)
 
 
-def test_a_file_gives_what_it_says_and_the_rest_are_defaults(tmp_path: Path):
+def test_missing_keys_of_a_file_have_their_defaults(tmp_path: Path):
     config = read(tmp_path, "rates = [1, 0.5]\n[data]\nnoise = 1\nsubset = 100\n[training]\nnetwork = 'vgg-small'\n")
     expected = ProtocolConfig(
         rates=(1.0, 0.5), data=DataConfig(noise=1.0, subset=100), training=TrainingConfig(network="vgg-small")
@@ -109,7 +109,7 @@ def test_a_file_gives_what_it_says_and_the_rest_are_defaults(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "[data]\n", "\ufeffseeds = 3", "seeds = 3\r\n[data]\r\n"])
-def test_a_file_may_say_nothing_new_in_many_ways(tmp_path: Path, text: str):
+def test_empty_files_byte_order_marks_and_windows_line_ends_are_read(tmp_path: Path, text: str):
     assert read(tmp_path, text) == ProtocolConfig()
 
 
@@ -136,7 +136,7 @@ def test_a_file_may_say_nothing_new_in_many_ways(tmp_path: Path, text: str):
         (b"rates = [0.4] # \xff", r" is not a TOML file: .*utf-8"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence_with_file_and_key(tmp_path: Path, text: str, message: str):
+def test_an_invalid_file_is_an_error_with_file_and_key(tmp_path: Path, text: str, message: str):
     with pytest.raises(ValueError, match=f"study.toml{message}") as caught:
         read(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path)) and str(caught.value).count(str(tmp_path)) == 1
@@ -146,24 +146,24 @@ def test_what_does_not_fit_is_one_sentence_with_file_and_key(tmp_path: Path, tex
 def test_a_missing_key_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match="study.toml: batchnorm, selected_by is missing; give every key that has no"):
         read(tmp_path, "weights = 'live'\nepoch = 3", Keep)
-    with pytest.raises(ValueError, match="unknown key 'name'"):  # a property of the class, and no field
+    with pytest.raises(ValueError, match="unknown key 'name'"):  # a property, not a field
         from_dict(Keep, {"name": "live"}, where="here")
 
 
-def test_a_fault_of_the_program_is_not_told_as_one_of_the_file():
+def test_a_bug_is_not_reported_as_an_error_of_the_file():
     class Faulty(Keep):
         def __post_init__(self) -> None:
-            raise TypeError("a fault")
+            raise TypeError("a bug")
 
-    with pytest.raises(TypeError, match="a fault"):
+    with pytest.raises(TypeError, match="a bug"):
         from_dict(Faulty, to_dict(Keep(weights="a", epoch=1, batchnorm="own", selected_by="last")), where="")
 
 
-# Other settings ------------------------------------------------------------------------------------------------------
+# Overrides -----------------------------------------------------------------------------------------------------------
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Every setting by its whole name."""
+    """Every setting by its full name."""
     settings: dict[str, Any] = {}
     for key, value in values.items():
         settings |= leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -189,32 +189,30 @@ def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         ("weight_decay=5e-4", "training.weight_decay", 5e-4),
     ],
 )
-def test_one_setting_changes_what_it_names_and_nothing_else(setting: str, key: str, value: Any):
+def test_an_override_changes_one_setting_only(setting: str, key: str, value: Any):
     config = ProtocolConfig(data=DataConfig(subset=100), transfer=("cifar10",), swa=False)
     before, after = leaves(to_dict(config)), leaves(to_dict(apply_overrides(config, [setting])))
     assert after == {**before, key: value}
     assert before[key] != value and type(after[key]) is type(value)
 
 
-def test_settings_add_up_and_the_last_word_counts():
+def test_overrides_are_checked_together_and_the_last_one_counts():
     config = apply_overrides(ProtocolConfig(), ["epochs=2", "swa=false", "data.noise=0.4", "epochs=1"])
     expected = ProtocolConfig(training=TrainingConfig(epochs=1), swa=False, data=DataConfig(noise=0.4))
-    assert config == expected, "one epoch is too few with SWA, so all are looked at together"
+    assert config == expected, "one epoch is too few with SWA, so they are checked together"
     assert apply_overrides(config, []) == config
 
 
-def test_every_setting_can_be_named_short_and_whole():
-    """So no two tables may have a key in common."""
+def test_every_setting_has_a_unique_short_name():
     config = ProtocolConfig(swa=False)
-    known = leaves(to_dict(config))
-    for key, value in known.items():
-        for name in (key, key.rpartition(".")[2]):
-            text = "None" if value is None else json.dumps(value)
-            assert apply_overrides(config, [f"{name}={text}"]) == config, name
+    for key, value in leaves(to_dict(config)).items():
+        name = key.rpartition(".")[2]
+        text = "None" if value is None else json.dumps(value)
+        assert apply_overrides(config, [f"{name}={text}"]) == config, name
 
 
 @given(protocols)
-def test_what_a_configuration_is_written_as_can_be_set(config):
+def test_every_configuration_can_be_set_by_overrides(config):
     settings = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in leaves(to_dict(config)).items()]
     settings = [setting.removesuffix("null") + "None" if setting.endswith("=null") else setting for setting in settings]
     assert apply_overrides(ProtocolConfig(), settings) == config
@@ -238,7 +236,7 @@ def test_what_a_configuration_is_written_as_can_be_set(config):
         ("transfer=['own']", "--set: transfer\\[0\\] is 'own'; give one of digits"),
     ],
 )
-def test_a_setting_that_does_not_fit_is_one_sentence(setting: str, message: str):
+def test_an_invalid_override_is_a_clear_error(setting: str, message: str):
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         apply_overrides(ProtocolConfig(), [setting])
     assert "\n" not in str(caught.value)
@@ -254,41 +252,41 @@ CONFIGS = st.dictionaries(st.text(max_size=4), PLAIN, max_size=4)
 CONFIG = {"network": "resnet8", "rates": (0.1, 0.8), "noise": {"share": 0.4, "kind": "symmetric"}, "decay": None}
 
 
-def test_the_id_is_the_start_of_a_sha256_over_a_text_that_can_be_written_by_hand(monkeypatch: pytest.MonkeyPatch):
+def test_an_id_is_the_start_of_the_sha256_of_the_canonical_json(monkeypatch: pytest.MonkeyPatch):
     text = (
         'emabank run 1\n{"decay":null,"network":"resnet8","noise":{"kind":"symmetric","share":0.4},"rates":[0.1,0.8]}'
     )
     assert run_id(CONFIG) == hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
     other = run(f"from emabank.study.serialize import run_id; print(run_id({CONFIG!r}))")
-    assert other.stdout.strip() == run_id(CONFIG), "in every process"
+    assert other.stdout.strip() == run_id(CONFIG), "the same in every process"
     monkeypatch.setattr(serialize, "FORMAT", 2)
     assert run_id(CONFIG) != hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
 @given(config=CONFIGS)
-def test_order_and_a_way_through_json_do_not_matter(config: dict[str, Any]):
+def test_ids_do_not_depend_on_order_or_on_json(config: dict[str, Any]):
     assert run_id(dict(reversed(config.items()))) == run_id(config)
     assert run_id(json.loads(json.dumps(config))) == run_id(config)
 
 
 def marked(value: Any) -> Any:
-    """Values that Python compares as a training does: 1 is 1.0, and is not True."""
+    """Values that compare as they should: 1 equals 1.0, but not True."""
     if isinstance(value, dict):
         return {key: marked(item) for key, item in value.items()}
     return [marked(item) for item in value] if isinstance(value, list) else (type(value) is bool, value)
 
 
-@given(one=CONFIGS, other=CONFIGS)
-def test_ids_are_the_same_exactly_when_nothing_differs(one: dict[str, Any], other: dict[str, Any]):
-    assert (run_id(one) == run_id(other)) == (marked(one) == marked(other))
+@example(a={"epochs": 1}, b={"epochs": 1.0})
+@example(a={"epochs": 1}, b={"epochs": True})
+@example(a={"epochs": 1}, b={"epochs": "1"})
+@example(a={"epochs": 1}, b={"epochs": None})
+@example(a={"epochs": 1}, b={"epochs": [1]})
+@example(a={"epochs": 1}, b={"epochs": 1, "decay": None})
+@given(a=CONFIGS, b=CONFIGS)
+def test_ids_are_equal_only_if_the_configurations_are(a: dict[str, Any], b: dict[str, Any]):
+    assert (run_id(a) == run_id(b)) == (marked(a) == marked(b))
 
 
-@pytest.mark.parametrize(("value", "same"), [(1.0, True), (True, False), ("1", False), (None, False), ([1], False)])
-def test_one_is_one_with_a_point_and_nothing_else(value: object, same: bool):
-    assert (run_id({"epochs": 1}) == run_id({"epochs": value})) is same
-    assert run_id({"epochs": 1, "decay": None}) != run_id({"epochs": 1})
-
-
-def test_a_number_that_is_not_finite_has_no_id():
+def test_a_configuration_with_nan_has_no_id():
     with pytest.raises(ValueError, match="not JSON compliant"):
         run_id({"a": {"b": [0.5, float("nan")]}})

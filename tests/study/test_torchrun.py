@@ -1,4 +1,4 @@
-"""`emabank run` under a real torchrun: two processes come to what one comes to, and a killed one is told of."""
+"""`emabank run` under a real torchrun with two processes."""
 
 import os
 import signal
@@ -11,23 +11,22 @@ import pytest
 
 from emabank.study.config import Place
 from emabank.study.runs.reader import RunFolder
-from tests.study.studies.small_studies import run_words, runs_in
+from tests.study.studies.small_studies import run_arguments, runs_in
 from tests.support.processes import SOURCE, wait_until
 
 SETTINGS = ["epochs=20", "warmup_epochs=0.5", "subset=60", "test_subset=30", "width=4", "batch=16", "rates=[0.01]"]
-WORDS = ["run", "lr-search", "--seeds", "1", "--device", "cpu"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "emabank.study"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "COLUMNS": "100", "PYTHONUNBUFFERED": "1"}
 
 pytestmark = pytest.mark.slow
 
 
-def words(runs: Path) -> list[str]:
-    return [*WORDS, "--runs", str(runs), "--set", *SETTINGS]
+def arguments(runs: Path) -> list[str]:
+    return ["run", "lr-search", "--seeds", "1", "--device", "cpu", "--runs", str(runs), "--set", *SETTINGS]
 
 
-def carried_out(runs: Path) -> str:
-    command = [sys.executable, *TORCHRUN, *words(runs)]
+def run_study(runs: Path) -> str:
+    command = [sys.executable, *TORCHRUN, *arguments(runs)]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -35,47 +34,42 @@ def carried_out(runs: Path) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The runs of two processes, and what they printed."""
+    """The runs of two processes, and their output."""
     runs = tmp_path_factory.mktemp("two") / "runs"
-    return runs, carried_out(runs)
+    return runs, run_study(runs)
 
 
-def test_two_processes_come_to_what_one_comes_to_and_one_of_them_speaks(undisturbed: tuple[Path, str], tmp_path: Path):
-    runs, said = undisturbed
-    run_words(words(tmp_path / "one"))
-    assert said.count("done: lr-search") == 1
+def test_two_processes_get_the_results_of_one_and_print_once(undisturbed: tuple[Path, str], tmp_path: Path):
+    runs, output = undisturbed
+    run_arguments(arguments(tmp_path / "one"))
+    assert output.count("done: lr-search") == 1
     together, alone = finished(runs), finished(tmp_path / "one")
     assert [run.id for run in together] == [run.id for run in alone]
-    for mine, other in zip(together, alone, strict=True):
-        assert mine.environment()[0]["processes"] == 2
-        rows, expected = mine.rows(), other.rows()
+    for run, single in zip(together, alone, strict=True):
+        assert run.environment()[0]["processes"] == 2
+        rows, expected = run.rows(), single.rows()
         assert len(rows) == len(expected) > 0
-        for row, like in zip(rows, expected, strict=True):
-            assert (row.weights, row.epoch, row.split, row.metric) == (
-                like.weights,
-                like.epoch,
-                like.split,
-                like.metric,
-            )
-            if row.metric == "loss":
-                assert row.value == pytest.approx(like.value, rel=1e-3)
+        for a, b in zip(rows, expected, strict=True):
+            assert (a.weights, a.epoch, a.split, a.metric) == (b.weights, b.epoch, b.split, b.metric)
+            if a.metric == "loss":
+                assert a.value == pytest.approx(b.value, rel=1e-3)
 
 
-def test_a_killed_process_is_told_of_and_the_same_command_goes_on(undisturbed: tuple[Path, str], tmp_path: Path):
+def test_a_killed_process_is_reported_and_the_same_command_resumes(undisturbed: tuple[Path, str], tmp_path: Path):
     runs = tmp_path / "runs"
-    command = [sys.executable, *TORCHRUN, *words(runs), "--checkpoint-seconds", "0.2"]
+    command = [sys.executable, *TORCHRUN, *arguments(runs), "--checkpoint-seconds", "0.2"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wait_until(lambda: any(_epoch(path.parent) >= 3 for path in runs.glob("*/progress.json")), seconds=120)
     ranks = [pid for pid in _children(process.pid) if b"emabank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(ranks) == 2
     os.kill(next(pid for pid in ranks if b"RANK=1\0" in _variables(pid)), signal.SIGKILL)
-    said, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "the same command resumes from the last checkpoint" in said or "interrupted" in said, said
-    (left,) = [path.parent for path in runs.glob("*/progress.json")]
-    assert not RunFolder(left).is_done()
-    assert not list(left.glob("*.tmp"))
-    said = carried_out(runs)
+    assert "the same command resumes from the last checkpoint" in output or "interrupted" in output, output
+    (folder,) = [path.parent for path in runs.glob("*/progress.json")]
+    assert not RunFolder(folder).is_done()
+    assert not list(folder.glob("*.tmp"))
+    run_study(runs)
     found, expected = finished(runs), finished(undisturbed[0])
     assert [run.rows() for run in found] == [run.rows() for run in expected]
     assert max(len(run.environment()) for run in found) == 2
@@ -99,6 +93,6 @@ def _children(process: int) -> list[int]:
     while time.monotonic() < deadline:
         found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
         if len(found) >= 2:
-            return [int(each) for each in found]
+            return [int(pid) for pid in found]
         time.sleep(0.1)
-    raise AssertionError("torchrun has no two children")
+    raise AssertionError("torchrun has fewer than two children")

@@ -1,4 +1,4 @@
-"""The training loop against plain loops: the same weights, the averages of the definition, the choice of a search."""
+"""The training loop, its averages, measurements and choices against plain loops."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from tests.study.small_runs import (
     trained,
     training_of,
     weights_of_each_epoch,
-    with_garbage_for_test,
+    with_random_test_images,
 )
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import EMAOracle, Oracle, assert_close, constant, live_weights, states_equal
@@ -43,7 +43,7 @@ def run() -> tuple[Training, dict[tuple[str, int], dict[str, Tensor]]]:
 def values(measured: Sequence[EpochMetric], split: str, metric: str, batchnorm: str) -> dict[tuple[str, int], float]:
     chosen = [m for m in measured if (m.split, m.metric, m.batchnorm) == (split, metric, batchnorm)]
     found = {(m.weights, m.epoch): m.value for m in chosen}
-    assert len(found) == len(chosen), "each is measured once"
+    assert len(found) == len(chosen), "nothing is measured twice"
     return found
 
 
@@ -52,43 +52,43 @@ def values(measured: Sequence[EpochMetric], split: str, metric: str, batchnorm: 
 
 @pytest.mark.parametrize("network", ["resnet8", "vgg-small"])
 @pytest.mark.parametrize("measuring", [{}, ALL], ids=["little", "all"])
-def test_beside_the_bank_the_training_is_bit_for_bit_the_training_without_it(network, measuring):
-    given = config(training={"network": network}, measuring=measuring, averages={"every": 2})
-    training = trained(given)
+def test_averaging_and_measuring_do_not_change_the_training_bit_for_bit(network, measuring):
+    run_config = config(training={"network": network}, measuring=measuring, averages={"every": 2})
+    training = trained(run_config)
     assert training.steps == training.bank.num_steps == 20
-    assert states_equal(training.model.state_dict(), plain_training(given).state_dict())
+    assert states_equal(training.model.state_dict(), plain_training(run_config).state_dict())
 
 
-def test_every_seed_is_another_training_and_the_same_seed_the_same():
-    ones, others, twins = (trained(config(seed=seed, training={"epochs": 1})) for seed in (0, 1, 0))
-    assert states_equal(ones.model.state_dict(), twins.model.state_dict())
-    assert not states_equal(ones.model.state_dict(), others.model.state_dict())
+def test_the_seed_determines_the_training():
+    first, other, same = (trained(config(seed=seed, training={"epochs": 1})) for seed in (0, 1, 0))
+    assert states_equal(first.model.state_dict(), same.model.state_dict())
+    assert not states_equal(first.model.state_dict(), other.model.state_dict())
 
 
-def test_each_step_has_the_learning_rate_of_the_schedule():
+def test_every_step_has_the_learning_rate_of_the_schedule():
     training, rates = training_of(config(rate=0.4)), []
     training.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     training.run()
     cosine = [0.2 * (1 + math.cos(math.pi * step / 18)) for step in range(18)]
     assert rates == pytest.approx([0.2, 0.4, *cosine])
-    assert [each["rate"] for each in training.history()] == rates[4::5]
+    assert [epoch["rate"] for epoch in training.history()] == rates[4::5]
 
 
 def test_the_training_loss_of_an_epoch_is_the_mean_over_its_images():
-    given, seen = config(data={"subset": 190}), []
-    training, twin = training_of(given), training_of(given)
+    run_config, seen = config(data={"subset": 190}), []
+    training, twin = training_of(run_config), training_of(run_config)
     training.model.register_forward_hook(
         lambda model, _, output: seen.append(output.detach()) if model.training else None
     )
     training.run()
-    for each in training.history():
+    for epoch in training.history():
         labels = torch.cat([labels for _, labels in twin.loader])
         logits, seen = torch.cat(seen[:5]).double(), seen[5:]
-        assert each["training_loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-6)
+        assert epoch["training_loss"] == pytest.approx(float(F.cross_entropy(logits, labels)), rel=1e-6)
     assert not seen
 
 
-def test_trap58_an_image_that_would_be_left_alone_at_the_end_of_an_epoch_is_trained_on_all_the_same():
+def test_trap58_a_last_batch_of_one_image_joins_the_batch_before():
     training = trained(config(data={"subset": 201}, training={"epochs": 1}))
     assert len(parts_of(training.config).train) == 5 * 32 + 1
     assert training.steps == 5
@@ -108,9 +108,9 @@ def test_trap58_an_image_that_would_be_left_alone_at_the_end_of_an_epoch_is_trai
     ],
     ids=["half-lives", "every third step", "warm-up in steps", "warm-up in updates"],
 )
-def test_trap35_the_averages_are_those_of_the_definition_on_one_count_of_steps(averages, decays):
-    given = config(averages=averages)
-    every, unit = given.recipe.averages.every, given.recipe.averages.decay_warmup
+def test_trap35_averages_follow_their_definition_with_one_step_count_over_all_epochs(averages, decays):
+    run_config = config(averages=averages)
+    every, unit = run_config.recipe.averages.every, run_config.recipe.averages.decay_warmup
     oracles: dict[str, Oracle] = {}
 
     def at_start(model: nn.Module) -> None:
@@ -123,40 +123,38 @@ def test_trap35_the_averages_are_those_of_the_definition_on_one_count_of_steps(a
         for oracle in oracles.values():
             oracle.after_step(live_weights(model))
 
-    plain_training(given, at_start=at_start, after_step=after_step)
-    training = trained(given)
+    plain_training(run_config, at_start=at_start, after_step=after_step)
+    training = trained(run_config)
     assert training.bank.names == tuple(decays)
-    assert training.bank.num_updates == 20 // every  # 5 steps an epoch: counted within epochs there would be fewer
+    assert training.bank.num_updates == 20 // every  # fewer if the 5 steps of an epoch were counted anew
     for name, oracle in oracles.items():
         assert_close(training.bank.weights(name, batchnorm="averaged"), oracle.value())
 
 
-# What is measured each epoch
+# Measurements
 
 
-def test_what_is_measured_is_what_a_network_with_these_weights_gives(run):
+def test_measurements_equal_those_of_a_network_with_the_same_weights(run):
     training, weights = run
-    given, parts = training.config, parts_of(training.config)
+    parts = parts_of(training.config)
     assert parts.validation is not None
     for split, part in (("val", parts.validation), ("train", parts.train)):
-        by = {
-            "": part.labels if split == "train" else part.clean,
-            **({"noisy_": part.labels} if split == "val" else {}),
-        }
-        for (kind, labels), metric in product(by.items(), ("accuracy", "loss")):
-            found = values(training.measured, split, kind + metric, "averaged") | values(
-                training.measured, split, kind + metric, "own"
+        labels_by_prefix = {"": part.labels} if split == "train" else {"": part.clean, "noisy_": part.labels}
+        for (prefix, labels), metric in product(labels_by_prefix.items(), ("accuracy", "loss")):
+            own, averaged = (
+                values(training.measured, split, prefix + metric, batchnorm) for batchnorm in ("own", "averaged")
             )
+            found = own | averaged
             assert found.keys() == {(name, epoch) for name in ("live", *NAMES) for epoch in range(1, 5)}
             for place, value in found.items():
-                logits = logits_of(network_with(given, weights[place]), part, parts)
+                logits = logits_of(network_with(training.config, weights[place]), part, parts)
                 if metric == "accuracy":
                     assert value == accuracy_score(labels, logits.argmax(1))
                 else:
                     assert value == pytest.approx(log_loss(labels, logits.double().softmax(1), labels=range(10)))
 
 
-def test_recomputed_statistics_are_those_of_the_training_images_under_the_average(run):
+def test_recomputed_statistics_are_those_of_the_training_images(run):
     training, weights = run
     parts = parts_of(training.config)
     assert parts.validation is not None
@@ -169,24 +167,18 @@ def test_recomputed_statistics_are_those_of_the_training_images_under_the_averag
         assert value == pytest.approx(want, rel=1e-5)
 
 
-def test_memorised_and_clean_are_counted_apart_on_the_training_images(run):
+def test_memorised_and_clean_accuracy_count_wrong_and_right_labels(run):
     training, weights = run
-    train = parts_of(training.config).train
+    parts = parts_of(training.config)
+    train = parts.train
     for metric in ("memorised", "clean_accuracy"):
+        chosen = [i for i in range(len(train)) if (train.labels[i] != train.clean[i]) == (metric == "memorised")]
         for place, value in values(training.measured, "train", metric, "averaged").items():
-            said = (
-                logits_of(network_with(training.config, weights[place]), train, parts_of(training.config))
-                .argmax(1)
-                .tolist()
-            )
-            hits = 0
-            chosen = [i for i in range(len(train)) if (train.labels[i] != train.clean[i]) == (metric == "memorised")]
-            for i in chosen:
-                hits += said[i] == int(train.labels[i])
-            assert value == hits / len(chosen)
+            predicted = logits_of(network_with(training.config, weights[place]), train, parts).argmax(1)
+            assert value == sum(int(predicted[i] == train.labels[i]) for i in chosen) / len(chosen)
 
 
-def test_only_runs_on_all_images_are_measured_on_test_images_and_apart_from_the_rest(run):
+def test_only_runs_on_all_images_have_test_curves(run):
     assert run[0].test_curves == []
     training = trained(config(trained_on="100%", measuring={"test_curves": True}, training={"epochs": 2}))
     assert training.measured == []
@@ -195,17 +187,17 @@ def test_only_runs_on_all_images_are_measured_on_test_images_and_apart_from_the_
     assert trained(config(trained_on="100%", training={"epochs": 1})).test_curves == []
 
 
-def test_without_batch_norm_nothing_is_recomputed():
+def test_networks_without_batch_norm_recompute_nothing():
     training = trained(config(training={"network": "vgg-small", "epochs": 1}, measuring=ALL))
     assert {m.batchnorm for m in training.measured} == {"own", "averaged"}
-    assert "recomputed" not in {kept.keep.batchnorm for kept in training.kept()}
+    assert "recomputed" not in {selected.keep.batchnorm for selected in training.kept()}
 
 
-# What is chosen and kept
+# Choices and kept weights
 
 
 def best_by_search(measured: Sequence[EpochMetric], names: Sequence[str], metric: str) -> tuple[str, int, float]:
-    """The first of the best, epoch by epoch and within an epoch in the order of the names."""
+    """The best value; on ties the earliest epoch, then the first name."""
     table = values(measured, "val", metric, "own" if names[0] == "live" else "averaged")
     best = None
     for epoch in range(1, 5):
@@ -218,7 +210,7 @@ def best_by_search(measured: Sequence[EpochMetric], names: Sequence[str], metric
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_choice_is_what_a_search_through_the_measurements_finds(seed):
+def test_the_choice_equals_a_search_through_the_measurements(seed):
     training = trained(config(seed=seed, measuring=ALL))
     want: dict[str, dict[str, Any]] = {}
     for kind, metric in (("live", "accuracy"), ("noisy-live", "noisy_accuracy")):
@@ -230,7 +222,7 @@ def test_the_choice_is_what_a_search_through_the_measurements_finds(seed):
     assert training.selector.selected() == want
 
 
-def test_of_equals_the_earliest_epoch_is_chosen():
+def test_the_earliest_epoch_is_chosen_on_ties():
     training = trained(config(rate=1e-9, training={"network": "vgg-small"}))
     accuracies = values(training.measured, "val", "accuracy", "averaged")
     assert len(set(accuracies.values())) == 1
@@ -239,10 +231,10 @@ def test_of_equals_the_earliest_epoch_is_chosen():
     assert training.selector.selected()["live"] == {"epoch": 1, "value": value}
 
 
-def test_what_is_kept_has_the_weights_of_the_chosen_epoch(run):
+def test_kept_weights_are_those_of_the_chosen_epoch(run):
     training, weights = run
     chosen, slowest = training.selector.selected(), NAMES[-1]
-    kept = {each.keep.name: each for each in training.kept()}
+    kept = {selected.keep.name: selected for selected in training.kept()}
     want = {"live-last": ("live", 4), "live-accuracy": ("live", chosen["live"]["epoch"])}
     for criterion in ("accuracy", "loss"):
         place = chosen[criterion]["average"], chosen[criterion]["epoch"]
@@ -257,33 +249,34 @@ def test_what_is_kept_has_the_weights_of_the_chosen_epoch(run):
         assert states_equal(kept[name].tensors, weights[place]), name
 
 
-def test_a_run_on_all_images_keeps_what_it_is_told_to():
+def test_a_run_on_all_images_keeps_the_given_weights():
     places = [("live", 1, "own", "accuracy"), ("ema-5%", 2, "averaged", "loss"), ("ema-60%", 3, "recomputed", "loss")]
     keep = tuple(Keep(weights=w, epoch=e, batchnorm=b, selected_by=s) for w, e, b, s in places)
     training, weights = weights_of_each_epoch(config(trained_on="100%", keep=keep))
-    last, *others = training.kept()
+    last, *chosen = training.kept()
     assert last.keep == Keep(weights="live", epoch=4, batchnorm="own", selected_by="last")
     assert states_equal(last.tensors, weights["live", 4])
-    assert tuple(each.keep for each in others) == keep
-    assert all(states_equal(each.tensors, weights[each.keep.weights, each.keep.epoch]) for each in others)
+    assert tuple(kept.keep for kept in chosen) == keep
+    assert all(states_equal(kept.tensors, weights[kept.keep.weights, kept.keep.epoch]) for kept in chosen)
     assert training.selector.selected() == {}
 
 
-def test_without_batch_norm_the_column_of_the_slowest_average_is_kept_once_where_it_was_chosen():
-    given = config(data={"noise": 0.0}, training={"network": "vgg-small", "epochs": 2}, averages={"half_lives": (5.0,)})
-    training = trained(given)
-    names = [each.keep.name for each in training.kept()]
+def test_the_slowest_average_is_kept_once_if_chosen_in_a_network_without_batch_norm():
+    run_config = config(
+        data={"noise": 0.0}, training={"network": "vgg-small", "epochs": 2}, averages={"half_lives": (5.0,)}
+    )
+    training = trained(run_config)
+    names = [kept.keep.name for kept in training.kept()]
     assert names == ["live-last", "live-accuracy", "ema-5%-accuracy", "ema-5%-loss"]
 
 
 @pytest.mark.parametrize("trained_on", ["80%", "100%"])
-def test_trap52_with_garbage_for_test_images_the_choice_and_all_that_is_kept_are_the_same(trained_on):
-    given = config(measuring=ALL, trained_on=trained_on)
-    training, other = trained(given), trained(given, parts=with_garbage_for_test(parts_of(given)))
+def test_trap52_test_images_affect_neither_the_choice_nor_the_kept_weights(trained_on):
+    run_config = config(measuring=ALL, trained_on=trained_on)
+    training, other = trained(run_config), trained(run_config, parts=with_random_test_images(parts_of(run_config)))
     assert other.selector.selected() == training.selector.selected()
     assert other.measured == training.measured
-    assert [each.keep for each in other.kept()] == [each.keep for each in training.kept()]
-    pairs = zip(other.kept(), training.kept(), strict=True)
-    assert all(states_equal(a.tensors, b.tensors) for a, b in pairs)
+    for a, b in zip(other.kept(), training.kept(), strict=True):
+        assert a.keep == b.keep and states_equal(a.tensors, b.tensors)
     if trained_on == "100%":
-        assert other.test_curves != training.test_curves, "the garbage was met, for the curves"
+        assert other.test_curves != training.test_curves, "the curves do depend on the test images"

@@ -1,4 +1,4 @@
-"""The training loop with each of its options: bootstrapping, SWA, precisions, memory order; spikes and divergence."""
+"""The options of the training loop: bootstrapping, SWA, precision, memory format; and divergence."""
 
 import math
 from dataclasses import replace
@@ -16,12 +16,12 @@ from emabank.study import train
 from emabank.study.config import Keep
 from emabank.study.data.images import make_images
 from emabank.study.data.splits import stratified_subset
-from emabank.study.evaluate import EpochMetric, epoch_metrics
+from emabank.study.evaluate import epoch_metrics
 from emabank.study.serialize import to_dict
 from emabank.study.train import Training
 from tests.study.small_runs import (
     NAMES,
-    Drawer,
+    CheckpointFiles,
     config,
     in_float64,
     logits_of,
@@ -38,21 +38,21 @@ from tests.support.oracle import EMAOracle, assert_close, constant, exact, live_
 # Bootstrapping, constant rates, SWA
 
 
-def test_bootstrapping_puts_the_average_into_the_live_weights_once_an_epoch_and_keeps_the_momentum():
-    given = config(training={"bootstrap": "ema-20%"})
+def test_bootstrapping_copies_the_average_into_the_live_weights_after_every_epoch():
+    run_config = config(training={"bootstrap": "ema-20%"})
     banks: list[EMABank] = []
 
     def after_epoch(model: nn.Module, epoch: int) -> None:
-        if epoch < 4:  # after the last epoch nothing is trained any more, and the live weights stay what was measured
+        if epoch < 4:  # after the last epoch the live weights stay as measured
             model.load_state_dict(banks[0].weights("average"))
 
     oracle = plain_training(
-        given,
+        run_config,
         at_start=lambda model: banks.append(EMABank(model, {"average": EMA(half_life=4, warmup=None)}, every=1)),
         after_step=lambda model: banks[0].update() and None,
         after_epoch=after_epoch,
     )
-    training = trained(given)
+    training = trained(run_config)
     assert states_equal(training.model.state_dict(), oracle.state_dict())
     assert states_equal(
         training.bank.weights("ema-20%", batchnorm="averaged"), banks[0].weights("average", batchnorm="averaged")
@@ -60,9 +60,9 @@ def test_bootstrapping_puts_the_average_into_the_live_weights_once_an_epoch_and_
     assert not states_equal(training.model.state_dict(), trained(config()).model.state_dict())
 
 
-def test_bootstrapping_every_few_steps_copies_an_average_that_has_just_taken_the_live_weights_in():
-    """Steps between two updates of the average would otherwise be lost."""
-    given = config(training={"bootstrap": "ema-60%", "bootstrap_every": 3}, averages={"every": 2})
+def test_bootstrapping_every_few_steps_first_updates_the_average():
+    """Otherwise the steps since its last update would be lost."""
+    run_config = config(training={"bootstrap": "ema-60%", "bootstrap_every": 3}, averages={"every": 2})
     banks: list[EMABank] = []
 
     def after_step(model: nn.Module) -> None:
@@ -72,74 +72,74 @@ def test_bootstrapping_every_few_steps_copies_an_average_that_has_just_taken_the
             model.load_state_dict(banks[0].weights("average"))
 
     oracle = plain_training(
-        given,
+        run_config,
         at_start=lambda model: banks.append(EMABank(model, {"average": EMA(half_life=12, warmup=None)}, every=2)),
         after_step=after_step,
     )
-    training = trained(given)
+    training = trained(run_config)
     assert states_equal(training.model.state_dict(), oracle.state_dict())
     assert not states_equal(training.model.state_dict(), trained(config()).model.state_dict())
 
 
-def test_from_an_epoch_on_the_rate_is_constant_and_before_all_is_the_same():
-    given = config(constant_from=2)
-    training, weights = weights_of_each_epoch(given)
-    _, usual = weights_of_each_epoch(config())
-    rates = [each["rate"] for each in training.history()]
+def test_a_rate_held_from_an_epoch_on_changes_nothing_before():
+    run_config = config(constant_from=2)
+    training, weights = weights_of_each_epoch(run_config)
+    _, unforked = weights_of_each_epoch(config())
+    rates = [epoch["rate"] for epoch in training.history()]
     at_the_fork = 0.2 * (1 + math.cos(math.pi * 8 / 18))
     assert rates[2:] == pytest.approx([at_the_fork] * 2)
     for epoch in range(1, 5):
-        assert states_equal(weights["live", epoch], usual["live", epoch]) == (epoch <= 2)
-    assert states_equal(training.model.state_dict(), plain_training(given).state_dict())
+        assert states_equal(weights["live", epoch], unforked["live", epoch]) == (epoch <= 2)
+    assert states_equal(training.model.state_dict(), plain_training(run_config).state_dict())
 
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, Training]:
-    """A run with SWA, forked from another run after its second epoch, and the same trained from the beginning."""
+    """A run with SWA forked from another run after two epochs, and the same run from the beginning."""
     keep = (Keep(weights="live", epoch=1, batchnorm="own", selected_by="accuracy"),)
     trunk_config = config(trained_on="100%", keep=keep, measuring={"test_curves": True}, training={"epochs": 5})
     swa_config = replace(trunk_config, keep=(), constant_from=2, swa=True)
-    drawer = Drawer(tmp_path_factory.mktemp("trunk"))
+    checkpoints = CheckpointFiles(tmp_path_factory.mktemp("trunk"))
     with torch.random.fork_rng():
-        training_of(trunk_config).run(drawer, forks=(2,))
+        training_of(trunk_config).run(checkpoints, forks=(2,))
         fork = training_of(swa_config)
-        fork.load_state_dict(drawer.load_fork(2))
+        fork.load_state_dict(checkpoints.load_fork(2))
         fork.run()
     return fork, trained(swa_config)
 
 
-def test_a_run_that_was_forked_equals_the_same_run_from_the_beginning_bit_for_bit(forked):
+def test_a_forked_run_equals_the_same_run_from_the_beginning_bit_for_bit(forked):
     fork, scratch = (
-        {key: value for key, value in each.state_dict().items() if key not in ("kept", "random")} for each in forked
+        {key: value for key, value in run.state_dict().items() if key not in ("kept", "random")} for run in forked
     )
     assert states_equal(fork, scratch)
-    assert states_equal(*([[str(kept.keep), kept.tensors] for kept in each.kept()] for each in forked))
-    assert states_equal(*(each.history() for each in forked))
+    assert states_equal(*([[str(kept.keep), kept.tensors] for kept in run.kept()] for run in forked))
+    assert states_equal(*(run.history() for run in forked))
 
 
-def test_swa_is_the_mean_of_the_live_weights_at_the_ends_of_the_epochs_after_the_fork(forked):
+def test_swa_is_the_mean_of_the_live_weights_after_every_epoch_since_the_fork(forked):
     scratch = forked[1]
     _, weights = weights_of_each_epoch(scratch.config)
     live = [exact(weights["live", epoch]) for epoch in (3, 4, 5)]
-    mean = {key: sum(each[key] for each in live) / 3 for key in live_weights(scratch.model)}
-    kept = {each.keep.name: each for each in scratch.kept()}
+    mean = {key: sum(state[key] for state in live) / 3 for key in live_weights(scratch.model)}
+    kept = {selected.keep.name: selected for selected in scratch.kept()}
     assert list(kept) == ["live-last", "swa-recomputed-last"]
     assert kept["swa-recomputed-last"].keep.epoch == 5
     assert_close(kept["swa-recomputed-last"].tensors, mean)
 
 
-def test_swa_is_measured_from_its_first_sample_on_and_never_chosen(forked):
+def test_swa_is_measured_from_its_first_sample_and_never_chosen(forked):
     curves = forked[1].test_curves
-    assert {each.epoch for each in curves if each.weights == "swa"} == {3, 4, 5}
+    assert {metric.epoch for metric in curves if metric.weights == "swa"} == {3, 4, 5}
     tuned = trained(config(constant_from=1, swa=True, training={"epochs": 3}))
-    assert {each.epoch for each in tuned.measured if each.weights == "swa"} == {2, 3}
+    assert {metric.epoch for metric in tuned.measured if metric.weights == "swa"} == {2, 3}
     assert {row.average for row in tuned.selector.averages.history} == set(NAMES)
 
 
-# How it is computed
+# Hardware
 
 
-def test_in_bfloat16_the_weights_and_the_averages_stay_float32():
+def test_weights_and_averages_stay_float32_in_bfloat16_training():
     training = trained(config(hardware={"precision": "bf16"}))
     tensors = [*training.model.parameters(), *training.bank.weights(NAMES[0]).values()]
     assert {tensor.dtype for tensor in tensors} == {torch.float32, torch.int64}
@@ -147,9 +147,9 @@ def test_in_bfloat16_the_weights_and_the_averages_stay_float32():
     assert training.losses == pytest.approx(trained(config()).losses, rel=0.1)
 
 
-def test_trap36_a_step_that_the_loss_scaler_leaves_out_is_no_step_of_the_average():
-    given = config(training={"network": "own", "epochs": 1}, hardware={"precision": "fp16"})
-    training = training_of(given, make_model=Loud)
+def test_trap36_a_step_skipped_by_the_loss_scaler_does_not_update_the_average():
+    run_config = config(training={"network": "own", "epochs": 1}, hardware={"precision": "fp16"})
+    training = training_of(run_config, make_model=Loud)
     taken: list[int] = []
     oracle = EMAOracle(live_weights(training.model), 1, constant(0.5))  # a half-life of one step of five
 
@@ -165,7 +165,7 @@ def test_trap36_a_step_that_the_loss_scaler_leaves_out_is_no_step_of_the_average
 
 
 class Loud(nn.Module):
-    """A network whose gradients are too large for fp16 while the loss scale is as it is at first."""
+    """Its gradients overflow in fp16 at the initial loss scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,31 +175,21 @@ class Loud(nn.Module):
         return self.head(self.body(x.flatten(1)).relu() * 256) / 16
 
 
-def in_float64_with(hardware: dict[str, Any]) -> Training:
-    given = config(hardware=hardware)
-    return trained(given, make_model=in_float64(given))
-
-
-def test_channels_last_gives_the_same_numbers_up_to_rounding():
-    training, other = (in_float64_with({"channels_last": choice, "fused": False}) for choice in (True, False))
+@pytest.mark.parametrize("options", [{"channels_last": True, "fused": False}, {"fused": True}])
+def test_channels_last_and_fused_give_the_same_numbers_up_to_rounding(options: dict[str, bool]):
+    run_configs = [config(hardware=hardware) for hardware in (options, dict.fromkeys(options, False))]
+    training, other = (trained(run_config, make_model=in_float64(run_config)) for run_config in run_configs)
     convolution = next(
         layer for layer in training.model.modules() if isinstance(layer, nn.Conv2d) and layer.in_channels > 1
     )
-    assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    assert "channels_last" not in options or convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    assert training.optimizer.defaults["fused"] == options["fused"] and not other.optimizer.defaults["fused"]
     assert training.losses == pytest.approx(other.losses, rel=1e-9)
     assert_close(training.model.state_dict(), other.model.state_dict(), rtol=1e-9)
 
 
-def test_a_fused_optimizer_gives_the_same_numbers_up_to_rounding():
-    training, other = (in_float64_with({"fused": choice}) for choice in (True, False))
-    assert training.optimizer.defaults["fused"] and not other.optimizer.defaults["fused"]
-    assert training.losses == pytest.approx(other.losses, rel=1e-9)
-    assert_close(training.model.state_dict(), other.model.state_dict(), rtol=1e-9)
-
-
-def test_compiled_it_trains_the_same_weights_under_the_same_names(monkeypatch: pytest.MonkeyPatch):
-    # The default back end needs about a minute for its first step here; what this loop has to get right is the
-    # wrapper around the model, which is there with any of them.
+def test_compiling_trains_the_same_weights_under_the_same_names(monkeypatch: pytest.MonkeyPatch):
+    # The default back end needs a minute to compile; all of them wrap the model, which is what matters here.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     training, plain = (
         trained(config(hardware={"compile": on}, training={"network": "vgg-small", "epochs": 2}))
@@ -215,31 +205,26 @@ def test_compiled_it_trains_the_same_weights_under_the_same_names(monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("given", "epochs"),
-    [
-        ({"rate": 1e6}, 1),
-        ({"rate": 1e6, "trained_on": "100%"}, 1),
-        ({"rate": 1e6, "training": {"network": "vgg-small"}, "averages": {"every": 16}}, 1),
-    ],
+    "options", [{}, {"trained_on": "100%"}, {"training": {"network": "vgg-small"}, "averages": {"every": 16}}]
 )
-def test_a_run_that_diverges_ends_early_and_keeps_nothing(given, epochs, tmp_path: Path):
-    training, drawer = training_of(config(**given)), Drawer(tmp_path)
-    told: list[str] = []
-    training.run(drawer, checkpoint_seconds=0, on_epoch=lambda epoch, words: told.append(words))
+def test_a_diverging_run_ends_early_and_keeps_nothing(options: dict[str, Any], tmp_path: Path):
+    training, checkpoints = training_of(config(rate=1e6, **options)), CheckpointFiles(tmp_path)
+    lines: list[str] = []
+    training.run(checkpoints, checkpoint_seconds=0, on_epoch=lambda epoch, words: lines.append(words))
     assert training.diverged
-    assert training.epoch == epochs
+    assert training.epoch == 1
     assert training.kept() == []
-    assert told[-1].endswith("diverged")
-    again = training_of(config(**given))
-    again.load_state_dict(drawer.load_checkpoint())
-    assert again.diverged
-    assert again.is_over
-    assert states_equal(again.state_dict(), training.state_dict())
+    assert lines[-1].endswith("diverged")
+    resumed = training_of(config(rate=1e6, **options))
+    resumed.load_state_dict(checkpoints.load_checkpoint())
+    assert resumed.diverged
+    assert resumed.is_over
+    assert states_equal(resumed.state_dict(), training.state_dict())
 
 
 @pytest.mark.parametrize(("trained_on", "epochs"), [("80%", 1), ("100%", 4)])
-def test_a_run_whose_loss_is_finite_and_whose_live_weights_say_inf_has_diverged(trained_on: str, epochs: int):
-    # On all images nothing is measured while it trains, and it is found out at the end.
+def test_a_run_with_infinite_logits_in_evaluation_has_diverged(trained_on: str, epochs: int):
+    # On all images nothing is measured before the end.
     training = trained(config(training={"network": "own"}, trained_on=trained_on), make_model=Overflowing)
     assert np.isfinite(training.losses).all()
     assert training.diverged
@@ -248,7 +233,7 @@ def test_a_run_whose_loss_is_finite_and_whose_live_weights_say_inf_has_diverged(
 
 
 class Overflowing(nn.Module):
-    """Sane in training and infinite in evaluation, as with running statistics that lag behind growing weights."""
+    """Finite in training, infinite in evaluation, as with running statistics that lag behind growing weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,11 +245,13 @@ class Overflowing(nn.Module):
 
 
 @pytest.mark.parametrize("until", [2, 4])
-def test_an_average_that_says_nan_is_never_chosen_and_ends_nothing(until: int, monkeypatch: pytest.MonkeyPatch):
+def test_an_average_with_nan_logits_is_never_chosen_and_does_not_end_the_run(
+    until: int, monkeypatch: pytest.MonkeyPatch
+):
     training = training_of(config())
 
-    def predict_each(*given, **options):
-        found = train_predict_each(*given, **options)
+    def predict_each(*args, **options):
+        found = train_predict_each(*args, **options)
         return {
             (weights, statistics): logits if weights == "live" or training.epoch > until else logits * math.nan
             for (weights, statistics), logits in found.items()
@@ -274,7 +261,7 @@ def test_an_average_that_says_nan_is_never_chosen_and_ends_nothing(until: int, m
     monkeypatch.setattr(train, "predict_each", predict_each)
     training.run()
     assert not training.diverged
-    kept = {each.keep.name for each in training.kept()}
+    kept = {selected.keep.name for selected in training.kept()}
     if until == 4:
         assert training.selector.selected() == {}
         assert kept == {"live-last"}
@@ -283,26 +270,26 @@ def test_an_average_that_says_nan_is_never_chosen_and_ends_nothing(until: int, m
         assert len(kept) == 9  # by clean and by noisy labels
 
 
-def test_logits_that_are_not_finite_have_measures_that_are_not_numbers():
+def test_metrics_of_infinite_logits_are_nan():
     part = make_images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
     found = epoch_metrics("train", part, np.array([[0.0, 1.0], [np.inf, 0.0]]))
     assert found.keys() == {"accuracy", "loss"}
     assert all(math.isnan(value) for value in found.values())
 
 
-# What is measured, and what is read back ------------------------------------------------------------------------------
+# Measuring less -----------------------------------------------------------------------------------------------------
 
 
-def test_curves_on_a_part_of_the_images_are_those_of_the_same_images_every_epoch_and_change_nothing_else():
+def test_curves_on_fewer_images_use_the_same_images_every_epoch():
     measuring = {"recompute": "each-epoch", "on_train": True, "test_curves": True}
-    given = config(data={"test_subset": None}, measuring={**measuring, "curve_images": 60}, trained_on="100%")
-    training, weights = weights_of_each_epoch(given)
-    parts = parts_of(given)
+    run_config = config(data={"test_subset": None}, measuring={**measuring, "curve_images": 60}, trained_on="100%")
+    training, weights = weights_of_each_epoch(run_config)
+    parts = parts_of(run_config)
     for split, part in (("train", parts.train), ("test", parts.test)):
         chosen = part.take(stratified_subset(part.clean, 60, seed=0))
         for epoch in (1, 4):
             for name in ("live", "ema-20%"):
-                logits = logits_of(network_with(given, weights[name, epoch]), chosen, parts)
+                logits = logits_of(network_with(run_config, weights[name, epoch]), chosen, parts)
                 expected = float((logits.argmax(1) == chosen.labels).float().mean())
                 statistics = "own" if name == "live" else "averaged"
                 measured = [*training.measured, *training.test_curves]
@@ -313,7 +300,7 @@ def test_curves_on_a_part_of_the_images_are_those_of_the_same_images_every_epoch
     assert states_equal(whole.model.state_dict(), training.model.state_dict())
 
 
-def test_validation_is_always_measured_on_all_its_images_and_a_run_without_a_part_keeps_its_identity():
+def test_curve_images_do_not_affect_validation_or_the_default_configuration():
     few, whole = (
         trained(config(measuring=measuring, training={"epochs": 1})) for measuring in ({"curve_images": 10}, {})
     )
@@ -322,24 +309,24 @@ def test_validation_is_always_measured_on_all_its_images_and_a_run_without_a_par
     assert to_dict(few.config)["recipe"]["measuring"]["curve_images"] == 10
 
 
-def test_training_images_are_measured_every_so_many_epochs_and_after_the_last():
+def test_training_images_are_measured_every_few_epochs_and_after_the_last():
     measuring = {"on_train": True, "test_curves": True}
-    given = {"trained_on": "100%", "training": {"epochs": 5}}
-    every, third = (trained(config(measuring={**measuring, **more}, **given)) for more in ({}, {"train_every": 3}))
+    options = {"trained_on": "100%", "training": {"epochs": 5}}
+    every, third = (trained(config(measuring={**measuring, **more}, **options)) for more in ({}, {"train_every": 3}))
     assert third.measured == [metric for metric in every.measured if metric.epoch in (3, 5)]
     assert third.test_curves == every.test_curves
     assert "train_every" not in to_dict(every.config)["recipe"]["measuring"]
 
 
-# A loss that leaps ----------------------------------------------------------------------------------------------------
+# Loss spikes ---------------------------------------------------------------------------------------------------------
 
 
-class Leaping(nn.Module):
-    """A linear classifier whose logits are off by `leap` in one training step, in its 7th."""
+class Spiking(nn.Module):
+    """A linear classifier whose logits are off by `spike` in its 7th training step."""
 
-    def __init__(self, leap: float) -> None:
+    def __init__(self, spike: float) -> None:
         super().__init__()
-        self.leap, self.steps = leap, 0
+        self.spike, self.steps = spike, 0
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -347,29 +334,28 @@ class Leaping(nn.Module):
         if not self.training:
             return logits
         self.steps += 1
-        return logits + self.leap * torch.eye(10)[0] if self.steps == 7 else logits
+        return logits + self.spike * torch.eye(10)[0] if self.steps == 7 else logits
 
 
-def made(leap: float):
-    return trained(config(training={"network": "own"}), make_model=lambda: Leaping(leap))
+def train_with_spike(spike: float) -> Training:
+    return trained(config(training={"network": "own"}), make_model=lambda: Spiking(spike))
 
 
-def test_a_finite_spike_is_told_in_the_history_and_the_run_goes_on():
-    calm, spiked = made(0.0), made(1e4)
+def test_a_finite_spike_is_in_the_history_and_the_run_continues():
+    calm, spiked = train_with_spike(0.0), train_with_spike(1e4)
     assert not spiked.diverged and spiked.epoch == calm.epoch == 4
-    losses = [each["training_loss"] for each in spiked.history()]
+    losses = [epoch["training_loss"] for epoch in spiked.history()]
     assert losses[1] > 100 > max(losses[0], *losses[2:])
-    assert all(math.isfinite(each.value) for each in spiked.measured)
+    assert all(math.isfinite(metric.value) for metric in spiked.measured)
     for name in spiked.bank.names:
         assert all(torch.isfinite(tensor).all() for tensor in spiked.bank.weights(name).values())
 
 
-@pytest.mark.parametrize("leap", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_ends_the_run_which_is_marked_and_keeps_nothing_bad(leap: float):
-    training = made(leap)
+@pytest.mark.parametrize("spike", [math.nan, math.inf])
+def test_a_nonfinite_loss_ends_the_run_and_does_not_reach_the_averages(spike: float):
+    training = train_with_spike(spike)
     assert training.diverged and training.epoch == 2
     assert training.kept() == []
-    bad: list[EpochMetric] = [each for each in training.measured if not math.isfinite(each.value)]
-    assert not bad
+    assert all(math.isfinite(metric.value) for metric in training.measured)
     for name in training.bank.names:
         assert all(torch.isfinite(tensor).all() for tensor in training.bank.weights(name).values())

@@ -1,4 +1,4 @@
-"""The training loop on an accelerator, which the meta device plays: no step makes the host wait for the device."""
+"""On an accelerator, stood in for by the meta device, no training step makes the host wait for the device."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from emabank.study.run_job import network_of
 from emabank.study.train import Interrupted, Training
 from tests.study.small_runs import config, digits, parts_of
 
-STEPS = 4  # of the 5 in an epoch: what is measured after it needs real numbers
+STEPS = 4  # of 5 in an epoch: measuring at its end needs real numbers
 
 
 class Waits(TorchDispatchMode):
-    """Notes every value that is read from the device, and every copy between host and device."""
+    """Records every read from the device and every copy between host and device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,21 +43,21 @@ class Waits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("every", "waits"), [(16, []), (2, ["to host"] * (STEPS // 2))])
-def test_the_loop_waits_for_nothing_but_the_check_of_weights_before_an_average_moves(
+def test_training_waits_only_for_the_finite_check_of_each_averaging_update(
     monkeypatch: pytest.MonkeyPatch, every: int, waits: list[str]
 ):
-    """Averages skip non-finite weights, exactly: that is one read per averaging update, 1 in 16 steps in the paper."""
+    """Averages skip non-finite weights, which costs one read per update, every 16 steps in the paper."""
     for module in (bank, _model):
         monkeypatch.setattr(module, "check_materialized", lambda _: None)
     run = config(averages={"every": every}, hardware={"device": "cuda", "fused": False})
-    asked = 0
+    calls = 0
 
     def should_stop() -> bool:
-        nonlocal asked
-        asked += 1
-        if asked == 1:  # the bank has looked once whether other weights were loaded since it was made
+        nonlocal calls
+        calls += 1
+        if calls == 1:  # at its first step the bank checks whether weights were loaded since its creation
             mode.seen.clear()
-        return asked == STEPS
+        return calls == STEPS
 
     with torch.random.fork_rng(devices=[]), Waits() as mode:
         training = Training(run, parts_of(run), network_of(run, digits()[0]), device=torch.device("meta"))
@@ -65,5 +65,5 @@ def test_the_loop_waits_for_nothing_but_the_check_of_weights_before_an_average_m
             training.run(should_stop=should_stop)
     assert training.steps == STEPS
     assert training.bank.num_updates == STEPS // every
-    assert mode.operations > 100 * STEPS, "the device did the work"
+    assert mode.operations > 100 * STEPS, "the model runs on the device"
     assert mode.seen == waits

@@ -1,4 +1,4 @@
-"""Small models that hold everything a model can hold, and short trainings that move all of it."""
+"""Small models with every kind of tensor, and short trainings that change all of them."""
 
 import gc
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ class Odd(nn.Module):
         self.scalar = nn.Parameter(torch.tensor(0.5))
         self.empty = nn.Parameter(torch.zeros(0, 3))
         self.wave = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64))
-        self.turned = nn.Parameter(torch.randn(70, 90).t())
-        self.gappy = nn.Parameter(torch.randn(80, 160)[:, ::2])
+        self.transposed = nn.Parameter(torch.randn(70, 90).t())
+        self.strided = nn.Parameter(torch.randn(80, 160)[:, ::2])
         self.exact = nn.Parameter(torch.randn(5, dtype=torch.float64))
         self.frozen = nn.Parameter(torch.randn(7), requires_grad=False)
         self.table = nn.Parameter(torch.arange(4), requires_grad=False)
@@ -30,7 +30,7 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen += 1
-        extra = self.turned.sum() + self.gappy.sum() + self.wave.abs().sum() + self.exact.sum().float()
+        extra = self.transposed.sum() + self.strided.sum() + self.wave.abs().sum() + self.exact.sum().float()
         return (x * self.scalar + extra * 1e-3 + self.frozen.sum()).mean(1, keepdim=True)
 
 
@@ -52,7 +52,7 @@ def mlp() -> nn.Module:
 
 
 def wide() -> nn.Module:
-    """Tensors above the size that is averaged where it is, in blocks; none is a multiple of a block."""
+    """Tensors large enough to be averaged in blocks; no size is a multiple of a block."""
     return nn.Sequential(nn.Linear(6, 6000), nn.BatchNorm1d(6000), nn.ReLU(), nn.Linear(6000, 6))
 
 
@@ -64,7 +64,7 @@ def half_precision() -> nn.Module:
 
 
 class Cast(nn.Module):
-    """Runs the layers of a model of mixed precision, each on its own dtype."""
+    """Runs each layer of a model of mixed precision in its own dtype."""
 
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def build(name: str, seed: int = 0) -> nn.Module:
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> None:
-    """One step on random data; a crowd, which computes nothing, is pulled towards random values."""
+    """One step on random data; a ParameterList, which has no forward pass, is pulled towards random values."""
     if isinstance(model, nn.ParameterList):
         loss = sum(((p - torch.randn(p.shape, generator=generator)) ** 2).mean() for p in model)
     else:
@@ -164,9 +164,9 @@ def small_bank(averages=(0.9,), **options) -> tuple[nn.Module, EMABank]:
 def alive_storages() -> dict[int, int]:
     """The bytes of every storage that is alive, by address."""
     alive = [
-        thing.untyped_storage()
-        for thing in gc.get_objects()
-        if type(thing) in (Tensor, nn.Parameter) and thing.layout is torch.strided
+        value.untyped_storage()
+        for value in gc.get_objects()
+        if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
     ]
     return {storage.data_ptr(): storage.nbytes() for storage in alive}
 
@@ -182,7 +182,7 @@ def data(count: int, seed: int) -> TensorDataset:
 
 
 def network(*, norm: bool = True, dropout: float = 0.0) -> nn.Sequential:
-    """The same at each call."""
+    """A classifier with the same weights at each call."""
     torch.manual_seed(5)
     layers = [nn.Linear(4, 6), nn.BatchNorm1d(6) if norm else nn.Identity(), nn.Dropout(dropout), nn.Linear(6, 3)]
     return nn.Sequential(*layers)
@@ -202,7 +202,7 @@ def copies(model: nn.Module) -> dict[str, Tensor]:
 
 # A training that a BestTracker observes -------------------------------------------------------------------------------
 
-BANK = EMABank(nn.Linear(2, 1), [0.5, 0.9])  # for what needs names only
+BANK = EMABank(nn.Linear(2, 1), [0.5, 0.9])  # for tests that need its names only
 NAMES = ("live", "ema-0.5", "ema-0.9")
 BOTH: dict[str, Literal["max", "min"]] = {"accuracy": "max", "loss": "min"}
 

@@ -1,6 +1,6 @@
 """The slow oracle: averages in float64, one step at a time, written from the definitions and not from the library.
 
-An oracle keeps every sample it was ever given and computes the average from the whole list each time it is asked.
+An oracle keeps every sample and computes the average from the whole list each time.
 """
 
 import itertools
@@ -22,7 +22,7 @@ def exact(tensors: Mapping[str, Tensor]) -> Weights:
 
 
 def live_weights(model: nn.Module, *, statistics: bool = True) -> Weights:
-    """What a bank averages by default, by name: floating parameters and batch-norm statistics."""
+    """The tensors that a bank averages by default, by name: floating parameters and batch-norm statistics."""
     tensors = {k: p for k, p in model.named_parameters() if p.is_floating_point() or p.is_complex()}
     if statistics:
         tensors |= {
@@ -68,7 +68,7 @@ class Oracle:
 
 
 class EMAOracle(Oracle):
-    """Σ (1 - αₖ) Π α over the later ones; `decay_over(steps since start, update number from 0, elapsed)` is α."""
+    """Σ (1 - αₖ) Π α over the later samples; `decay_over(steps since start, update number from 0, elapsed)` is α."""
 
     def __init__(self, initial: Weights, every: int, decay_over: "DecayOver", start: int = 0) -> None:
         super().__init__(initial, every, start)
@@ -80,11 +80,11 @@ class EMAOracle(Oracle):
             self.decay_over(now - self.start, number, now - before)
             for number, (before, now) in enumerate(itertools.pairwise(steps))
         ]
-        weights, left = [], 1.0
+        weights, remaining = [], 1.0
         for decay in reversed(decays):
-            weights.append(left * (1.0 - decay))
-            left *= decay
-        return [left, *reversed(weights)]
+            weights.append(remaining * (1.0 - decay))
+            remaining *= decay
+        return [remaining, *reversed(weights)]
 
 
 class UniformOracle(Oracle):
@@ -114,7 +114,7 @@ DecayOver = Callable[[int, int, int], float]
 
 
 def constant(decay: float, *, warmup: str | None = None, every: int = 16) -> DecayOver:
-    """A decay per step, held down by a warm-up: over 16 steps, over a period of `every`, or over one step."""
+    """A decay per step, capped by a warm-up: over 16 steps, over a period of `every`, or over one step."""
 
     def decay_over(steps: int, number: int, elapsed: int) -> float:
         caps = {

@@ -1,4 +1,4 @@
-"""Processes beside the tests: fresh interpreters and small worker programs; and Ctrl-C at every line of a call.
+"""Fresh interpreters, small worker programs, and Ctrl-C at every line of a call.
 
 Workers import this file, so it must not import torch.
 """
@@ -19,7 +19,7 @@ from emabank.study.executors import Task
 
 SOURCE = str(Path(executors.__file__).parents[3])
 
-# What every worker below can use. Plain JSON instead of emabank's own writers: those would import torch.
+# The start of every worker's code. Plain JSON instead of emabank's own writers: those would import torch.
 HEAD = f"""
 import json, os, signal, sys, time
 from pathlib import Path
@@ -43,15 +43,14 @@ def task(root: Path, name: str, code: str, **options: dict[str, str]) -> Task:
 
 
 def wait_until(holds: Callable[[], bool], *, seconds: float = 60) -> None:
-    """Wait for something that will come soon, on however busy a machine."""
     until = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < until, "it did not happen"
+        assert time.monotonic() < until, f"the condition does not hold after {seconds} s"
         time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not yet asked for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         os.kill(pid, 0)
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -76,29 +75,29 @@ _TORCH = Path(str(find_spec("torch").origin)).parent  # found, not imported
 _INTERRUPTED = (str(Path(SOURCE) / "emabank"), contextlib.__file__, str(_TORCH / "nn" / "utils"))
 
 
-def interrupted_everywhere(call: Callable[[], Any], event: str = "line", step: int = 1) -> Iterator[str]:
+def interrupt_everywhere(call: Callable[[], Any], event: str = "line", step: int = 1) -> Iterator[str]:
     """Run `call` over and over, with a KeyboardInterrupt `step` lines (or opcodes) later each time.
 
     Interrupts the library, contextlib, and where torch swaps tensors. Yields the place, until `call` runs to its end.
     """
     for count in range(0, 1_000_000, step):
-        place = _interrupted(call, event, count)
+        place = _interrupt_at(call, event, count)
         if place is None:
             return
         yield place
 
 
-def _interrupted(call: Callable[[], Any], event: str, count: int) -> str | None:
-    left, place = count, None
+def _interrupt_at(call: Callable[[], Any], event: str, count: int) -> str | None:
+    remaining, place = count, None
 
     def trace(frame: FrameType, kind: str, _: Any) -> Any:
-        nonlocal left, place
+        nonlocal remaining, place
         if not frame.f_code.co_filename.startswith(_INTERRUPTED):
             return None
         frame.f_trace_opcodes = event == "opcode"
         if kind == event and place is None:
-            left -= 1
-            if left < 0:
+            remaining -= 1
+            if remaining < 0:
                 place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return trace

@@ -1,4 +1,4 @@
-"""For tests: one function in several real processes that have a gloo group, forked from one that has imported torch."""
+"""One function in several real processes with a gloo group, forked from one that has imported torch."""
 
 import io
 import multiprocessing
@@ -21,12 +21,12 @@ FSDP = pytest.mark.skipif(
 )
 
 
-def together(
+def run_on_ranks(
     function: Callable[..., Any], *arguments: Any, folder: Path, world: int = 2, seconds: float = 120
 ) -> list[Any]:
-    """What `function(*arguments)` returns on each of `world` processes, by rank; raises if it raised on one of them.
+    """The results of `function(*arguments)` on `world` processes, by rank; fails if one of them raises.
 
-    The function must be importable by its name, so it is in a file of `on_ranks`. `folder` is empty, and for this call.
+    The function must be importable by its name, so it is in a file of `on_ranks`. `folder` must be empty.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -65,7 +65,7 @@ def _rank(rank: int, world: int, store: str, answers: Any, function: Callable[..
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank))
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-        content = io.BytesIO()  # tensors by value: a process that has ended cannot hand them over
+        content = io.BytesIO()  # tensors by value: a process that has ended cannot share its memory
         torch.save(function(*arguments), content)
         dist.barrier()
         dist.destroy_process_group()

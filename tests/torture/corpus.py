@@ -1,6 +1,6 @@
-"""For the torture tests: files that want to run something, leave their folder, or fill the memory; all made here.
+"""Hostile files for the torture tests, which try to run code, leave their folder, or fill the memory.
 
-Whatever they would run writes a mark: a file that must not be there afterwards.
+Code that runs would write a mark: a file that must not exist afterwards.
 """
 
 import gzip
@@ -22,8 +22,8 @@ from emabank.checkpoint import write_state
 GIGABYTE = 1 << 30
 
 
-class Runs:
-    """Unpickled, it runs a command."""
+class RunsCommand:
+    """Runs a command when unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -32,15 +32,15 @@ class Runs:
         return os.system, (f"touch '{self.mark}'",)
 
 
-class Evaluates(Runs):
-    """Unpickled, it evaluates an expression."""
+class Evaluates(RunsCommand):
+    """Evaluates an expression when unpickled."""
 
     def __reduce__(self) -> Any:
         return eval, (f"open({str(self.mark)!r}, 'w').close()",)
 
 
 def corpus(mark: Path, folder: Path) -> dict[str, bytes]:
-    """Every file by its name; `folder` is for making them."""
+    """The contents of all files by name; `folder` is for temporary files."""
     return {
         **_pickles(mark, folder),
         **_archives(mark, folder),
@@ -58,19 +58,19 @@ def _saved(content: Any, **options: Any) -> bytes:
 
 
 def _pickles(mark: Path, folder: Path) -> dict[str, bytes]:
-    found = {f"pickle protocol {each}": pickle.dumps(Runs(mark), protocol=each) for each in (0, 1, 2, 4, 5)}
+    found = {f"pickle protocol {number}": pickle.dumps(RunsCommand(mark), number) for number in (0, 1, 2, 4, 5)}
     found["pickle of an expression"] = pickle.dumps({"data": Evaluates(mark), "labels": []}, protocol=2)
     found["pickle by name"] = b"cposix\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR."
     found["pickle by instance"] = b"(S'touch " + str(mark).encode() + b"'\nios\nsystem\n."
-    state = {"format": "emabank", "version": 1, "kind": "bank", "checksum": 0, "state": Runs(mark)}
+    state = {"format": "emabank", "version": 1, "kind": "bank", "checksum": 0, "state": RunsCommand(mark)}
     found["torch file"] = _saved(state)
     found["old torch file"] = _saved(state, _use_new_zipfile_serialization=False)
-    found["labels in a torch file"] = _saved({"clean_label": Runs(mark), "worse_label": Evaluates(mark)})
+    found["labels in a torch file"] = _saved({"clean_label": RunsCommand(mark), "worse_label": Evaluates(mark)})
     write_state(folder / "good.pt", {"weights": torch.ones(3)}, kind="bank")
     swapped = io.BytesIO()
     with zipfile.ZipFile(folder / "good.pt") as good, zipfile.ZipFile(swapped, "w") as archive:
         for name in good.namelist():
-            archive.writestr(name, pickle.dumps(Runs(mark)) if name.endswith(".pkl") else good.read(name))
+            archive.writestr(name, pickle.dumps(RunsCommand(mark)) if name.endswith(".pkl") else good.read(name))
     found["checkpoint with another pickle in it"] = swapped.getvalue()
     return found
 
@@ -78,7 +78,7 @@ def _pickles(mark: Path, folder: Path) -> dict[str, bytes]:
 def _archives(mark: Path, folder: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     names = {"above": "../mark", "absolute": str(mark), "deep": "a/b/../../../mark", "backslash": "..\\mark"}
-    for what, name in names.items():
+    for kind, name in names.items():
         tarred, zipped = io.BytesIO(), io.BytesIO()
         with tarfile.open(fileobj=tarred, mode="w:gz") as archive:
             member = tarfile.TarInfo(name)
@@ -86,7 +86,7 @@ def _archives(mark: Path, folder: Path) -> dict[str, bytes]:
             archive.addfile(member, io.BytesIO(b"mark"))
         with zipfile.ZipFile(zipped, "w") as archive:
             archive.writestr(name, "mark")
-        found |= {f"tar with a name {what}": tarred.getvalue(), f"zip with a name {what}": zipped.getvalue()}
+        found |= {f"tar with a name {kind}": tarred.getvalue(), f"zip with a name {kind}": zipped.getvalue()}
     tarred = io.BytesIO()
     with tarfile.open(fileobj=tarred, mode="w:gz") as archive:
         link = tarfile.TarInfo("here")
@@ -106,7 +106,7 @@ def _archives(mark: Path, folder: Path) -> dict[str, bytes]:
 
 def _arrays(mark: Path) -> dict[str, bytes]:
     objects, many, lying, code = (io.BytesIO() for _ in range(4))
-    array = np.array([Runs(mark)], dtype=object)
+    array = np.array([RunsCommand(mark)], dtype=object)
     np.save(objects, array, allow_pickle=True)
     np.savez(many, logits_val=array, labels_val=array)
     header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }"
@@ -174,7 +174,7 @@ def _safetensors() -> dict[str, bytes]:
 
 
 def _bombs(folder: Path) -> dict[str, bytes]:
-    """A few hundred kilobytes that would become gigabytes."""
+    """Small files that would unpack to gigabytes."""
     write_state(folder / "good.pt", {"weights": torch.ones(3)}, kind="bank")
     grown, arrays = io.BytesIO(), io.BytesIO()
     zeros = bytes(1 << 20)

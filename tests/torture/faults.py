@@ -1,7 +1,7 @@
-"""For the torture tests: what is tortured, in processes that start at once; where the figures go; what must be left.
+"""Subjects of the torture tests, the processes that run them, and the record of the faults.
 
-A subject is a function of a folder that goes on from whatever it finds there and gives an exit code. To add one: write
-the function, and a line in SUBJECTS; what it leaves below the folder is compared by itself.
+A subject is a function of a folder that resumes from whatever it finds there and returns an exit code. To add one:
+write the function, and a line in SUBJECTS; the files that it leaves are compared automatically.
 """
 
 import json
@@ -36,36 +36,35 @@ from tests.support.processes import SOURCE
 from tests.torture import averages
 from tests.torture.averages import scratch_folder
 
-PRELOADED = ["torch._dynamo", "emabank.study.run_job", "emabank.study.launch", "torture.faults"]
+PRELOADED = ["torch._dynamo", "emabank.study.run_job", "emabank.study.launch", "tests.torture.faults"]
 LONG = pytest.mark.torture
 
 
 def amounts(name: str, short: Any, long: Any) -> pytest.MarkDecorator:
-    """The same test with little, as part of all tests, and with much, for `make torture`."""
+    """A short version of a test for every run, and a long one for `make torture`."""
     return pytest.mark.parametrize(name, [pytest.param(short, id="short"), pytest.param(long, id="long", marks=LONG)])
 
 
-# Where and when a run was made, and how it went: all else must be the same, however often it was disturbed.
-TELL_THE_TIME = {"done.json", "environment.json", "progress.json", "log.txt", "lock"}
+# Files that depend on time and place; all other files must be the same however often a run was disturbed.
+TIME_DEPENDENT = {"done.json", "environment.json", "progress.json", "log.txt", "lock"}
 
 
-def left(folder: Path) -> dict[str, bytes]:
-    """The bytes of every file below a folder, but for those that tell the time."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in TELL_THE_TIME]
+def files_in(folder: Path) -> dict[str, bytes]:
+    """The bytes of every file below a folder, except those that depend on the time."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in TIME_DEPENDENT]
     paths = [path for path in paths if path.suffix != ".lock" and not _is_stray(path)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def _is_stray(path: Path) -> bool:
-    """Whether a killed process was writing this, outside of a run: nobody reads it; a run removes its own."""
-    # Of ours, and of safetensors inside of it.
+    """Whether this is a temporary file of a killed process outside of a run; a run removes its own."""
     return re.fullmatch(r"\.[0-9a-f]+\.tmp|\.tmp[A-Za-z0-9]{6}", path.name) is not None and not any(
         (folder / "config.json").exists() for folder in path.parents
     )
 
 
 def difference(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:
-    """The names of the files that are there on one side alone, or differ."""
+    """The names of the files that differ or exist on one side only."""
     return sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
 
 
@@ -73,12 +72,12 @@ def difference(found: dict[str, bytes], wanted: dict[str, bytes]) -> list[str]:
 
 
 class Subject(NamedTuple):
-    """Something that writes files, and can be started again on what it left."""
+    """Something that writes files, and can be started again on the same folder."""
 
     work: Callable[[Path], int]
-    """Does all that is left to do below the folder; gives an exit code."""
+    """Does the remaining work below the folder; returns an exit code."""
     prepare: Callable[[Path], None] = lambda folder: None
-    """What has to be there before it starts."""
+    """Creates the files that it needs."""
 
 
 def train(folder: Path) -> int:
@@ -91,7 +90,7 @@ SETTINGS = ["epochs=3", "warmup_epochs=0.5", "subset=60", "test_subset=30", "wid
 
 
 def study(folder: Path) -> int:
-    """A study at the smallest size, with workers of its own, forked from it: to import torch takes longer than runs."""
+    """A tiny study whose workers are forked from it, because importing torch takes longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
         fork = multiprocessing.get_context("fork")
         patch.setattr(fork, "set_forkserver_preload", lambda modules: None)
@@ -101,20 +100,20 @@ def study(folder: Path) -> int:
 
 
 def study_from_nothing(folder: Path) -> int:
-    """The same as a user has it: workers are forked from a process that imports everything first."""
-    _go_to(folder)
+    """The same as a user runs it: workers are forked from a process that imports everything first."""
+    _change_to(folder)
     words = ["run", "constant-lr", "--seeds", "1", "--device", "cpu", "--jobs", "2", "--runs", "."]
     return main([*words, "--set", *SETTINGS])
 
 
 def report(folder: Path) -> int:
-    """The report of what that study left."""
-    _go_to(folder)
+    """The report of that study."""
+    _change_to(folder)
     return main(["report", "."])
 
 
-def _go_to(folder: Path) -> None:
-    """Be there, so that the command that is written down says nothing of where that was."""
+def _change_to(folder: Path) -> None:
+    """Change to the folder, so that the recorded command does not contain its path."""
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
 
@@ -123,7 +122,7 @@ STEPS = 20
 
 
 def library(folder: Path) -> int:
-    """A loop of one's own: a bank and a tracker, saved in one file after each step; the bank also in its own."""
+    """A user's own loop: a bank and a tracker, saved in one file after each step; the bank also in its own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 30), nn.BatchNorm1d(30))
@@ -141,23 +140,23 @@ def library(folder: Path) -> int:
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape, generator=values))
         bank.update()
-        tracker.observe(step, {name: {"loss": (step * 7) % 11 + at} for at, name in enumerate(bank.names)})
+        tracker.observe(step, {name: {"loss": (step * 7) % 11 + index} for index, name in enumerate(bank.names)})
         state = {"model": model.state_dict(), "bank": bank.state_dict(), "tracker": tracker.state_dict()}
         checkpoint.write_state(folder / "all.pt", state, kind="loop")
-        with open(folder / "log.txt", "a") as said:  # from here on it is reported as saved
-            said.write(f"{step}\n")
+        with open(folder / "log.txt", "a") as log:  # from here on the step is reported as saved
+            log.write(f"{step}\n")
         checkpoint.save(bank, folder / "bank.pt")
-    checkpoint.save(bank, folder / "bank.pt")  # it may have been killed between the two files of the last step
+    checkpoint.save(bank, folder / "bank.pt")  # the last step may have been killed between its two files
     checkpoint.export(bank, "all", folder / "average.safetensors")
-    _forget_strays(folder / "snapshots", tracker)
+    _remove_strays(folder / "snapshots", tracker)
     return 0
 
 
-def _forget_strays(folder: Path, tracker: BestTracker) -> None:
-    """Snapshots that a killed process wrote and no state knows of are no loss, and are not compared."""
-    kept = {f"{each['average']}-epoch-{each['epoch']}.pt" for each in tracker.state_dict()["weights"]}
+def _remove_strays(folder: Path, tracker: BestTracker) -> None:
+    """Remove snapshots of killed processes that no state refers to: they are not compared."""
+    known = {f"{entry['average']}-epoch-{entry['epoch']}.pt" for entry in tracker.state_dict()["weights"]}
     for path in [*folder.glob("*.pt"), *folder.parent.rglob(".*.tmp*")]:
-        if (path.name not in kept and path.parent == folder) or path.name.startswith("."):
+        if (path.name not in known and path.parent == folder) or path.name.startswith("."):
             path.unlink()
 
 
@@ -175,17 +174,17 @@ SUBJECTS = {
 
 
 class Child:
-    """A subject at work in a process of its own, forked from one that has imported everything."""
+    """A subject in its own process, forked from one that has imported everything."""
 
     def __init__(self, name: str, folder: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        self.said = folder.with_name(f"{folder.name}.said")
-        self.process = context.Process(target=_child, args=(name, str(folder), str(self.said)))
+        self.output = folder.with_name(f"{folder.name}.output")
+        self.process = context.Process(target=_child, args=(name, str(folder), str(self.output)))
         self.process.start()
 
     def fault(self, number: signal.Signals) -> bool:
-        """Send it a signal; whether it was still there to receive it."""
+        """Send a signal; returns whether the process was still running."""
         if self.process.exitcode is not None or self.process.pid is None:
             return False
         try:
@@ -194,30 +193,30 @@ class Child:
             return False
         return True
 
-    def end(self, seconds: float = 300) -> int:
-        """Its exit code, negative for a signal."""
+    def wait(self, seconds: float = 300) -> int:
+        """The exit code, negative for a signal."""
         self.process.join(seconds)
         if self.process.exitcode is None:
             self.process.kill()
             self.process.join()
-            raise AssertionError(f"it has not ended within {seconds} s: {self.said.read_text()}")
+            raise AssertionError(f"it has not ended within {seconds} s: {self.output.read_text()}")
         return self.process.exitcode
 
 
-def _child(name: str, folder: str, said: str) -> None:
+def _child(name: str, folder: str, path: str) -> None:
     os.setsid()
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):
         os.dup2(output, stream)
     sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1)
-    os.environ.update(OMP_NUM_THREADS="1", COLUMNS="100", PYTHONPATH=SOURCE)  # workers of its own find emabank by it
+    os.environ.update(OMP_NUM_THREADS="1", COLUMNS="100", PYTHONPATH=SOURCE)  # its workers import emabank from there
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(SUBJECTS[name].work(Path(folder)))
 
 
 def wait_for_workers(folder: Path, seconds: float = 60) -> None:
-    """Wait until no process writes below a folder: the workers of a killed study notice within a second or two."""
+    """Wait until no process writes below a folder: the workers of a killed study stop within a second or two."""
     until = time.monotonic() + seconds
     while any(is_locked(path) for path in folder.rglob("lock")):
         assert time.monotonic() < until, "a worker has outlived its study"
@@ -228,34 +227,34 @@ _undisturbed: dict[str, Path] = {}
 
 
 def undisturbed(name: str) -> Path:
-    """The folder of a subject that nothing has happened to; made once for each test process, removed with it."""
+    """The folder of a subject that ran without faults; made once per test process and removed with it."""
     if name not in _undisturbed:
         folder = scratch_folder() / name
         SUBJECTS[name].prepare(folder)
         child = Child(name, folder)
-        assert child.end() == 0, child.said.read_text()
+        assert child.wait() == 0, child.output.read_text()
         _undisturbed[name] = folder
     return _undisturbed[name]
 
 
-# Chance and figures ---------------------------------------------------------------------------------------------------
+# Counts of faults ----------------------------------------------------------------------------------------------------
 
 
 class Faults:
-    """How many faults were tried, with which seed, and where that is written at the end."""
+    """Counts of faults, with the seed of their random numbers."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.name, self.seed, self.started = name, seed, time.monotonic()
         self.random = random.Random(seed)
         self.counts: dict[str, int] = {}
-        print(f"torture seed {seed}: TORTURE_SEED={seed} repeats it")  # shown where a test fails
+        print(f"torture seed {seed}: TORTURE_SEED={seed} repeats it")  # printed if a test fails
 
     def count(self, **more: int) -> None:
-        for what, number in more.items():
-            self.counts[what] = self.counts.get(what, 0) + number
+        for name, number in more.items():
+            self.counts[name] = self.counts.get(name, 0) + number
 
     def write(self) -> None:
-        """Into torture.json of the folder that TORTURE_RESULTS names, beside what other tests have written there."""
+        """Add the counts to torture.json in the folder TORTURE_RESULTS."""
         if "TORTURE_RESULTS" not in os.environ:
             return
         path = Path(os.environ["TORTURE_RESULTS"], "torture.json")
@@ -266,7 +265,7 @@ class Faults:
 
 @contextmanager
 def faults(name: str) -> Generator[Faults]:
-    """A count of faults under a name; written when all went well. The seed is that of TORTURE_SEED, or 0."""
+    """Count faults under a name, and write the counts if the test passes. The seed is TORTURE_SEED, or 0."""
     counted = Faults(name, int(os.environ.get("TORTURE_SEED", "0")))
     yield counted
     counted.write()

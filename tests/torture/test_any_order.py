@@ -1,4 +1,4 @@
-"""The bank as a state machine, for long: many orders of whatever can happen (tests/bank/test_any_order)."""
+"""The state machine of tests/bank/test_any_order with many more examples."""
 
 from hypothesis import seed, settings
 from hypothesis.stateful import invariant, run_state_machine_as_test
@@ -9,12 +9,12 @@ from tests.torture.faults import LONG, faults
 
 
 @LONG
-def test_many_orders_leave_the_averages_of_the_oracle() -> None:
+def test_any_order_of_operations_gives_the_averages_of_the_oracle() -> None:
     with faults("any order: the whole bank") as count:
 
         class Counted(AnyOrder):
             @invariant()
-            def count_it(self) -> None:
+            def count_step(self) -> None:
                 count.count(looks=1)
 
             def teardown(self) -> None:

@@ -1,11 +1,12 @@
-"""Every parser of ours under random input: a value or one sentence, never anything else, and never for ever.
+"""Every parser under random input returns a value or a clear error, and always ends.
 
 Half of the input is random, the other half a good file with a few bytes changed, which gets deeper. The short versions
-take some dozens of examples each; `make torture` takes thousands and writes the figures down.
+take some dozens of examples each; `make torture` takes thousands and records the counts.
 """
 
 import io
 import json
+import tarfile
 import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -48,7 +49,7 @@ PLAIN = st.recursive(
 
 @st.composite
 def damaged(draw: st.DrawFn, good: bytes) -> bytes:
-    """Random bytes, or a good file with a few places changed, cut out or put in."""
+    """Random bytes, or a good file with a few bytes changed, removed or inserted."""
     if draw(st.booleans()):
         return draw(st.binary(max_size=200))
     content = bytearray(good)
@@ -68,7 +69,7 @@ def damaged(draw: st.DrawFn, good: bytes) -> bytes:
 
 @st.composite
 def other_values(draw: st.DrawFn, good: Any) -> Any:
-    """Plain values with a few of them replaced, taken away or added, anywhere inside."""
+    """Plain values with a few of them replaced, removed or added at any depth."""
     value = json.loads(json.dumps(good))
     for _ in range(draw(st.integers(1, 3))):
         at: Any = value
@@ -84,7 +85,7 @@ def other_values(draw: st.DrawFn, good: Any) -> Any:
     return value
 
 
-# Parsers: what a good input is, and what reads a bad one --------------------------------------------------------------
+# Parsers: a good input and the reader of each ------------------------------------------------------------------------
 
 
 def good_row() -> Row:
@@ -104,18 +105,18 @@ def file_reader(name: str, read: Callable[[Path], Any]) -> Callable[[bytes], Any
     return reader
 
 
-def bank() -> EMABank:
+def make_bank() -> EMABank:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = EMABank(nn.Linear(2, 1), [0.9], every=1)
-    made.update()
-    return made
+        bank = EMABank(nn.Linear(2, 1), [0.9], every=1)
+    bank.update()
+    return bank
 
 
 @cache
 def good_files() -> dict[str, bytes]:
     folder = scratch_folder() / "good"
-    checkpoint.save(bank(), folder / "bank.pt")
+    checkpoint.save(make_bank(), folder / "bank.pt")
     storage.write_state(folder / "checkpoint.pt", {"epoch": 1, "optimizer": {0: (0.9, torch.ones(2))}})
     storage.write_weights(folder / "live.safetensors", {"bias": torch.ones(2)}, {"epoch": 3})
     storage.write_predictions(folder / "live.npz", {"val": ([[0.5, 2.0]], [1])})
@@ -125,9 +126,9 @@ def good_files() -> dict[str, bytes]:
     with open_run(folder, {"epochs": 2}, threads=1) as run:
         run.save_history([{"rate": 0.1}])
         run.mark_done({"chosen": {"live": {"epoch": 1}}})
-    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     return {
-        **found,
+        **files,
         "manifest": manifest_path.read_bytes(),
         "done.json": (run.path / "done.json").read_bytes(),
         "rows": (to_json_line(good_row()) + "\n").encode() * 2,
@@ -147,8 +148,6 @@ def _state() -> bytes:
 
 
 def _archive() -> bytes:
-    import tarfile
-
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         member = tarfile.TarInfo("notes/first.txt")
@@ -157,49 +156,49 @@ def _archive() -> bytes:
     return file.getvalue()
 
 
-def _done(path: Path) -> Any:
+def _read_done(path: Path) -> Any:
     run = RunFolder(path.parent)
-    asked = run.state(), run.is_done(contents=True), run.what_is_wrong(contents=True)
+    answers = run.state(), run.is_done(contents=True), run.what_is_wrong(contents=True)
     if not run.summary():
-        raise ValueError(f"no mark: {asked}")
+        raise ValueError(f"no mark: {answers}")
 
 
-def _averaged(path: Path) -> None:
-    """The file, as one of two; what an index names is good."""
+def _average(path: Path) -> None:
+    """Average the file with itself; the file that an index names is good."""
     (path.parent / "model-1-of-1.safetensors").write_bytes(good_files()["plain.safetensors"])
     out = path.with_name(f"average{path.suffix.removesuffix('.json')}")
     average_checkpoints([path, path], out, replace_out=True)
 
 
-def _unpacked(path: Path) -> None:
+def _unpack(path: Path) -> None:
     with tempfile.TemporaryDirectory() as into:
         unpack(path, Path(into))
 
 
 BYTES: dict[str, tuple[str, Callable[[bytes], Any]]] = {
-    "bank.pt": ("bank.pt", file_reader("bank.pt", lambda path: checkpoint.load(bank(), path))),
-    "average, torch": ("state.pt", file_reader("1.pt", _averaged)),
-    "average, safetensors": ("plain.safetensors", file_reader("1.safetensors", _averaged)),
-    "average, index": ("index", file_reader("shards/model.safetensors.index.json", _averaged)),
+    "bank.pt": ("bank.pt", file_reader("bank.pt", lambda path: checkpoint.load(make_bank(), path))),
+    "average, torch": ("state.pt", file_reader("1.pt", _average)),
+    "average, safetensors": ("plain.safetensors", file_reader("1.safetensors", _average)),
+    "average, index": ("index", file_reader("shards/model.safetensors.index.json", _average)),
     "checkpoint of a run": ("checkpoint.pt", file_reader("checkpoint.pt", storage.read_state)),
     "snapshot": ("live.safetensors", file_reader("live.safetensors", storage.read_weights)),
     "predictions": ("live.npz", file_reader("live.npz", storage.read_predictions)),
     "rows": ("rows", file_reader("rows.jsonl", read_rows)),
     "manifest": ("manifest", file_reader("study-demo-x.json", read_manifest)),
-    "done mark": ("done.json", file_reader("run/done.json", _done)),
+    "done mark": ("done.json", file_reader("run/done.json", _read_done)),
     "toml": ("toml", file_reader("study.toml", lambda path: read_toml(path, ProtocolConfig))),
     "cifar": ("cifar", lambda content: read_pickle(content, source="a file")),
-    "archive": ("some.tar.gz", file_reader("some.tar.gz", _unpacked)),
+    "archive": ("some.tar.gz", file_reader("some.tar.gz", _unpack)),
 }
 
 
-def tracker_of(state: Any) -> None:
-    BestTracker(bank(), {"loss": "min"}).load_state_dict(state)
+def load_tracker(state: Any) -> None:
+    BestTracker(make_bank(), {"loss": "min"}).load_state_dict(state)
 
 
 @cache
 def good_tracker() -> Any:
-    tracker = BestTracker(bank(), {"loss": "min"}, snapshots=None)
+    tracker = BestTracker(make_bank(), {"loss": "min"}, snapshots=None)
     tracker.observe(1, {0.9: {"loss": 0.5}})
     return {**tracker.state_dict(), "snapshots": "best"}
 
@@ -208,15 +207,15 @@ VALUES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "row": (lambda: json.loads(to_json_line(good_row())), lambda value: from_json_line(json.dumps(value))),
     "protocol": (
         lambda: to_dict(ProtocolConfig()),
-        lambda value: from_dict(ProtocolConfig, value if isinstance(value, dict) else {}, where="it"),
+        lambda value: from_dict(ProtocolConfig, value if isinstance(value, dict) else {}, where="file"),
     ),
     "rule": (lambda: {"kind": "ema", "decay": 0.9, "warmup": "steps", "start": 0}, rule_from_dict),
-    "tracker": (good_tracker, tracker_of),
+    "tracker": (good_tracker, load_tracker),
 }
 
 
-def check(read: Callable[[Any], Any], content: Any) -> bool:
-    """Whether it was refused: with a sentence, of the kinds of error that readers may raise."""
+def is_refused(read: Callable[[Any], Any], content: Any) -> bool:
+    """Whether the input was refused, with a message and an error that readers may raise."""
     try:
         read(content)
     except (ValueError, OSError) as error:
@@ -237,25 +236,25 @@ def fuzz(name: str, strategy: st.SearchStrategy[Any], read: Callable[[Any], Any]
         )
         @seed(count.seed)
         @given(strategy)
-        def each(content: Any) -> None:
-            count.count(inputs=1, refused=check(read, content))
+        def example(content: Any) -> None:
+            count.count(inputs=1, refused=is_refused(read, content))
 
-        each()
+        example()
         assert count.counts.get("refused", 0) > 0
         count.count(other_errors=0)
 
 
 @amounts("examples", 60, 2000)
 @pytest.mark.parametrize("name", BYTES)
-def test_files_of_changed_bytes(name: str, examples: int) -> None:
+def test_damaged_files_are_read_or_refused(name: str, examples: int) -> None:
     good, read = BYTES[name]
-    read(good_files()[good])  # the whole one is read
+    read(good_files()[good])  # control: the good file is read
     fuzz(name, damaged(good_files()[good]), read, examples=examples)
 
 
 @amounts("examples", 100, 2000)
 @pytest.mark.parametrize("name", VALUES)
-def test_values_of_other_kinds(name: str, examples: int) -> None:
+def test_wrong_values_are_read_or_refused(name: str, examples: int) -> None:
     good, read = VALUES[name]
     fuzz(name, other_values(good()), read, examples=examples)
 
@@ -267,13 +266,13 @@ TEXTS = st.one_of(st.text(max_size=12), st.from_regex(r"[-+0-9.eE\[\]{},'\" =]{0
 SETTINGS = st.builds(lambda key, text: f"{key}={text}", st.one_of(st.sampled_from(KEYS), st.text(max_size=8)), TEXTS)
 
 
-def set_to(setting: str) -> Any:
+def apply_setting(setting: str) -> Any:
     return replace(apply_overrides(ProtocolConfig(), [setting]))
 
 
 @amounts("examples", 150, 5000)
-def test_settings_of_any_text(examples: int) -> None:
-    fuzz("--set", SETTINGS, set_to, examples=examples)
+def test_any_text_as_a_setting_is_applied_or_refused(examples: int) -> None:
+    fuzz("--set", SETTINGS, apply_setting, examples=examples)
 
 
 WORDS = st.lists(
@@ -287,27 +286,27 @@ WORDS = st.lists(
 )
 
 
-def command(words: list[str]) -> Any:
-    """The command with any words; what only says something, and writes nothing."""
+def run_command(words: list[str]) -> Any:
+    """Run the command with any words, except those that write files."""
     if words and words[0] in ("demo", "run", "protocol", "bench", "report"):
         words = ["list", *words]
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with redirect_stdout(said), redirect_stderr(said):
+        with redirect_stdout(output), redirect_stderr(output):
             code = main(words)
     except SystemExit as stopped:
         code = stopped.code
-    assert code in (0, 1, 2), said.getvalue()
-    assert "Traceback" not in said.getvalue()
+    assert code in (0, 1, 2), output.getvalue()
+    assert "Traceback" not in output.getvalue()
     if code:
         raise ValueError("refused")
 
 
 @amounts("examples", 40, 500)
-def test_commands_of_any_words(examples: int) -> None:
-    fuzz("commands", WORDS, command, examples=examples)
+def test_any_words_as_a_command_run_or_are_refused(examples: int) -> None:
+    fuzz("commands", WORDS, run_command, examples=examples)
 
 
-def test_control_another_error_is_seen() -> None:
+def test_control_any_other_error_fails() -> None:
     with pytest.raises(ZeroDivisionError):
         fuzz("control", st.integers(0, 3), lambda value: 1 / (value - 2), examples=50)

@@ -1,6 +1,7 @@
-"""Every reader of files is fed every hostile file: nothing runs, nothing is written elsewhere, each is one sentence."""
+"""Every reader gets every hostile file: nothing runs, nothing is written elsewhere, each is a clear error."""
 
 import ast
+import pickle
 import resource
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 from torch import nn
 
 import emabank
@@ -30,32 +33,32 @@ from tests.torture.corpus import corpus
 from tests.torture.faults import LONG, faults
 
 Reader = tuple[str, Callable[[Path], Any]]
-"""The name that the file gets, below a folder of its own, and what reads it, given the path."""
+"""The name of the file, and the function that reads its path."""
 
 
-def bank_from(path: Path) -> None:
+def load_bank(path: Path) -> None:
     checkpoint.load(EMABank(nn.Linear(2, 1), [0.9]), path)
 
 
-def averaged(path: Path) -> None:
-    """The file, as one of two."""
+def average(path: Path) -> None:
+    """Average the file with itself."""
     average_checkpoints([path, path], path.with_name(f"average{path.suffix.removesuffix('.json')}"))
 
 
-def human_labels(folder: Path) -> None:
+def load_human_labels(folder: Path) -> None:
     load_cifar_n("cifar10n", folder, labels="worse", official=np.zeros(50_000, np.int64))
 
 
 READERS: dict[str, Reader] = {
-    "bank, torch": ("bank.pt", bank_from),
-    "bank, pth": ("bank.pth", bank_from),
-    "bank, bin": ("pytorch_model.bin", bank_from),
-    "bank, ckpt": ("last.ckpt", bank_from),
-    "bank, safetensors": ("bank.safetensors", bank_from),
-    "average, torch": ("step-1.pt", averaged),
-    "average, ckpt": ("last.ckpt", averaged),
-    "average, safetensors": ("step-1.safetensors", averaged),
-    "average, index": ("model.safetensors.index.json", averaged),
+    "bank, torch": ("bank.pt", load_bank),
+    "bank, pth": ("bank.pth", load_bank),
+    "bank, bin": ("pytorch_model.bin", load_bank),
+    "bank, ckpt": ("last.ckpt", load_bank),
+    "bank, safetensors": ("bank.safetensors", load_bank),
+    "average, torch": ("step-1.pt", average),
+    "average, ckpt": ("last.ckpt", average),
+    "average, safetensors": ("step-1.safetensors", average),
+    "average, index": ("model.safetensors.index.json", average),
     "checkpoint of a run": ("checkpoint.pt", storage.read_state),
     "snapshot": ("live.safetensors", storage.read_weights),
     "predictions": ("live.npz", storage.read_predictions),
@@ -69,7 +72,7 @@ READERS: dict[str, Reader] = {
     "toml": ("study.toml", lambda path: read_toml(path, ProtocolConfig)),
     "cifar": ("cifar-10-batches-py/test_batch", lambda path: load_cifar("cifar10", path.parents[1], split="test")),
     "cifar archive": ("cifar-10-python.tar.gz", lambda path: load_cifar("cifar10", path.parent, split="test")),
-    "cifar-n": ("CIFAR-10_human.pt", lambda path: human_labels(path.parent)),
+    "cifar-n": ("CIFAR-10_human.pt", lambda path: load_human_labels(path.parent)),
     "image": ("cats/1.png", lambda path: load_image_folder(path.parents[1])),
     "packed runs": ("kept/runs.tar.gz", lambda path: restore_runs(path.parents[1], path.parents[1] / "runs")),
     "unpacked tar": ("some.tar.gz", lambda path: unpack(path, path.parent / "into")),
@@ -77,12 +80,12 @@ READERS: dict[str, Reader] = {
     "words": ("tiny-imagenet-200/wnids.txt", lambda path: read_wnids(path.parents[1])),
 }
 
-# What is hostile elsewhere and harmless there: any text is the name of something, any JSON some history.
+# Hostile files that are valid for these readers: any text is a class name, any JSON is a history.
 HARMLESS = {
     ("history", "nested list, closed"), ("history", "half a character"), ("history", "not finite"),
     ("history", "index of files elsewhere"),
     ("words", "letters"), ("words", "number of many digits"),
-    ("average, safetensors", "safetensors: notes that are no notes"),  # which are copied, not read
+    ("average, safetensors", "safetensors: notes that are no notes"),  # copied, not read
 }  # fmt: skip
 
 
@@ -92,35 +95,31 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes],
     return corpus(folder / "mark", folder), folder / "mark"
 
 
-def test_control_the_files_do_run_something_where_they_are_trusted(tmp_path: Path) -> None:
-    import pickle
-
-    import torch
-
+def test_control_hostile_files_run_code_where_they_are_trusted(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    made = corpus(mark, tmp_path)
+    files = corpus(mark, tmp_path)
     for name in ("pickle protocol 0", "pickle protocol 5", "pickle by name", "pickle by instance"):
-        pickle.loads(made[name])
+        pickle.loads(files[name])
         assert mark.exists(), name
         mark.unlink()
-    (tmp_path / "file").write_bytes(made["torch file"])
+    (tmp_path / "file").write_bytes(files["torch file"])
     torch.load(tmp_path / "file", weights_only=False)
     assert mark.exists()
     mark.unlink()
-    (tmp_path / "file").write_bytes(made["array of objects"])
+    (tmp_path / "file").write_bytes(files["array of objects"])
     np.load(tmp_path / "file", allow_pickle=True)
     assert mark.exists()
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_every_reader_refuses_every_hostile_file_in_a_sentence(
+def test_every_reader_refuses_every_hostile_file_with_a_clear_error(
     reader: str, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
     files, mark = hostile
     name, read = READERS[reader]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with faults(f"hostile: {reader}") as count:
-        for what, content in files.items():
+        for kind, content in files.items():
             place = tmp_path / "place"
             place.mkdir()
             if reader.startswith("unpacked"):
@@ -130,17 +129,17 @@ def test_every_reader_refuses_every_hostile_file_in_a_sentence(
             path.write_bytes(content)
             try:
                 read(path)
-                said = None
+                message = None
             except (ValueError, OSError) as error:
-                said = str(error)
-            assert not mark.exists(), f"{what} has run"
-            outside = {each.name for each in tmp_path.iterdir()} - {"place"}
-            assert not outside, f"{what} has written {outside}"
-            if (reader, what) not in HARMLESS and not (reader.startswith("unpacked") and said is None):
-                assert said is not None, f"{what} was taken for good"
-                assert path.name in said or path.parent.name in said, f"{what}: {said}"
-                assert "\n" not in said and len(said) < 1000, f"{what}: {said}"
-            count.count(files=1, refused=said is not None, ran=0)
+                message = str(error)
+            assert not mark.exists(), f"{kind} was run"
+            outside = {entry.name for entry in tmp_path.iterdir()} - {"place"}
+            assert not outside, f"{kind} wrote {outside}"
+            if (reader, kind) not in HARMLESS and not (reader.startswith("unpacked") and message is None):
+                assert message is not None, f"{kind} was accepted"
+                assert path.name in message or path.parent.name in message, f"{kind}: {message}"
+                assert "\n" not in message and len(message) < 1000, f"{kind}: {message}"
+            count.count(files=1, refused=message is not None, ran=0)
             shutil.rmtree(place)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 600 << 10, f"{grown >> 10} MB more memory"  # kilobytes
@@ -156,7 +155,7 @@ RUN_FILES = (
 @pytest.mark.filterwarnings("ignore:.*damaged:RuntimeWarning")
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=LONG)], ids=["some", "all"])
 @pytest.mark.parametrize("name", RUN_FILES)
-def test_whatever_lies_in_a_run_s_folder_it_can_be_asked_and_opened(
+def test_a_run_with_any_hostile_file_can_be_queried_and_opened(
     name: str, step: int, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
     files, mark = hostile
@@ -177,9 +176,7 @@ def test_whatever_lies_in_a_run_s_folder_it_can_be_asked_and_opened(
 @pytest.mark.parametrize(
     "name", ["study-demo-dynamics.json", "protocol-1/summary.json", "0123/done.json", "0123/rows.jsonl"]
 )
-def test_the_report_leaves_out_whatever_lies_in_a_folder_of_runs(
-    name: str, hostile: tuple[dict[str, bytes], Path], tmp_path: Path
-) -> None:
+def test_the_report_skips_hostile_files(name: str, hostile: tuple[dict[str, bytes], Path], tmp_path: Path) -> None:
     files, mark = hostile
     for content in files.values():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -189,22 +186,20 @@ def test_the_report_leaves_out_whatever_lies_in_a_folder_of_runs(
         assert not mark.exists()
 
 
-def test_a_hostile_cache_of_images_is_made_again(hostile: tuple[dict[str, bytes], Path], tmp_path: Path) -> None:
-    from PIL import Image
-
+def test_a_hostile_image_cache_is_rebuilt(hostile: tuple[dict[str, bytes], Path], tmp_path: Path) -> None:
     files, mark = hostile
     for name in ("cats", "dogs"):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4), 90).save(tmp_path / name / "1.png")
     wanted = load_image_folder(tmp_path).images.copy()
     [cache] = (tmp_path / ".emabank-cache").glob("[!.]*")
-    for what, content in files.items():
+    for name, content in files.items():
         cache.write_bytes(content)
-        assert np.array_equal(load_image_folder(tmp_path).images, wanted), what
-        assert not mark.exists(), what
+        assert np.array_equal(load_image_folder(tmp_path).images, wanted), name
+        assert not mark.exists(), name
 
 
-# What no source file may do -------------------------------------------------------------------------------------------
+# Source files --------------------------------------------------------------------------------------------------------
 
 NEVER = {
     "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.load", "marshal.loads", "shelve.open", "os.system",
@@ -212,14 +207,14 @@ NEVER = {
 }  # fmt: skip
 
 
-def dangers(source: str) -> list[str]:
-    """Calls in a source file that could run what a file or an argument says."""
+def dangerous_calls(source: str) -> list[str]:
+    """Calls in source code that could run code from a file or an argument."""
     found: list[str] = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
-        options = {each.arg: ast.unparse(each.value) for each in node.keywords}
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
         if called in NEVER:
             found.append(called)
         if called.endswith("torch.load") and options.get("weights_only") != "True":
@@ -233,9 +228,9 @@ def dangers(source: str) -> list[str]:
     return found
 
 
-def test_no_source_file_runs_what_a_file_says() -> None:
+def test_no_source_file_makes_a_dangerous_call() -> None:
     for path in sorted(Path(emabank.__file__).parent.rglob("*.py")):
-        assert dangers(path.read_text(encoding="utf-8")) == [], path.name
+        assert dangerous_calls(path.read_text(encoding="utf-8")) == [], path.name
 
 
 @pytest.mark.parametrize(
@@ -243,8 +238,8 @@ def test_no_source_file_runs_what_a_file_says() -> None:
     ["pickle.loads(b'')", "torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path)", "eval(text)",
      "subprocess.run(text, shell=True)", "archive.extractall(folder)"],
 )  # fmt: skip
-def test_control_a_source_file_that_does_is_seen(source: str) -> None:
-    assert len(dangers(source)) == 1
+def test_control_a_dangerous_call_is_detected(source: str) -> None:
+    assert len(dangerous_calls(source)) == 1
 
 
 SETTINGS = (
@@ -257,8 +252,7 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_cannot_reach_code(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_a_setting_cannot_run_code(setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="--set"):
         apply_overrides(ProtocolConfig(), [setting])

@@ -1,6 +1,6 @@
-"""Killed at random moments, several times in a row, and started again: what is left is what an undisturbed one leaves.
+"""Processes killed at random moments several times in a row end, once resumed, with the files of an undisturbed one.
 
-Processes are real, so are the signals: SIGKILL, SIGTERM and SIGINT.
+Processes and signals are real: SIGKILL, SIGTERM and SIGINT.
 """
 
 import signal
@@ -19,7 +19,7 @@ from tests.torture.faults import (
     Faults,
     difference,
     faults,
-    left,
+    files_in,
     undisturbed,
     wait_for_workers,
 )
@@ -28,8 +28,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 def torture(name: str, folder: Path, count: Faults, *, rounds: int, in_a_row: int) -> None:
-    """Rounds of so many kills in a row, each on a folder of its own."""
-    wanted = left(undisturbed(name))
+    """Rounds of kills in a row, each round in its own folder."""
+    wanted = files_in(undisturbed(name))
     took = duration(name, folder / "timed")
     for number in range(rounds):
         place = folder / f"{name}-{number}"
@@ -39,34 +39,34 @@ def torture(name: str, folder: Path, count: Faults, *, rounds: int, in_a_row: in
             time.sleep(count.random.uniform(0, took))
             sent = count.random.choice(SIGNALS)
             hit = child.fault(sent)
-            code = child.end()
+            code = child.wait()
             wait_for_workers(place)
-            assert code in (0, 1, 75, 130, -sent), f"{sent.name}, exit code {code}: {child.said.read_text()}"
+            assert code in (0, 1, 75, 130, -sent), f"{sent.name}, exit code {code}: {child.output.read_text()}"
             count.count(faults=hit, **{sent.name: int(hit)})
             check_nothing_reported_is_lost(name, place)
             if code == 0 and not hit:
                 break
         child = Child(name, place)
-        assert child.end() == 0, f"seed {count.seed}, round {number}: {child.said.read_text()}"
-        assert difference(left(place), wanted) == [], f"seed {count.seed}, round {number}"
+        assert child.wait() == 0, f"seed {count.seed}, round {number}: {child.output.read_text()}"
+        assert difference(files_in(place), wanted) == [], f"seed {count.seed}, round {number}"
         count.count(rounds=1)
     count.count(lost=0)
 
 
 def duration(name: str, folder: Path) -> float:
-    """How long it takes undisturbed."""
+    """Seconds that it takes undisturbed."""
     SUBJECTS[name].prepare(folder)
     started = time.monotonic()
-    assert Child(name, folder).end() == 0
+    assert Child(name, folder).wait() == 0
     return time.monotonic() - started
 
 
 def check_nothing_reported_is_lost(name: str, place: Path) -> None:
-    """What the loop had reported as saved is there, and whole."""
+    """Check that everything reported as saved exists and is whole."""
     if name == "library" and (place / "log.txt").exists():
-        said = [int(line) for line in (place / "log.txt").read_text().split("\n")[:-1]]
+        steps = [int(line) for line in (place / "log.txt").read_text().split("\n")[:-1]]
         state = checkpoint.read_state(place / "all.pt", kind="loop")
-        assert state["bank"]["num_steps"] >= max(said, default=0) <= STEPS
+        assert max(steps, default=0) <= state["bank"]["num_steps"] <= STEPS
     if name == "average":
         averages.check_whole(place, undisturbed(name))
 
@@ -89,7 +89,7 @@ MANY = {
         *(pytest.param(name, *amounts, id=name, marks=LONG) for name, amounts in MANY.items()),
     ],
 )
-def test_killed_again_and_again_it_goes_on_and_leaves_the_same(
+def test_a_repeatedly_killed_process_resumes_and_writes_the_same_files(
     name: str, rounds: int, in_a_row: int, tmp_path: Path
 ) -> None:
     with faults(f"killed: {name}") as count:

@@ -1,4 +1,4 @@
-"""A long run: averages after very many updates against a float64 oracle, and memory that does not grow.
+"""Long runs: averages after many updates compared with a float64 oracle, and memory that does not grow.
 
 The bound. An update is a ← a + w·(x − a) in float32 (u = 2⁻²⁴, the largest relative error of one rounding). Its three
 roundings, and that of w itself, leave at most u·|x − a|·w three times and u·|a| once: with |x − a| ≤ 2M for weights of
@@ -27,7 +27,7 @@ DECAYS = (0.9, 0.998, 0.9998)
 
 
 class Exact:
-    """The same averages in float64, sample by sample."""
+    """The same averages in float64."""
 
     def __init__(self, first: Tensor) -> None:
         self.averages: dict[str, Tensor] = {f"ema-{decay}": first.double().clone() for decay in DECAYS}
@@ -44,21 +44,19 @@ class Exact:
         return self.averages[name] / self.count if name == "uniform" else self.averages[name]
 
     def bound(self, name: str) -> float:
-        """The largest error that float32 can have led to, as a share of the largest weight."""
+        """The largest possible error of float32, as a share of the largest weight."""
         if name == "uniform":
             return UNIT * ((self.count + 1) / 2 + 6)
         weight = 1.0 - float(name.removeprefix("ema-"))
         return UNIT * (1 + 6 * weight) / weight
 
     def by_chance(self, name: str) -> float:
-        """About what roundings that go either way by chance come to, with a margin for the worst of many numbers."""
+        """The expected error of random roundings, with a margin for the worst of many numbers."""
         return 8 * UNIT * (self.count**0.5) if name == "uniform" else self.bound(name)
 
 
 def drift(updates: int) -> dict[str, tuple[float, float]]:
-    """How far each average is from the exact one at the end, and how far float32 allows, as shares of the largest
-    weight.
-    """
+    """The error and the bound of each average at the end, as shares of the largest weight."""
     generator = torch.Generator().manual_seed(0)
     model = nn.Linear(64, 8, bias=False)
     with torch.no_grad():
@@ -67,7 +65,7 @@ def drift(updates: int) -> dict[str, tuple[float, float]]:
     exact, largest = Exact(model.weight.detach()), 1.0
     for step in range(updates):
         with torch.no_grad():
-            # A walk that is drawn back to where it began, as weights under decay are, with a drift of its own.
+            # A random walk with weight decay and a drift.
             model.weight.mul_(0.999).add_(torch.randn(8, 64, generator=generator), alpha=0.03).add_(1e-4)
         bank.update()
         exact.update(model.weight.detach())
@@ -83,7 +81,7 @@ def drift(updates: int) -> dict[str, tuple[float, float]]:
 
 
 @amounts("updates", 3_000, 100_000)
-def test_drift_stays_within_what_float32_allows(updates: int) -> None:
+def test_errors_stay_within_the_bound_of_float32(updates: int) -> None:
     with faults("long run: updates") as count:
         count.count(updates=updates)
         for name, (error, bound) in drift(updates).items():  # in billionths of the largest weight
@@ -91,7 +89,6 @@ def test_drift_stays_within_what_float32_allows(updates: int) -> None:
 
 
 def test_control_an_average_in_half_precision_breaks_the_bound() -> None:
-    """The same loop in bfloat16: what the bound is for."""
     model = nn.Linear(64, 8, bias=False)
     exact, average = Exact(model.weight.detach()), model.weight.detach().bfloat16().clone()
     for _ in range(300):
@@ -105,21 +102,19 @@ def test_control_an_average_in_half_precision_breaks_the_bound() -> None:
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-def resident() -> int:
-    """Bytes of this process in memory now."""
+def resident_bytes() -> int:
+    """Resident bytes of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def live_tensors() -> int:
     gc.collect()
-    return sum(issubclass(type(each), Tensor) for each in gc.get_objects())  # some objects warn when they are asked
+    return sum(issubclass(type(item), Tensor) for item in gc.get_objects())  # isinstance makes some objects warn
 
 
-def cycles(folder: Path, count: int, *, updates: int) -> tuple[int, int]:
-    """Updates, saving and loading in both formats, again and again; by how much memory and tensors have grown since
-    a third of it was done.
-    """
+def run_cycles(folder: Path, count: int, *, updates: int) -> tuple[int, int]:
+    """Update, save and load repeatedly; returns the growth of memory and tensors after the first third."""
     model = nn.Sequential(nn.Linear(100, 200), nn.BatchNorm1d(200), nn.Linear(200, 100))
     bank = EMABank(model, [0.9, 0.99, Uniform()], every=1)
     tracker = BestTracker(bank, {"loss": "min"}, snapshots="each", folder=folder / "snapshots")
@@ -137,26 +132,26 @@ def cycles(folder: Path, count: int, *, updates: int) -> tuple[int, int]:
         with bank.applied("uniform"):
             pass
         if number == count // 3:
-            before = resident(), live_tensors()
-    return resident() - before[0], live_tensors() - before[1]
+            before = resident_bytes(), live_tensors()
+    return resident_bytes() - before[0], live_tensors() - before[1]
 
 
 @amounts("times", 100, 1000)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_saving_and_loading_again_and_again_takes_no_more_memory(tmp_path: Path, times: int) -> None:
+def test_repeated_saving_and_loading_does_not_grow_memory(tmp_path: Path, times: int) -> None:
     with faults("long run: saving and loading") as count:
         updates = max(3, times // 50)
-        grown, tensors = cycles(tmp_path, times, updates=updates)
+        grown, tensors = run_cycles(tmp_path, times, updates=updates)
         assert tensors == 0
         assert grown < 4 << 20
         count.count(cycles=times, updates=times * updates, tensors_more=tensors, bytes_more=max(0, grown))
 
 
-def test_control_memory_that_grows_is_seen(tmp_path: Path) -> None:
-    before = resident(), live_tensors()
-    # Memory of its own: the allocator may have kept what earlier tests have freed, and give that to a tensor.
+def test_control_growing_memory_is_detected(tmp_path: Path) -> None:
+    before = resident_bytes(), live_tensors()
+    # Mapped memory: a tensor might reuse memory that earlier tests freed.
     with mmap.mmap(-1, 8 << 20) as block:
         block.write(b"1" * len(block))
-        assert resident() - before[0] > 4 << 20
-        kept = [torch.ones(3) for _ in range(2)]
-        assert live_tensors() - before[1] == len(kept)
+        assert resident_bytes() - before[0] > 4 << 20
+        tensors = [torch.ones(3) for _ in range(2)]
+        assert live_tensors() - before[1] == len(tensors)

@@ -300,11 +300,11 @@ class CheckpointList:
 
     Args:
         checkpoints: their paths, in order.
-        left_out: checkpoints of a folder whose position in the order is unknown.
+        skipped: checkpoints of a folder whose position in the order is unknown.
     """
 
     checkpoints: tuple[Path, ...]
-    left_out: tuple[Path, ...] = ()
+    skipped: tuple[Path, ...] = ()
 
 
 def find_checkpoints(paths: Sequence[Path]) -> CheckpointList:
@@ -318,16 +318,16 @@ def find_checkpoints(paths: Sequence[Path]) -> CheckpointList:
     ...     for name in ("step-20.pt", "step-100.pt", "last.pt"):
     ...         Path(folder, name).touch()
     ...     listed = find_checkpoints([Path(folder)])
-    >>> [path.name for path in listed.checkpoints], [path.name for path in listed.left_out]
+    >>> [path.name for path in listed.checkpoints], [path.name for path in listed.skipped]
     (['step-20.pt', 'step-100.pt'], ['last.pt'])
     """
     checkpoints: list[Path] = []
-    left_out: list[Path] = []
+    skipped: list[Path] = []
     for path in paths:
         if path.is_dir():
             numbered, others = _list_folder(path)
             checkpoints += numbered
-            left_out += others
+            skipped += others
         elif path.exists():
             checkpoints.append(path)
         else:
@@ -336,7 +336,7 @@ def find_checkpoints(paths: Sequence[Path]) -> CheckpointList:
     for path, real_path in zip(checkpoints, real_paths, strict=True):
         if real_paths.count(real_path) > 1:
             raise ValueError(f"{path} is named more than once; use weights to count a checkpoint more than others.")
-    return CheckpointList(tuple(checkpoints), tuple(left_out))
+    return CheckpointList(tuple(checkpoints), tuple(skipped))
 
 
 def sort_checkpoints(paths: Iterable[Path]) -> list[Path]:
@@ -354,7 +354,7 @@ def _natural_key(path: Path) -> tuple[list[tuple[str, int]], str]:
 
 
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The checkpoints of a folder, sorted, and those that are left out."""
+    """The checkpoints of a folder, sorted, and those that are skipped."""
     is_checkpoint = weights_file(folder) is not None
     folders = [path for path in folder.iterdir() if path.is_dir() and path.name[0] != "." and weights_file(path)]
     files = [path for path in folder.iterdir() if is_weights_file(path) and path.is_file()]

@@ -170,12 +170,12 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
             f"{path} contains no runs; pass the folder that `emabank run` wrote its runs to, or one of its runs"
         )
     lines = [("run", "trained", "ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
-    left_out = 0
+    skipped = 0
     for folder in folders:
         try:
             advised = advise_run(folder, criterion)
         except (ValueError, OSError):
-            left_out += 1
+            skipped += 1
             continue
         test, advice = advised.on_test, advised.advice
         gain = "" if advice.gain is None else _gain(criterion, advice.gain, advice.error)
@@ -185,7 +185,7 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:  # in full, however narrow the terminal
         say(console, "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    say(console, f"No advice for {left_out} runs: unfinished, diverged, or trained on all images.")
+    say(console, f"No advice for {skipped} runs: unfinished, diverged, or trained on all images.")
 
 
 def _show(folder: RunFolder, advised: RunAdvice, console: Console) -> None:

@@ -242,7 +242,7 @@ def conclude(
     refitted = runs_of("refit", chosen.refits)
     _check_converged(chosen.choices, refitted, "on all training images, though not on 80% of them; give lower rates")
     swa = runs_of("swa", chosen.swa)
-    _check_converged(chosen.choices, swa, "when SWA kept the learning rate constant; use no-swa, or lower rates")
+    _check_converged(chosen.choices, swa, "when SWA kept the learning rate constant; use --no-swa, or lower rates")
     has_batchnorm = bool(chosen.tuned[0].summary()["has_batchnorm"])
     runs = {"tune": chosen.tuned, "refit": refitted, "swa": swa}
     stages_of = table_stages(

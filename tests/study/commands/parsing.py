@@ -1,4 +1,4 @@
-"""The command line in tests: parsed, and refused."""
+"""Helpers that parse command lines, and return their help or errors."""
 
 import re
 from typing import Any
@@ -12,21 +12,21 @@ def parsed(*words: str) -> Any:
     return parse(list(words), description="What it is.")
 
 
-def ended(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
-    """What is printed at the end of the process, without the lines of boxes, with each space and line end one space."""
-    with pytest.raises(SystemExit) as stopped:
+def output_of(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> str:
+    """The output of a command line that exits with this code, without boxes, and with single spaces."""
+    with pytest.raises(SystemExit) as caught:
         parsed(*words)
-    assert stopped.value.code == code
-    printed = capsys.readouterr()
-    return re.sub(r"([\s│─╭╮╰╯]|-{3,})+", " ", printed.out if code == 0 else printed.err)
+    assert caught.value.code == code
+    output = capsys.readouterr()
+    return re.sub(r"([\s│─╭╮╰╯]|-{3,})+", " ", output.out if code == 0 else output.err)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What is said of values that are refused: by tyro, or by the configuration itself."""
+def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The error message of tyro or of the configuration."""
     try:
-        printed = ended(capsys, *words, code=2)
+        message = output_of(capsys, *words, code=2)
     except ValueError as error:
         return str(error)
-    assert "Traceback" not in printed
-    assert f"emabank {words[0]} --help" in printed
-    return printed
+    assert "Traceback" not in message
+    assert f"emabank {words[0]} --help" in message
+    return message

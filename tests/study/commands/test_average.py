@@ -10,7 +10,7 @@ from emabank.averaging import ema_weights, last_weights, normalized_weights, uni
 from emabank.rules import decay_merge_weights
 from emabank.study.commands import main
 from emabank.study.commands.average import AverageArguments
-from tests.study.commands.parsing import parsed, refused
+from tests.study.commands.parsing import error_of, parsed
 from tests.support.files import assert_average, everything_in, mean, read, state, write
 from tests.support.processes import run
 
@@ -43,13 +43,13 @@ def test_every_kind_of_weights(folder: Path, options: str, weights: list[float],
     out = folder.parent / "average.safetensors"
     assert main(["average", str(folder), "-o", str(out), *options.split()]) == 0
     assert_average(read(out), mean(STATES, weights))
-    printed = capsys.readouterr().out
-    positions = [printed.index(f"step-{step}.safetensors") for step in (50, 500, 1000)]
+    output = capsys.readouterr().out
+    positions = [output.index(f"step-{step}.safetensors") for step in (50, 500, 1000)]
     assert positions == sorted(positions)
-    assert all(f"{100 * weight:.4g}%" in printed for weight in weights if weight)
-    assert "5 averaged" in printed and "1 copied from step-1000.safetensors" in printed
-    assert "norm.running_mean" in printed and "recalibrate_batchnorm" in printed
-    assert "MB averaged: 1 of 1" in printed and str(out) in printed
+    assert all(f"{100 * weight:.4g}%" in output for weight in weights if weight)
+    assert "5 averaged" in output and "1 copied from step-1000.safetensors" in output
+    assert "norm.running_mean" in output and "recalibrate_batchnorm" in output
+    assert "MB averaged: 1 of 1" in output and str(out) in output
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_every_kind_of_weights(folder: Path, options: str, weights: list[float],
         ("sqrt --control reversed", (50, 500, 1000), decay_merge_weights([50, 500, 1000], "sqrt")[::-1]),
     ],
 )
-def test_merges_like_a_decay(folder: Path, options: str, steps: tuple[int, ...], weights: list[float]):
+def test_weights_of_a_decay_merge(folder: Path, options: str, steps: tuple[int, ...], weights: list[float]):
     out = folder.parent / "average.safetensors"
     assert main(["average", str(folder), "-o", str(out), "--like-decay", *options.split()]) == 0
     assert_average(read(out), mean([state(step) for step in steps], weights))
 
 
-def test_a_greedy_soup_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_greedy_soup_is_scored_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for step, value in enumerate((3.0, -1.0, 0.5)):
         write(tmp_path / "kept" / f"step-{step}.safetensors", {"weight": torch.tensor([value])})
     script = tmp_path / "score.py"
-    # Its last four bytes are the weight; torch would take seconds to import.
+    # The last four bytes of a file are its weight; importing torch would take seconds.
     script.write_text(
         "import struct, sys\nprint('score:', -abs(struct.unpack('<f', open(sys.argv[1], 'rb').read()[-4:])[0]))\n"
     )
@@ -79,13 +79,13 @@ def test_a_greedy_soup_by_a_command(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*command, f"{sys.executable} {script} {{}}"]) == 0
     assert read(tmp_path / "soup.safetensors")["weight"].tolist() == [-0.25]
     assert "the mean of 2" in capsys.readouterr().out
-    for broken in ("print('no score')", "raise SystemExit(3)"):
-        script.write_text(broken)
+    for code in ("print('no score')", "raise SystemExit(3)"):
+        script.write_text(code)
         assert main([*command, f"{sys.executable} {script} {{}}", "--force"]) == 1
         assert "greedy must be a command" in capsys.readouterr().err
 
 
-def test_the_best_by_a_metric(tmp_path: Path):
+def test_the_best_checkpoints_by_their_metric(tmp_path: Path):
     for epoch, metric in enumerate((0.7, 0.9, 0.8)):
         torch.save({"state_dict": state(epoch), "metric": metric}, tmp_path / f"checkpoint-{epoch}.pth.tar")
     assert main(["average", str(tmp_path), "-o", str(tmp_path / "average.pth"), "--best", "2"]) == 0
@@ -101,46 +101,46 @@ def test_a_dry_run_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     write(folder / "step-2000.safetensors", {"other": torch.zeros(1)})
     assert main(["average", str(folder), "--dry-run"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("emabank: ") and "step-50.safetensors" in error and error.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("emabank: ") and "step-50.safetensors" in message and message.count("\n") == 1
 
 
-def test_the_order_of_the_command_line_is_kept_with_a_note(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_order_of_the_command_line_is_kept_and_mentioned(folder: Path, capsys: pytest.CaptureFixture[str]):
     paths = [str(folder / f"step-{step}.safetensors") for step in (1000, 50, 500)]
     out = folder.parent / "average.safetensors"
     assert main(["average", *paths, "--last", "1", "-o", str(out)]) == 0
     assert_average(read(out), state(500))
-    assert "Your order is kept" in capsys.readouterr().out
-    for arguments in (["--last", "1", *paths[1:]], paths):  # sorted by number; a plain mean
+    assert "Checkpoints stay in your order" in capsys.readouterr().out
+    for arguments in (["--last", "1", *paths[1:]], paths):  # sorted by number; a uniform mean
         assert main(["average", *arguments, "--dry-run"]) == 0
-        assert "Your order is kept" not in capsys.readouterr().out
+        assert "Checkpoints stay in your order" not in capsys.readouterr().out
 
 
-def test_a_long_list_is_shortened_and_checkpoints_left_out_are_listed(
+def test_a_long_list_is_shortened_and_skipped_checkpoints_are_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     for step in range(30):
         write(tmp_path / f"step-{step}.pt", {"weight": torch.ones(1)})
     write(tmp_path / "last.pt", {"weight": torch.ones(1)})
     assert main(["average", str(tmp_path), "--dry-run"]) == 0
-    printed = capsys.readouterr().out
-    assert "and 10 more" in printed
-    assert "step-9.pt" in printed and "step-10.pt" not in printed and "step-20.pt" in printed
-    assert f"Left out: {tmp_path}/last.pt" in printed
+    output = capsys.readouterr().out
+    assert "and 10 more" in output
+    assert "step-9.pt" in output and "step-10.pt" not in output and "step-20.pt" in output
+    assert f"Skipped: {tmp_path}/last.pt" in output
 
 
-def test_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_warnings_name_the_tensor_and_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for step in (1, 2):
         content = {"state_dict": {"codes": torch.tensor([step]), "weight": torch.ones(1)}}
         torch.save(content, tmp_path / f"{step}.ckpt", _use_new_zipfile_serialization=step == 1)
     assert main(["average", str(tmp_path), "-o", str(tmp_path / "average.ckpt")]) == 0
-    printed = capsys.readouterr().out
-    warnings = [line for line in printed.splitlines() if line.startswith("Warning: ")]
-    assert "'state_dict'" in printed
+    output = capsys.readouterr().out
+    warnings = [line for line in output.splitlines() if line.startswith("Warning: ")]
+    assert "'state_dict'" in output
     assert len(warnings) == 2 and "codes" in warnings[0] and "2.ckpt" in warnings[1]
 
 
-def test_an_error_is_one_line_and_replaces_nothing(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_error_is_one_line_and_overwrites_no_file(folder: Path, capsys: pytest.CaptureFixture[str]):
     out = folder.parent / "average.safetensors"
     out.write_text("precious")
     for arguments, message in (
@@ -153,14 +153,14 @@ def test_an_error_is_one_line_and_replaces_nothing(folder: Path, capsys: pytest.
         ([str(folder / "step-51.safetensors"), "--dry-run"], "No such checkpoint"),
     ):
         assert main(["average", *arguments]) == 1
-        error = capsys.readouterr().err
-        assert error.startswith("emabank: ") and error.count("\n") == 1 and message in error
+        printed = capsys.readouterr().err
+        assert printed.startswith("emabank: ") and printed.count("\n") == 1 and message in printed
     assert out.read_text() == "precious"
     assert main(["average", str(folder), "-o", str(out), "--force"]) == 0
     assert_average(read(out), mean(STATES))
 
 
-def test_arguments(capsys: pytest.CaptureFixture[str]):
+def test_arguments_are_parsed_or_refused(capsys: pytest.CaptureFixture[str]):
     arguments = parsed("average", "a", "b", "-o", "c", "--weights", "1", "2", "--key", "ema")
     assert arguments == AverageArguments(
         checkpoints=(Path("a"), Path("b")), out=Path("c"), weights=(1.0, 2.0), key="ema"
@@ -174,10 +174,10 @@ def test_arguments(capsys: pytest.CaptureFixture[str]):
         (["a", "-o", "b", "--window", "3"], "--like-decay"),
         (["a", "-o", "b", "--greedy", "validate"], "{} for the path"),
     ):
-        assert message in refused(capsys, "average", *words)
+        assert message in error_of(capsys, "average", *words)
 
 
-def test_it_needs_only_what_the_command_line_needs(folder: Path):
+def test_average_runs_without_the_optional_packages(folder: Path):
     out = folder.parent / "average.safetensors"
     code = f"from emabank.study.commands import main\nsys.exit(main(['average', {str(folder)!r}, '-o', {str(out)!r}]))"
     process = run(code, blocked=("numpy", "pandas", "matplotlib", "safetensors", "jinja2", "PIL", "pooch"))

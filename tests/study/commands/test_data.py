@@ -1,4 +1,4 @@
-"""The command `data`: every file with how it stands, and whether all is well; fetching ends in the same."""
+"""The command `data`: the state of every file, and whether the data set is complete."""
 
 import hashlib
 from pathlib import Path
@@ -22,23 +22,23 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DATASETS, "made-up", Published("made-up", "Made up", "we", "none", downloads))
 
 
-def act(action: str, name: str, folder: Path) -> int:
+def run_data(action: str, name: str, folder: Path) -> int:
     return DataArguments(action=action, name=name, data=folder).run([])  # type: ignore[arg-type]
 
 
-def test_what_is_whole_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_check_of_complete_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_files(tmp_path, FILES)
-    assert act("check", "made-up", tmp_path) == 0
+    assert run_data("check", "made-up", tmp_path) == 0
     first, *lines, last = capsys.readouterr().out.splitlines()
     assert first == "Made up: published by we; terms: none"
     assert [line.split()[:2] for line in lines] == [["ok", f"{tmp_path}/one"], ["ok", f"{tmp_path}/two"]]
     assert last == "made-up: complete"
 
 
-def test_each_file_that_is_not_whole_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = tmp_path / "data [of mine]"  # not markup
+def test_check_lists_damaged_and_missing_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "data [of mine]"  # rich must not read it as markup
     write_files(folder, {"one": b"fist"})
-    assert act("check", "made-up", folder) == 1
+    assert run_data("check", "made-up", folder) == 1
     _, one, two, last = capsys.readouterr().out.splitlines()
     assert one.startswith(f"damaged         {folder}/one is damaged: 4 bytes, where 5 belong; ")
     assert two == f"missing         {folder}/two is missing; it comes from http://127.0.0.1:9/two"
@@ -47,7 +47,7 @@ def test_each_file_that_is_not_whole_has_a_line_of_its_own(tmp_path: Path, capsy
     )
 
 
-def test_fetching_shows_how_far_it_is_and_how_all_stands(
+def test_fetch_prints_its_progress_and_the_state_of_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def fetch(name: str, folder: Path, *, progress):
@@ -57,8 +57,8 @@ def test_fetching_shows_how_far_it_is_and_how_all_stands(
         return download.check(name, folder)
 
     monkeypatch.setattr(download, "fetch", fetch)
-    assert act("fetch", "made-up", tmp_path) == 0
-    printed = capsys.readouterr()
-    assert printed.err.splitlines() == ["bytes: 5 of 11", "bytes: 11 of 11"]
-    lines = printed.out.splitlines()
+    assert run_data("fetch", "made-up", tmp_path) == 0
+    output = capsys.readouterr()
+    assert output.err.splitlines() == ["bytes: 5 of 11", "bytes: 11 of 11"]
+    lines = output.out.splitlines()
     assert lines[-1] == "made-up: complete" and len(lines) == 4

@@ -1,4 +1,4 @@
-"""The command `decay`: every form of a decay is the same decay, and it is what a bank really does."""
+"""The command `decay`: all forms of a decay agree with each other and with a bank."""
 
 import math
 from dataclasses import replace
@@ -13,19 +13,19 @@ from rich.console import Console
 from emabank import EMA, EMABank
 from emabank.rules import for_batch_size, half_life
 from emabank.study.commands.decay import DecayArguments, decays_of, show_decay
-from tests.study.commands.parsing import parsed, refused
+from tests.study.commands.parsing import error_of, parsed
 
 PAPER = (0.968, 0.984, 0.992, 0.996, 0.998)
 
 
-def one(every: int = 16, steps_per_epoch: float | None = None, **form: float) -> tuple[str, float]:
-    """The rule and the decay per step of one decay in any form."""
+def convert(every: int = 16, steps_per_epoch: float | None = None, **form: float) -> tuple[str, float]:
+    """The rule and the decay per step of a decay in any form."""
     ((name, value),) = form.items()
     (decay,) = decays_of(DecayArguments(**{name: (value,)}, every=every, steps_per_epoch=steps_per_epoch))  # type: ignore[arg-type]
     return decay
 
 
-def shown(*words: str) -> str:
+def output_of(*words: str) -> str:
     console = Console(width=100, record=True, file=StringIO())
     show_decay(parsed("decay", *words), console)
     return console.export_text()
@@ -37,41 +37,41 @@ def row(text: str, name: str) -> list[str]:
 
 
 @given(st.floats(0.01, 0.99999), st.integers(1, 64))
-def test_every_form_is_the_same_decay(decay: float, every: int):
+def test_all_forms_of_a_decay_agree(decay: float, every: int):
     steps, window = -math.log(2) / math.log(decay), 1 / (1 - decay)
     for _, other in (
-        one(decay=decay, every=every),
-        one(per_update=decay**every, every=every),
-        one(half_life=steps, every=every),
-        one(window=window, every=every),
-        one(half_life_epochs=steps / 391, steps_per_epoch=391, every=every),
-        one(window_epochs=window / 391, steps_per_epoch=391, every=every),
+        convert(decay=decay, every=every),
+        convert(per_update=decay**every, every=every),
+        convert(half_life=steps, every=every),
+        convert(window=window, every=every),
+        convert(half_life_epochs=steps / 391, steps_per_epoch=391, every=every),
+        convert(window_epochs=window / 391, steps_per_epoch=391, every=every),
     ):
         assert other == pytest.approx(decay, rel=1e-9)
 
 
 @pytest.mark.parametrize("form", [{"decay": 0.97}, {"per_update": 0.9}, {"half_life": 20.0}, {"window": 64.0}])
-def test_it_is_what_a_bank_does(form: dict[str, float]):
-    """A step of the live weights from 0 to 1: what is left of the past, against the half-life."""
-    text, decay = one(**form, every=4)
+def test_a_bank_forgets_at_the_rate_of_the_decay(form: dict[str, float]):
+    """The live weights step from 0 to 1; the average keeps the share of the 0 that the half-life predicts."""
+    text, decay = convert(**form, every=4)
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     rule = EMA(float(text)) if text[0] == "0" else eval(text, {"EMA": EMA})
-    bank = EMABank(model, {"it": replace(rule, warmup=None)}, every=4, dtype=torch.float64)
+    bank = EMABank(model, {"ema": replace(rule, warmup=None)}, every=4, dtype=torch.float64)
     torch.nn.init.ones_(model.weight)
     for _ in range(40):
         bank.update()
-    left = 1 - bank.weights("it")["weight"].item()
-    assert left == pytest.approx(0.5 ** (40 / half_life(decay)), rel=1e-6) == pytest.approx(decay**40, rel=1e-6)
+    remaining = 1 - bank.weights("ema")["weight"].item()
+    assert remaining == pytest.approx(0.5 ** (40 / half_life(decay)), rel=1e-6) == pytest.approx(decay**40, rel=1e-6)
 
 
-def test_the_warm_up_ends_where_a_bank_ends_it():
+def test_warm_up_ends_at_the_step_where_the_rule_ends_it():
     decays = [EMA(0.99).decay_at(steps=step, elapsed=1, samples=0, every=1) for step in range(1, 200)]
-    assert row(shown("0.99"), "warm-up, in steps") == [str(decays.index(0.99))]
+    assert row(output_of("0.99"), "warm-up, in steps") == [str(decays.index(0.99))]
 
 
-def test_what_is_shown():
-    text = shown("--per-update", "0.998", "--every", "16", "--steps-per-epoch", "391")
+def test_table_of_one_decay():
+    text = output_of("--per-update", "0.998", "--every", "16", "--steps-per-epoch", "391")
     assert row(text, "decay per update, every 16 steps") == ["0.998"] and row(text, "decay per step") == ["0.999875"]
     assert row(text, "half-life, in steps") == ["5,540"] and row(text, "window, in steps") == ["7,992"]
     assert row(text, "warm-up, in steps") == ["4,490"]
@@ -79,31 +79,31 @@ def test_what_is_shown():
     assert "EMABank(model, [EMA(per_update=0.998)], every=16)" in text
 
 
-def test_another_batch_size_remembers_as_many_samples():
-    text = shown("0.9999", "--batch", "256", "--to-batch", "4096")
+def test_another_batch_size_keeps_the_half_life_in_samples():
+    text = output_of("0.9999", "--batch", "256", "--to-batch", "4096")
     assert row(text, "decay per step") == ["0.9984"]
     assert row(text, "half-life, in steps") == ["433"]  # 6,931 steps of 256
     assert for_batch_size(for_batch_size(0.99, 32, 512), 512, 32) == pytest.approx(0.99)
 
 
-def test_several_at_once_and_no_epochs_where_they_are_unknown():
-    text = shown("--per-update", *map(str, PAPER))
+def test_table_of_several_decays_without_epochs():
+    text = output_of("--per-update", *map(str, PAPER))
     assert row(text, "window, in steps") == ["492", "992", "1,992", "3,992", "7,992"]
     assert "epochs" not in text
     assert row(text, "decay per step") == ["0.99797", "0.99899", "0.999498", "0.99975", "0.999875"]
 
 
 @pytest.mark.parametrize("words", ["0.998", "--half-life 693", "--per-update 0.998", "--window 500", "1", "0"])
-def test_the_line_of_python_runs(words: str):
-    line = next(line for line in shown(*words.split()).splitlines() if line.startswith("In Python: "))
+def test_the_printed_python_runs(words: str):
+    line = next(line for line in output_of(*words.split()).splitlines() if line.startswith("In Python: "))
     bank = eval(line.removeprefix("In Python: "), {"EMABank": EMABank, "EMA": EMA, "model": torch.nn.Linear(1, 1)})
     assert len(bank.names) == 1
 
 
-def test_the_ends():
+def test_decays_of_0_and_1():
     rows = ("half-life, in steps", "window, in steps", "warm-up, in steps")
-    assert [row(shown("1"), name) for name in rows] == [["never", "ends"]] * 3
-    assert [row(shown("0"), name) for name in rows] == [["0"], ["1"], ["0"]]
+    assert [row(output_of("1"), name) for name in rows] == [["never", "ends"]] * 3
+    assert [row(output_of("0"), name) for name in rows] == [["0"], ["1"], ["0"]]
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_the_ends():
         ("--window 0.5", "a window must be 1 step or more; got 0.5"),
     ],
 )
-def test_what_makes_no_decay_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]):
-    assert message in refused(capsys, "decay", *words.split())
+def test_impossible_decays_are_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert message in error_of(capsys, "decay", *words.split())

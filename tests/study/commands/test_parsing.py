@@ -1,9 +1,9 @@
-"""The command line: defaults of the configuration, a file for other defaults, refusals that say what to do."""
+"""The command line: defaults, configuration files, settings, help, and errors that name a remedy."""
 
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -21,7 +21,7 @@ from emabank.study.commands.studies import (
 from emabank.study.config import DataConfig, Place, ProtocolConfig, PublishedName, TrainingConfig
 from emabank.study.data.catalogue import DATASETS
 from emabank.study.studies.scales import MAIN, protocol_of
-from tests.study.commands.parsing import ended, parsed, refused
+from tests.study.commands.parsing import error_of, output_of, parsed
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def test_without_words_every_command_has_the_defaults_of_its_configuration():
+def test_commands_without_options_have_the_defaults_of_the_configuration():
     assert parsed("demo") == DemoArguments()
     assert parsed("protocol") == ProtocolArguments() == ProtocolArguments(protocol=ProtocolConfig(), place=Place())
     assert parsed("data", "check", "digits") == DataArguments(action="check", name="digits")
@@ -49,17 +49,17 @@ def test_flags_set_fields_of_every_table():
     assert (protocol.seeds, protocol.swa, command.place.jobs, command.dry_run) == (1, False, 2, True)
 
 
-def test_trackers_that_are_not_installed_are_refused_before_any_run(
+def test_missing_trackers_are_refused_before_any_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr("emabank.study.config.find_spec", lambda name: None)
     for words, name in ((["--tensorboard"], "tensorboard"), (["--wandb", "mine"], "wandb")):
         for command in (["run", "dynamics"], ["protocol"]):
-            message = refused(capsys, *command, *words)
+            message = error_of(capsys, *command, *words)
             assert f"--{name} needs the package {name}: pip install {name}" in message
 
 
-# A file for other defaults -------------------------------------------------------------------------------------------
+# Configuration files -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -83,17 +83,17 @@ def test_a_file_gives_defaults_and_the_command_line_overrides_them(file: Path):
     assert command.place == Place(runs=Path("other"))
 
 
-def test_none_undoes_what_a_file_gives(file: Path, capsys: pytest.CaptureFixture[str]):
+def test_none_resets_a_value_of_the_file(file: Path, capsys: pytest.CaptureFixture[str]):
     assert parsed("protocol", "--config", str(file), "--width", "None").protocol.training.width is None
-    message = refused(capsys, "protocol", "--config", str(file), "--network", "resnet18")
+    message = error_of(capsys, "protocol", "--config", str(file), "--network", "resnet18")
     assert "width is 8, and resnet18 has one size" in message
     parsed("protocol", "--config", str(file), "--network", "resnet18", "--width", "None")
 
 
 def test_help_shows_the_defaults_of_the_file(file: Path, capsys: pytest.CaptureFixture[str]):
-    printed = ended(capsys, "protocol", "--config", str(file), "--help", code=0)
-    assert " --epochs INT Passes over the training images. (default: 7) " in printed
-    assert "(default: mine)" in printed
+    output = output_of(capsys, "protocol", "--config", str(file), "--help", code=0)
+    assert re.search(r" --epochs INT [^(]*\(default: 7\) ", output)
+    assert "(default: mine)" in output
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,20 @@ def test_help_shows_the_defaults_of_the_file(file: Path, capsys: pytest.CaptureF
         ("[data]\ndataset = 'own'", "study.toml, data: dataset is own, which needs Python: use emabank"),
     ],
 )
-def test_a_file_that_does_not_fit_is_one_sentence(tmp_path: Path, text: str, message: str):
+def test_an_invalid_file_is_refused_with_its_name_and_key(tmp_path: Path, text: str, message: str):
     (tmp_path / "study.toml").write_text(text)
     with pytest.raises(ValueError, match=re.escape(f"{tmp_path}/") + message) as caught:
         parsed("protocol", "--config", str(tmp_path / "study.toml"))
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+def test_a_missing_file_is_refused_with_its_name(tmp_path: Path):
     for path in ("no.toml", str(tmp_path)):
         with pytest.raises(ValueError, match=f"^--config must be a TOML file; got {path}"):
             parsed("protocol", "--config", path)
 
 
-# Refusals ------------------------------------------------------------------------------------------------------------
+# Errors ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
         ("run dynamics --scale huge", "small"),
     ],
 )
-def test_refused_words_say_what_to_do_and_where_help_is(words: str, message: str, capsys: pytest.CaptureFixture[str]):
-    assert message in refused(capsys, *words.split())
+def test_errors_name_the_remedy_and_the_help(words: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert message in error_of(capsys, *words.split())
 
 
-def test_what_a_refusal_advises_works():
+def test_remedies_named_by_errors_work():
     parsed("protocol", "--epochs", "2", "--no-swa")
     parsed("protocol", "--bootstrap", "ema-7.1%", "--no-swa")
     parsed("protocol", "--epochs", "3")
@@ -153,17 +153,17 @@ def test_what_a_refusal_advises_works():
 # Settings of a study -------------------------------------------------------------------------------------------------
 
 
-def trained(*words: str, pair: str = MAIN, scale: Any = "demo") -> ProtocolConfig:
-    """What a pair is trained with."""
-    config = protocol_of(pair, scale)
+def main_protocol(*words: str) -> ProtocolConfig:
+    """The protocol of the main pair, as changed by these words."""
+    config = protocol_of(MAIN, "demo")
     assert config is not None
-    return parsed("run", "all", "--scale", scale, *words).change(config)
+    return parsed("run", "all", *words).change(config)
 
 
-def test_settings_change_what_is_trained_and_nothing_else():
-    plain = trained()
+def test_settings_change_only_their_fields():
+    plain = main_protocol()
     assert plain == protocol_of(MAIN, "demo")
-    changed = trained(
+    changed = main_protocol(
         "--set", "training.epochs=9", "rates=[0.1, 0.3]", "swa=false", "dataset=digits-0-4", "--seeds", "5"
     )
     training = dataclasses.replace(plain.training, epochs=9)
@@ -171,32 +171,32 @@ def test_settings_change_what_is_trained_and_nothing_else():
     assert changed == dataclasses.replace(plain, training=training, data=data, rates=(0.1, 0.3), swa=False, seeds=5)
 
 
-def test_the_last_setting_counts_and_the_device_is_that_of_every_run():
-    changed = trained("--set", "epochs=9", "--set", "batch=64", "--set", "epochs=8", "--device", "cpu")
+def test_the_last_of_two_settings_wins_and_the_device_is_set():
+    changed = main_protocol("--set", "epochs=9", "--set", "batch=64", "--set", "epochs=8", "--device", "cpu")
     assert (changed.training.epochs, changed.training.batch) == (8, 64)
-    assert changed.hardware == dataclasses.replace(trained().hardware, device="cpu")
+    assert changed.hardware == dataclasses.replace(main_protocol().hardware, device="cpu")
 
 
-def test_a_setting_need_only_fit_what_the_study_trains(capsys: pytest.CaptureFixture[str]):
-    """The other labels of CIFAR-10N, which digits do not have."""
+def test_a_setting_must_fit_only_the_pairs_of_the_study(capsys: pytest.CaptureFixture[str]):
+    # Only CIFAR-10N has other labels.
     words = ["--scale", "small", "--set", "data.labels=aggregate"]
     assert parsed("run", "constant-lr", *words).set == (("data.labels=aggregate",),)
-    assert "--set, data: labels is aggregate; " in refused(capsys, "run", "dynamics", *words)
-    # The paper's averages have other names than those of the digits.
+    assert "--set, data: labels is aggregate; " in error_of(capsys, "run", "dynamics", *words)
+    # The averages of the digits have other names than the paper's.
     bootstrap = ["--set", "bootstrap=ema-0.992", "swa=false"]
     assert parsed("run", "bootstrap", "--scale", "paper", *bootstrap).scale == "paper"
-    assert "--set: bootstrap is 'ema-0.992'; the averages are " in refused(capsys, "run", "bootstrap", *bootstrap)
+    assert "--set: bootstrap is 'ema-0.992'; the averages are " in error_of(capsys, "run", "bootstrap", *bootstrap)
 
 
 # Help ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_begins_with_what_the_command_does(command: str, capsys: pytest.CaptureFixture[str]):
-    printed = ended(capsys, command, "--help", code=0)
-    assert printed.startswith(f"usage: emabank {command} [-h] ")
-    assert " ".join((COMMANDS[command].__doc__ or "").split()[:8]) in printed
+def test_help_begins_with_usage_and_description(command: str, capsys: pytest.CaptureFixture[str]):
+    output = output_of(capsys, command, "--help", code=0)
+    assert output.startswith(f"usage: emabank {command} [-h] ")
+    assert " ".join((COMMANDS[command].__doc__ or "").split()[:8]) in output
 
 
-def test_the_command_data_knows_what_can_be_fetched():
+def test_every_published_data_set_can_be_named_in_the_command_data():
     assert set(get_args(PublishedName)) == set(DATASETS)

@@ -1,4 +1,4 @@
-"""Small files in the published forms, for the tests of the data sources: nothing of emabank is used to make them."""
+"""Small files in the published formats, made without emabank."""
 
 import io
 import struct
@@ -40,16 +40,16 @@ def _pickled(value: Any, memo: Any) -> bytes:
             return b"}" + put() + b"(" + items + b"u"
         case np.ndarray():
             kind = value.dtype.str
-            made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R" + put()
+            array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R" + put()
             dtype = b"cnumpy\ndtype\n" + _pickled(kind[1:], memo) + b"K\x00K\x01\x87R" + put()
             dtype += _pickled((3, kind[0], None, None, None, -1, -1, 0), memo) + b"b"
             state = b"(K\x01" + _pickled(value.shape, memo) + dtype + b"\x89" + _pickled(value.tobytes(), memo) + b"t"
-            return made + state + b"b"
+            return array + state + b"b"
     raise TypeError(type(value))
 
 
 def cifar_batch(seed: int, count: int, classes: int, key: str = "labels", **changes: Any) -> dict[str, Any]:
-    """What a batch holds, as it is published: pixels channel by channel in one line an image."""
+    """A batch as published: one row per image, channel by channel."""
     random = np.random.default_rng(seed)
     return {
         "batch_label": f"batch {seed}",
@@ -61,7 +61,6 @@ def cifar_batch(seed: int, count: int, classes: int, key: str = "labels", **chan
 
 
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files below a folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def tar_gz(files: dict[str, bytes], *special: tarfile.TarInfo) -> bytes:
-    """An archive of these files, after members without content (links, devices)."""
+    """An archive of these files; members without content (links, devices) come first."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
         for member in special:
@@ -82,7 +81,6 @@ def tar_gz(files: dict[str, bytes], *special: tarfile.TarInfo) -> bytes:
 
 
 def tar_member(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    """A link, a device or the like."""
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
     return member

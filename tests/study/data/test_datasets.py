@@ -1,4 +1,4 @@
-"""From the name of a data set to its images: every source, its labels, and what stands in for missing files."""
+"""Data sets loaded by name: every source, its labels, and clear errors for missing files."""
 
 import os
 from pathlib import Path
@@ -29,19 +29,19 @@ def published() -> Path:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    """Small CIFAR-10 (5 x 40 and 40 images) and CIFAR-100 (200 and 400) in `tmp_path`, which their readers take."""
+    """Small CIFAR-10 (5 x 40 and 40 images) and CIFAR-100 (200 and 400) in `tmp_path`."""
     ten, hundred = cifar._LAYOUTS["cifar10"], cifar._LAYOUTS["cifar100"]
     ten = ten._replace(train=dict.fromkeys(ten.train, 40), test={"test_batch": 40})
     hundred = hundred._replace(train={"train": 200}, test={"test": 400})
     monkeypatch.setattr(cifar, "_LAYOUTS", {"cifar10": ten, "cifar100": hundred})
-    made = {
+    batches = {
         f"cifar-10-batches-py/{name}": cifar_batch(seed, 40, 10) for seed, name in enumerate([*ten.train, *ten.test])
     }
-    made["cifar-100-python/train"] = cifar_batch(7, 200, 100, "fine_labels")
-    # Four of each class, so that halves can be alike.
-    made["cifar-100-python/test"] = cifar_batch(8, 400, 100, "fine_labels", fine_labels=[i % 100 for i in range(400)])
-    write_files(tmp_path, {name: python2_pickle(content) for name, content in made.items()})
-    return made
+    batches["cifar-100-python/train"] = cifar_batch(7, 200, 100, "fine_labels")
+    # Four of each class, so that the halves can be balanced.
+    batches["cifar-100-python/test"] = cifar_batch(8, 400, 100, "fine_labels", fine_labels=[*range(100)] * 4)
+    write_files(tmp_path, {name: python2_pickle(content) for name, content in batches.items()})
+    return batches
 
 
 def clean_labels(files: dict[str, dict[str, Any]]) -> np.ndarray:
@@ -50,7 +50,7 @@ def clean_labels(files: dict[str, dict[str, Any]]) -> np.ndarray:
     )
 
 
-def test_cifar_comes_as_its_readers_give_it(files, tmp_path: Path):
+def test_cifar_has_the_images_and_labels_of_its_files(files, tmp_path: Path):
     for name, classes, sizes in (("cifar10", 10, (200, 40)), ("cifar100", 100, (200, 400))):
         found = load_dataset(DataConfig(dataset=name), tmp_path)
         assert (found.name, found.classes, (len(found.train), len(found.test))) == (name, classes, sizes)
@@ -66,7 +66,7 @@ def test_cifar_comes_as_its_readers_give_it(files, tmp_path: Path):
 @pytest.mark.parametrize(
     ("asked", "key"), [(None, "worse_label"), ("aggregate", "aggre_label"), ("random2", "random_label2")]
 )
-def test_human_labels_come_beside_the_true_ones(files, tmp_path: Path, asked, key):
+def test_human_labels_are_loaded_beside_the_true_ones(files, tmp_path: Path, asked, key):
     clean = clean_labels(files)
     stored = {
         "clean_label": clean,
@@ -86,7 +86,7 @@ def test_human_labels_come_beside_the_true_ones(files, tmp_path: Path, asked, ke
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "cifar10n", "cifar100n", "tiny-imagenet"])
-def test_missing_files_are_named_with_the_way_to_get_them(name: str, tmp_path: Path):
+def test_missing_files_are_named_with_the_command_to_fetch_them(name: str, tmp_path: Path):
     with pytest.raises(
         FileNotFoundError, match=f"^{tmp_path} holds (neither|no) .*emabank data fetch {name.rstrip('n')}"
     ):
@@ -94,12 +94,12 @@ def test_missing_files_are_named_with_the_way_to_get_them(name: str, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-def test_data_of_ones_own_has_no_files():
+def test_a_users_own_data_set_cannot_be_loaded_by_name():
     with pytest.raises(ValueError, match="dataset is own, .* emabank.study.run_protocol"):
         load_dataset(DataConfig(dataset="own"), NO_FOLDER)
 
 
-def test_tiny_imagenet_is_decoded_once_and_told_of(tmp_path: Path):
+def test_tiny_imagenet_is_decoded_once_with_progress(tmp_path: Path):
     root, wnids = tmp_path / "tiny-imagenet-200", [f"n{number}" for number in range(200)]
     (root / "val/images").mkdir(parents=True)
     (root / "wnids.txt").write_text("\n".join(wnids))
@@ -114,19 +114,18 @@ def test_tiny_imagenet_is_decoded_once_and_told_of(tmp_path: Path):
             found = load_dataset(
                 DataConfig(dataset="tiny-imagenet"), tmp_path, cache=cache, progress=lambda *done: counts.append(done)
             )
-        assert counts[-1] == (2, 2) and counts.count((2, 2)) == 2, "each part once"
+        assert counts[-1] == (2, 2) and counts.count((2, 2)) == 2, "each split is decoded once"
         counts.clear()
         assert (tmp_path / ".emabank-cache" if cache is None else cache).is_dir()
     assert found.classes == 200 and found.train.images.shape == (2, 3, 64, 64)
     assert found.train.labels.tolist() == [3, 7] and found.test.labels.tolist() == [7, 3]
-    index = torch.tensor([1])
-    assert found.train.take(index).labels.tolist() == [7], "a part that is mapped from a file is like any other"
+    assert found.train.take(torch.tensor([1])).labels.tolist() == [7], "memory-mapped images can be indexed"
 
 
 # Parts ---------------------------------------------------------------------------------------------------------------
 
 
-def test_parts_are_as_the_configuration_says():
+def test_parts_follow_the_configuration():
     dataset = load_dataset(DataConfig(), NO_FOLDER)
     config = DataConfig(subset=500, test_subset=100, noise=0.4, noise_seed=3, split_seed=5)
     parts = load_parts(config, dataset, "80%")
@@ -139,10 +138,10 @@ def test_parts_are_as_the_configuration_says():
         assert not torch.equal(changed.train.labels, whole.train.labels)
 
 
-# What features are evaluated on --------------------------------------------------------------------------------------
+# Targets of a transfer ------------------------------------------------------------------------------------------------
 
 
-def test_the_target_of_a_transfer_is_the_data_set_where_it_is_whole(files, tmp_path: Path):
+def test_the_transfer_target_is_the_whole_data_set_if_all_files_exist(files, tmp_path: Path):
     for name in ("cifar100", "cifar10"):
         found = load_transfer_target(name, tmp_path, split_seed=0)
         assert (
@@ -150,18 +149,18 @@ def test_the_target_of_a_transfer_is_the_data_set_where_it_is_whole(files, tmp_p
         )
 
 
-def test_images_of_another_size_are_so_wherever_they_are_used(files, tmp_path: Path):
+def test_the_image_size_applies_to_training_test_and_transfer(files, tmp_path: Path):
     config = DataConfig(dataset="cifar10", size=16)
     dataset = load_dataset(config, tmp_path)
     assert {tuple(part.images.shape[1:]) for part in (dataset.train, dataset.test)} == {(3, 16, 16)}
     assert load_transfer_target("cifar100", tmp_path, split_seed=0, size=8).test.images.shape[1:] == (3, 8, 8)
     (tmp_path / "cifar-100-python/train").unlink()
     assert load_transfer_target("cifar100", tmp_path, split_seed=0, size=8).train.images.shape[1:] == (3, 8, 8)
-    assert "size" not in to_dict(DataConfig()), "runs that do not use it keep their identity"
+    assert "size" not in to_dict(DataConfig()), "runs that do not use it keep their id"
     assert to_dict(config)["size"] == 16
 
 
-def test_human_labels_may_be_the_target_of_a_transfer(files, tmp_path: Path):
+def test_human_labels_can_be_the_transfer_target(files, tmp_path: Path):
     clean = clean_labels(files)
     torch.save({"clean_label": clean, "worse_label": (clean + 1) % 10}, tmp_path / "CIFAR-10_human.pt")
     assert load_transfer_target("cifar10n", tmp_path, split_seed=0).train.wrong.all()
@@ -172,10 +171,10 @@ def test_without_training_images_the_test_images_are_halved(files, tmp_path: Pat
     found = load_transfer_target("cifar100", tmp_path, split_seed=0)
     assert (found.name, found.classes) == ("cifar100-test-halves", 100)
     for half in (found.train, found.test):
-        assert half.labels.bincount(minlength=100).tolist() == [2] * 100, "all classes alike"
+        assert half.labels.bincount(minlength=100).tolist() == [2] * 100, "classes are balanced"
     pixels = files["cifar-100-python/test"]["data"]
     halves = torch.cat([found.train.images, found.test.images]).flatten(1).tolist()
-    assert sorted(halves) == sorted(pixels.tolist()), "each image in one of them"
+    assert sorted(halves) == sorted(pixels.tolist()), "each image is in exactly one half"
     again, other = (load_transfer_target("cifar100", tmp_path, split_seed=seed) for seed in (0, 1))
     assert fingerprint(again) == fingerprint(found) != fingerprint(other)
 
@@ -184,7 +183,7 @@ def test_without_training_images_the_test_images_are_halved(files, tmp_path: Pat
 
 
 @PUBLISHED
-def test_published_cifar100_is_halved_where_it_has_no_training_images(published: Path):
+def test_published_cifar100_is_halved_without_training_images(published: Path):
     found = load_transfer_target("cifar100", published, split_seed=0)
     if found.name == "cifar100":
         assert (len(found.train), len(found.test)) == (50_000, 10_000)

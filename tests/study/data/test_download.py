@@ -1,4 +1,4 @@
-"""The files of a data set: checked, fetched from a server of our own, unpacked; what fails leaves nothing behind."""
+"""The files of a data set: checked, fetched from a local server, unpacked; a failure leaves nothing behind."""
 
 import hashlib
 import http.server
@@ -35,12 +35,12 @@ def zipped(files: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def everything_in(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def tiny_files(train: dict[str, int], val: dict[str, int]) -> dict[str, bytes]:
-    """Tiny-ImageNet with two classes and so many images of each."""
+    """Tiny-ImageNet of two classes, with the number of images of each."""
     images = {f"{TINY}/train/{wnid}/images/{n}.JPEG": b"x" for wnid, count in train.items() for n in range(count)}
     names = [(f"{wnid}_{n}.JPEG", wnid) for wnid, count in val.items() for n in range(count)]
     annotations = "".join(f"{name}\t{wnid}\t0\n" for name, wnid in names).encode()
@@ -56,16 +56,16 @@ COMPLETE = tiny_files({"n1": 3, "n2": 3}, {"n1": 1, "n2": 1})
 TINY_ZIP = zipped(COMPLETE)
 
 
-def known(path: str, content: bytes, kind: str = "md5", **more: str) -> File:
+def make_file(path: str, content: bytes, kind: str = "md5", **more: str) -> File:
     return File(path, len(content), f"{kind}:{hashlib.new(kind, content).hexdigest()}", **more)
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, address: str, archive: bytes = ARCHIVE) -> None:
-    """Three data sets: an archive, labels that need it, folders of images."""
-    contents = tuple(known(*item) for item in FILES.items())
-    packed = Download(f"{address}/set.tar.gz", known("set.tar.gz", archive), contents)
-    labels = Download(f"{address}/labels.pt", known("deep/labels.pt", LABELS, "sha256", elsewhere="labels.pt"))
-    tiny = Download(f"{address}/tiny.zip", known("tiny.zip", TINY_ZIP), image_folders=ImageFolders(2, 3, 1))
+    """Add three data sets: an archive, labels that need it, folders of images."""
+    unpacked = tuple(make_file(*item) for item in FILES.items())
+    packed = Download(f"{address}/set.tar.gz", make_file("set.tar.gz", archive), unpacked)
+    labels = Download(f"{address}/labels.pt", make_file("deep/labels.pt", LABELS, "sha256", elsewhere="labels.pt"))
+    tiny = Download(f"{address}/tiny.zip", make_file("tiny.zip", TINY_ZIP), image_folders=ImageFolders(2, 3, 1))
     monkeypatch.setitem(DATASETS, "packed", Published("packed", "Packed", "we", "none", (packed,)))
     monkeypatch.setitem(DATASETS, "labels", Published("labels", "Labels", "we", "none", (labels,), ("packed",)))
     monkeypatch.setitem(DATASETS, "tiny", Published("tiny", "Tiny", "we", "none", (tiny,)))
@@ -94,7 +94,7 @@ def states(name: str, folder: Path) -> dict[str, str]:
             {"set/first": FILES["set/first"][::-1], "set/second": b"sec"},
             {"set/first": "wrong checksum", "set/second": "damaged"},
         ),
-        # A wrong file would be read, though the archive is right.
+        # The wrong file would be read, even though the archive is right.
         ({"set.tar.gz": ARCHIVE, "set/first": b"1"}, {"set.tar.gz": "ok", "set/first": "damaged"}),
         (
             {"set.tar.gz": ARCHIVE[:-1], "set/first": FILES["set/first"]},
@@ -103,7 +103,7 @@ def states(name: str, folder: Path) -> dict[str, str]:
         ({"set.tar.gz": ARCHIVE[:-1], **FILES}, {"set/first": "ok", "set/second": "ok"}),
     ],
 )
-def test_every_file_is_ok_missing_damaged_or_another(tmp_path: Path, files: dict[str, bytes], expected: dict[str, str]):
+def test_check_finds_missing_damaged_and_wrong_files(tmp_path: Path, files: dict[str, bytes], expected: dict[str, str]):
     write_files(tmp_path, files)
     assert states("packed", tmp_path) == expected
     assert is_complete(check("packed", tmp_path)) == (set(expected.values()) == {"ok"})
@@ -113,7 +113,7 @@ def test_every_file_is_ok_missing_damaged_or_another(tmp_path: Path, files: dict
 
 
 @pytest.mark.usefixtures("published")
-def test_what_a_set_needs_is_checked_too(tmp_path: Path):
+def test_data_sets_that_another_needs_are_checked_too(tmp_path: Path):
     write_files(tmp_path, {"labels.pt": LABELS, "set/first": FILES["set/first"]})
     assert states("labels", tmp_path) == {"set/first": "ok", "set/second": "missing", "labels.pt": "ok"}
     write_files(tmp_path, {"labels.pt": LABELS[::-1]})
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_read_is_damaged(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("published")
-def test_images_are_counted(tmp_path: Path):
+def test_image_folders_are_checked_by_counting_images(tmp_path: Path):
     write_files(tmp_path, COMPLETE)
     assert states("tiny", tmp_path) == {f"{TINY}/wnids.txt": "ok", f"{TINY}/train": "ok", f"{TINY}/val": "ok"}
     sample = tmp_path / "sample"
@@ -156,7 +156,7 @@ def test_images_are_counted(tmp_path: Path):
         ({"val/val_annotations.txt": b"other.JPEG\tn1\n"}, "missing", "holds no val/images/other.JPEG; the complete"),
     ],
 )
-def test_damaged_folders_of_images_are_named(tmp_path: Path, change: dict[str, bytes], state: str, message: str):
+def test_damaged_image_folders_are_named(tmp_path: Path, change: dict[str, bytes], state: str, message: str):
     write_files(tmp_path, COMPLETE)
     write_files(tmp_path / TINY, change)
     wrong = [finding for finding in check("tiny", tmp_path) if finding.state != "ok"]
@@ -178,11 +178,11 @@ def test_the_published_files_have_the_published_checksums():
 
 @dataclass
 class Server:
-    """Which files it has, which were asked for, and how many bytes less (or more) it sends than it promises."""
+    """Its files, the requests so far, and how many bytes it leaves off (or whether it never stops)."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     cut: int = 0
     endless: bool = False
 
@@ -193,14 +193,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            state.asked.append(self.path)
+            state.requests.append(self.path)
             content = state.files.get(self.path)
             self.send_response(404 if content is None else 200)
             content = content or b""
             if not state.endless:
                 self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            with suppress(OSError):  # the other side has had enough
+            with suppress(OSError):  # the client has closed the connection
                 while state.endless:
                     self.wfile.write(bytes(100_000))
                 self.wfile.write(content[: len(content) - state.cut])
@@ -220,47 +220,47 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread.join()
 
 
-def test_what_is_missing_is_fetched_and_unpacked_once(server: Server, tmp_path: Path):
+def test_missing_files_are_fetched_and_unpacked_once(server: Server, tmp_path: Path):
     counts: list[tuple[int, int]] = []
     folder = tmp_path / "new" / "data"
     findings = fetch("labels", folder, progress=lambda done, total: counts.append((done, total)))
     assert all(finding.state == "ok" for finding in findings)
-    assert everything_in(folder) == {"set.tar.gz": ARCHIVE, "deep/labels.pt": LABELS, **UNPACKED}
+    assert contents(folder) == {"set.tar.gz": ARCHIVE, "deep/labels.pt": LABELS, **UNPACKED}
     assert sorted(path.name for path in folder.iterdir()) == ["deep", "set", "set.tar.gz"]
     total = len(ARCHIVE) + len(LABELS)
     assert counts[0] == (0, total) and counts[-1] == (total, total) and counts == sorted(counts)
     assert len({done for done, _ in counts}) > 3
-    assert server.asked == ["/set.tar.gz", "/labels.pt"]
+    assert server.requests == ["/set.tar.gz", "/labels.pt"]
     fetch("labels", folder)
     (folder / "deep/labels.pt").write_bytes(b"wrong")
     fetch("labels", folder)
-    assert server.asked[2:] == ["/labels.pt"] and (folder / "deep/labels.pt").read_bytes() == LABELS
+    assert server.requests[2:] == ["/labels.pt"] and (folder / "deep/labels.pt").read_bytes() == LABELS
 
 
-def test_an_archive_that_is_there_is_only_unpacked(server: Server, tmp_path: Path):
+def test_an_existing_archive_is_unpacked_without_fetching(server: Server, tmp_path: Path):
     write_files(tmp_path, {"set.tar.gz": ARCHIVE, "set/first": b"wrong", "set/mine": b"stays"})
     fetch("packed", tmp_path)
-    assert server.asked == []
-    assert everything_in(tmp_path) == {"set.tar.gz": ARCHIVE, **UNPACKED, "set/mine": b"stays"}
+    assert server.requests == []
+    assert contents(tmp_path) == {"set.tar.gz": ARCHIVE, **UNPACKED, "set/mine": b"stays"}
 
 
-def test_a_wrong_file_is_replaced_wherever_it_is(server: Server, tmp_path: Path):
+def test_a_wrong_file_is_replaced_in_either_folder(server: Server, tmp_path: Path):
     write_files(tmp_path, {"set.tar.gz": ARCHIVE[:-1] + b"x"})
     fetch("packed", tmp_path)
     assert (tmp_path / "set.tar.gz").read_bytes() == ARCHIVE
     write_files(tmp_path / "other", {**FILES, "labels.pt": b"wrong"})
     fetch("labels", tmp_path / "other")
-    assert everything_in(tmp_path / "other") == {**FILES, "labels.pt": LABELS}
+    assert contents(tmp_path / "other") == {**FILES, "labels.pt": LABELS}
 
 
-def test_folders_of_images_are_completed(server: Server, tmp_path: Path):
-    mine = {f"{TINY}/train/n1/boxes.txt": b"mine"}
-    write_files(tmp_path, {f"{TINY}/wnids.txt": b"n2\nn1\n", **mine})
+def test_incomplete_image_folders_are_filled(server: Server, tmp_path: Path):
+    own = {f"{TINY}/train/n1/boxes.txt": b"own"}
+    write_files(tmp_path, {f"{TINY}/wnids.txt": b"n2\nn1\n", **own})
     fetch("tiny", tmp_path)
-    assert everything_in(tmp_path) == {**COMPLETE, **mine, "tiny.zip": TINY_ZIP}
+    assert contents(tmp_path) == {**COMPLETE, **own, "tiny.zip": TINY_ZIP}
 
 
-def test_without_a_server_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unreachable_server_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -280,7 +280,7 @@ def test_without_a_server_one_sentence_says_what_to_do(tmp_path: Path, monkeypat
         ("gone", ConnectionError, r"set.tar.gz could not be fetched \(it answered 404\); where there is no"),
     ],
 )
-def test_what_the_server_gets_wrong_is_not_kept(
+def test_a_wrong_answer_of_the_server_is_not_kept(
     server: Server, tmp_path: Path, fault: str, error: type[Exception], message: str
 ):
     write_files(tmp_path, {"set.tar.gz": b"old"})
@@ -291,11 +291,11 @@ def test_what_the_server_gets_wrong_is_not_kept(
         del server.files["/set.tar.gz"]
     with pytest.raises(error, match=message):
         fetch("packed", tmp_path)
-    assert everything_in(tmp_path) == {"set.tar.gz": b"old"} and len(list(tmp_path.iterdir())) == 1
+    assert contents(tmp_path) == {"set.tar.gz": b"old"} and len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("kind", ["above", "link", "device", "without the files"])
-def test_an_archive_that_is_hostile_or_another_is_refused(
+def test_a_hostile_or_wrong_archive_is_refused(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     bad, message = {
@@ -308,18 +308,18 @@ def test_an_archive_that_is_hostile_or_another_is_refused(
     publish(monkeypatch, server.address, bad)
     with pytest.raises(ValueError, match=message):
         fetch("packed", tmp_path / "data")
-    assert set(everything_in(tmp_path)) <= {"data/set.tar.gz", "data/set/first"}
+    assert set(contents(tmp_path)) <= {"data/set.tar.gz", "data/set/first"}
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(server: Server, tmp_path: Path):
+def test_a_folder_that_cannot_be_created_is_a_clear_error(server: Server, tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"packed could not be put there \(.*\); nothing half-written is left"):
         fetch("packed", tmp_path / "file" / "data")
-    assert [finding.state for finding in fetch("digits", tmp_path / "none")] == ["ok"], "embedded: it needs no folder"
+    assert [finding.state for finding in fetch("digits", tmp_path / "none")] == ["ok"], "digits need no folder"
     assert not (tmp_path / "none").exists()
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(server: Server, tmp_path: Path):
+def test_leftovers_of_a_killed_process_are_removed_after_a_day(server: Server, tmp_path: Path):
     old, new = tmp_path / ".emabank-fetch-old", tmp_path / ".emabank-fetch-new"
     write_files(tmp_path, {".emabank-fetch-old/part": b"x", ".emabank-fetch-new/part": b"x"})
     os.utime(old, (time.time() - 2 * 86400,) * 2)
@@ -340,7 +340,7 @@ def into(tmp_path: Path) -> Path:
 
 
 @BOTH
-def test_too_much_is_not_unpacked(tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch, name: str, make):
+def test_too_large_archives_are_refused(tmp_path: Path, into: Path, monkeypatch: pytest.MonkeyPatch, name: str, make):
     monkeypatch.setattr(download, "MOST_BYTES", 100_000)
     path = tmp_path / name
     path.write_bytes(make({"zeros": bytes(1_000_000)}))
@@ -349,7 +349,7 @@ def test_too_much_is_not_unpacked(tmp_path: Path, into: Path, monkeypatch: pytes
 
 
 @BOTH
-def test_an_archive_is_unpacked_whole_or_damage_is_named(tmp_path: Path, into: Path, name: str, make):
+def test_an_archive_is_unpacked_completely_or_reported_as_damaged(tmp_path: Path, into: Path, name: str, make):
     path, files = tmp_path / name, {"noise": os.urandom(5000), "set/deep/third": b"3"}
     whole = make(files)
     for content in (b"", b"garbage" * 100, whole[:10], whole[:3000]):
@@ -358,4 +358,4 @@ def test_an_archive_is_unpacked_whole_or_damage_is_named(tmp_path: Path, into: P
             unpack(path, into)
     path.write_bytes(whole)
     unpack(path, into)
-    assert everything_in(into) == files
+    assert contents(into) == files

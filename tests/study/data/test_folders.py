@@ -1,4 +1,4 @@
-"""Folders of images: which files, which labels, which pixels; decoded once into a cache that is never half-made."""
+"""Image folders: files, labels and pixels; decoded once into a cache that is never incomplete."""
 
 import os
 import subprocess
@@ -40,7 +40,7 @@ def own(tmp_path: Path) -> Path:
     return root
 
 
-def test_classes_and_files_come_sorted_and_the_cache_is_no_class(own: Path):
+def test_classes_and_files_are_sorted_and_the_cache_is_not_a_class(own: Path):
     for _ in range(2):
         loaded = load_image_folder(own)
         assert loaded.images.shape == (4, 3, 4, 6) and loaded.images.dtype == np.uint8
@@ -50,7 +50,7 @@ def test_classes_and_files_come_sorted_and_the_cache_is_no_class(own: Path):
         assert (own / ".emabank-cache").is_dir()
 
 
-def test_two_sizes_keep_two_caches(own: Path):
+def test_each_size_has_its_own_cache(own: Path):
     counts: list[int] = []
     for _ in range(2):
         for size in (None, 3, 5):
@@ -58,7 +58,7 @@ def test_two_sizes_keep_two_caches(own: Path):
     assert counts == [0, 4] * 3
 
 
-def test_what_is_no_such_folder_is_refused(own: Path, tmp_path: Path):
+def test_folders_without_classes_or_images_are_refused(own: Path, tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="there is no folder .*none; give one whose subfolders hold the images"):
         load_image_folder(tmp_path / "none")
     (own / "empty").mkdir()
@@ -77,7 +77,7 @@ WNIDS = ["n03", "n01", "n02"]  # not sorted, as published
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """Three classes: n03 with two images to train with, n01 with one, which is grey, n02 with none; three to test."""
+    """Three classes: n03 has two training images, n01 one (grey), n02 none; three test images."""
     root = tmp_path / "tiny-imagenet-200"
     save(root / "train/n03/images/n03_1.JPEG", 31, (64, 64))
     save(root / "train/n03/images/n03_0.JPEG", 30, (64, 64))
@@ -92,7 +92,7 @@ def tiny(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_labels_are_places_in_wnids(tiny: Path):
+def test_labels_are_positions_in_wnids(tiny: Path):
     train, test = (load_tiny_imagenet(tiny, split=split) for split in ("train", "test"))
     assert train.images.shape == (3, 3, 64, 64) and train.images.dtype == np.uint8
     assert train.images[:, :, 0, 0].tolist() == [[30] * 3, [31] * 3, [10] * 3]
@@ -110,13 +110,13 @@ def test_labels_are_places_in_wnids(tiny: Path):
         ("val/val_annotations.txt", "val_0.JPEG\n", "names the class '' in line 1"),
     ],
 )
-def test_damaged_lists_are_named(tiny: Path, file: str, text: str, message: str):
+def test_damaged_label_files_are_named(tiny: Path, file: str, text: str, message: str):
     (tiny / "tiny-imagenet-200" / file).write_text(text)
     with pytest.raises(ValueError, match=message):
         load_tiny_imagenet(tiny, split="test")
 
 
-def test_what_is_missing_is_named_with_where_to_get_it(tiny: Path, tmp_path: Path):
+def test_missing_files_are_named_with_the_command_to_fetch_them(tiny: Path, tmp_path: Path):
     root = tiny / "tiny-imagenet-200"
 
     def missing(split: str, folder: Path = tiny) -> str:
@@ -135,7 +135,7 @@ def test_what_is_missing_is_named_with_where_to_get_it(tiny: Path, tmp_path: Pat
     assert missing("train") == f"{root} holds no images to train with"
 
 
-def test_a_name_that_leads_elsewhere_is_not_followed(tiny: Path):
+def test_a_path_outside_of_the_folder_is_not_followed(tiny: Path):
     save(tiny / "secret.JPEG", 1)
     (tiny / "tiny-imagenet-200/val/val_annotations.txt").write_text("../../../secret.JPEG\tn01\t0\n")
     with pytest.raises(FileNotFoundError, match=r"holds no val/images/../../../secret.JPEG"):
@@ -179,7 +179,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def load(root: Path, **changes: Any) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """The images, and the counts on the way: none when nothing had to be decoded."""
+    """The images, and the progress reports: none if nothing had to be decoded."""
     counts: list[tuple[int, int]] = []
     options = {"files": FILES, "name": "set", "side": 6, "fit": False, "cache": root.parent / "cache", **changes}
     return load_decoded(root, **options, progress=lambda done, total: counts.append((done, total))), counts
@@ -189,7 +189,7 @@ def caches(root: Path) -> list[str]:
     return sorted(path.name for path in (root.parent / "cache").iterdir())
 
 
-def test_images_are_decoded_once_in_their_order_and_mapped_after_that(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_images_are_decoded_once_in_order_and_memory_mapped_afterwards(root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(folders, "_TOGETHER", 5)
     images, counts = load(root)
     assert counts == [(0, 12), (5, 12), (10, 12), (12, 12)]
@@ -197,14 +197,14 @@ def test_images_are_decoded_once_in_their_order_and_mapped_after_that(root: Path
     images[:] = 0
     images, counts = load(root)
     assert counts == [] and isinstance(images, np.memmap)
-    assert np.array_equal(images, EXPECTED), "what was written to the images has not reached the cache"
+    assert np.array_equal(images, EXPECTED), "writing to the images does not change the cache"
 
 
-def test_any_change_makes_a_new_cache_in_place_of_the_old(root: Path):
+def test_any_change_of_files_or_options_replaces_the_cache(root: Path):
     load(root)
     before = caches(root)
 
-    def renewed(**changes: Any) -> np.ndarray:
+    def load_anew(**changes: Any) -> np.ndarray:
         nonlocal before
         images, counts = load(root, **changes)
         after = caches(root)
@@ -214,13 +214,13 @@ def test_any_change_makes_a_new_cache_in_place_of_the_old(root: Path):
         return images
 
     os.utime(root / "3.png", ns=(10**18, 10**18))
-    renewed()
+    load_anew()
     Image.new("RGB", (6, 6), (1, 2, 3)).save(root / "3.png")
-    os.utime(root / "3.png", ns=(10**18, 10**18))  # the size alone tells
-    assert renewed()[3, :, 0, 0].tolist() == [1, 2, 3]
-    assert len(renewed(files=FILES[:5])) == 5
-    assert np.array_equal(renewed(files=FILES[::-1])[0], EXPECTED[-1])
-    assert renewed(side=4, fit=True).shape == (12, 3, 4, 4)
+    os.utime(root / "3.png", ns=(10**18, 10**18))  # only the file size differs
+    assert load_anew()[3, :, 0, 0].tolist() == [1, 2, 3]
+    assert len(load_anew(files=FILES[:5])) == 5
+    assert np.array_equal(load_anew(files=FILES[::-1])[0], EXPECTED[-1])
+    assert load_anew(side=4, fit=True).shape == (12, 3, 4, 4)
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "another"])
@@ -235,7 +235,7 @@ def test_a_damaged_cache_is_made_again(root: Path, damage: str):
     assert len(caches(root)) == 1 and load(root)[1] == []
 
 
-def test_a_full_disk_is_one_sentence_and_nothing_is_left(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -256,7 +256,7 @@ def test_an_interruption_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPa
     assert caches(root) == []
 
 
-def test_what_a_killed_process_left_is_removed_after_a_day(root: Path):
+def test_leftovers_of_a_killed_process_are_removed_after_a_day(root: Path):
     cache = root.parent / "cache"
     cache.mkdir()
     old, new = cache / ".set.1.tmp", cache / ".set.2.tmp"
@@ -277,7 +277,7 @@ print(int(images.astype(int).sum()))
 """
 
     def meanwhile(done: int, total: int) -> None:
-        if done == total:  # another one, as it were, starts and ends just now
+        if done == total:  # another process starts and ends now
             other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
             assert other.stdout == f"{int(EXPECTED.astype(int).sum())}\n"
 
@@ -307,7 +307,7 @@ def test_every_format_and_mode_is_read_as_pillow_reads_it(root: Path, suffix: st
         assert np.array_equal(decoded(path), np.asarray(image.convert("RGB")).transpose(2, 0, 1))
 
 
-def test_another_size_is_refused_or_fitted(root: Path):
+def test_images_of_another_size_are_refused_or_resized_and_cropped(root: Path):
     path = root / "image.png"
     Image.fromarray(pixels(0, (40, 60, 3))).save(path)
     with pytest.raises(
@@ -317,12 +317,12 @@ def test_another_size_is_refused_or_fitted(root: Path):
     with pytest.raises(ValueError, match=r"image.png has 60 x 40 pixels, where 6 x 6 belong; give images of one size"):
         load(root, files=["0.png", "image.png"], side=None)
     fitted = decoded(path, side=20, fit=True)
-    with Image.open(path) as image:  # halved, then cut to the square in the middle
+    with Image.open(path) as image:  # halved, then cropped to the central square
         expected = image.resize((30, 20), Image.Resampling.BILINEAR).crop((5, 0, 25, 20))
     assert np.array_equal(fitted, np.asarray(expected).transpose(2, 0, 1))
 
 
-def test_what_cannot_be_decoded_is_named_and_nothing_is_left(root: Path):
+def test_files_that_cannot_be_decoded_are_named_and_leave_no_cache(root: Path):
     bad, good = root / "7.png", pixels(0, (50, 70, 3))
     Image.fromarray(good).save(root / "good.jpg")
     whole = (root / "good.jpg").read_bytes()

@@ -1,4 +1,4 @@
-"""Batches: each image once an epoch, cropped and flipped as drawn, the same again from any batch on."""
+"""Batches: each image once an epoch, cropped and flipped at random, resumed from any batch bit for bit."""
 
 import io
 from collections.abc import Iterable
@@ -27,16 +27,16 @@ def make_loader(images: Images | None = None, **settings) -> Loader:
     return Loader(images, **{"size": 5, "normalisation": normalisation_of(images), "crop": 2, "flip": True, **settings})
 
 
-def same(ones: Iterable[tuple[Tensor, Tensor]], others: Iterable[tuple[Tensor, Tensor]]) -> bool:
-    pairs = zip(ones, others, strict=True)
-    return all(torch.equal(a, b) for one, other in pairs for a, b in zip(one, other, strict=True))
+def same(first: Iterable[tuple[Tensor, Tensor]], second: Iterable[tuple[Tensor, Tensor]]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(torch.equal(*tensors) for batches in pairs for tensors in zip(*batches, strict=True))
 
 
 def numbers_in(epoch: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
     return [number for _, labels in epoch for number in labels.tolist()]
 
 
-# What a batch holds
+# Contents of a batch
 
 
 @FORMATS
@@ -52,7 +52,7 @@ def numbers_in(epoch: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
         ({}, {"channels": 2, "height": 9, "width": 3}),
     ],
 )
-def test_images_are_cropped_flipped_and_scaled_one_by_one(settings, shape, memory_format):
+def test_images_are_cropped_flipped_and_normalised_one_by_one(settings, shape, memory_format):
     images = some_images(**shape)
     loader, twin = (make_loader(images, memory_format=memory_format, **settings) for _ in range(2))
     height, width = images.images.shape[2:]
@@ -71,7 +71,7 @@ def test_images_are_cropped_flipped_and_scaled_one_by_one(settings, shape, memor
 
 
 @FORMATS
-def test_inputs_are_float32_and_lie_in_memory_as_asked(memory_format):
+def test_inputs_are_float32_in_the_requested_memory_format(memory_format):
     images = some_images()
     in_order = batches(images, size=5, normalisation=normalisation_of(images), memory_format=memory_format)
     for inputs, labels in (*make_loader(memory_format=memory_format), *in_order):
@@ -81,7 +81,7 @@ def test_inputs_are_float32_and_lie_in_memory_as_asked(memory_format):
         assert inputs.is_contiguous(memory_format=memory_format)
 
 
-def test_every_corner_and_both_sides_occur():
+def test_crop_positions_and_flips_are_uniform():
     images = some_images(4000, channels=1, height=3, width=3)
     order, tops, lefts, flips = make_loader(images, crop=2)._plan
     assert sorted(order.tolist()) == list(range(4000))
@@ -90,7 +90,7 @@ def test_every_corner_and_both_sides_occur():
     assert (flips.sum() - 2000).abs() < 5 * 1000**0.5
 
 
-def test_the_images_given_are_left_as_they_were():
+def test_the_source_images_are_not_changed():
     images = some_images()
     before = images.images.clone()
     for settings in ({}, {"crop": 0}, {"crop": 0, "flip": False}):
@@ -101,7 +101,7 @@ def test_the_images_given_are_left_as_they_were():
     assert torch.equal(images.images, before)
 
 
-def test_the_labels_are_those_given_not_the_true_ones():
+def test_batches_have_the_noisy_labels_not_the_clean_ones():
     images = some_images()
     wrong = Images(images.images, images.labels, images.labels.flip(0))
     assert sorted(numbers_in(make_loader(wrong))) == list(range(23))
@@ -123,7 +123,7 @@ def test_the_labels_are_those_given_not_the_true_ones():
         (101, 100, [101]),
     ],
 )
-def test_every_image_comes_once_an_epoch_and_none_comes_alone(count, size, sizes):
+def test_every_image_occurs_once_an_epoch_and_no_batch_has_one_image(count, size, sizes):
     loader = make_loader(some_images(count), size=size)
     for epoch in range(3):
         assert loader.epoch == epoch
@@ -134,14 +134,14 @@ def test_every_image_comes_once_an_epoch_and_none_comes_alone(count, size, sizes
     assert loader.epoch == 3
 
 
-def test_trap58_a_last_image_alone_does_not_stop_batch_norm():
+def test_trap58_batch_norm_never_sees_a_batch_of_one_image():
     images = some_images(11, height=1, width=1)
     norm = nn.BatchNorm2d(3)
     for inputs, _ in make_loader(images, size=5, crop=0):
-        norm(inputs)  # raises on a single value a channel
+        norm(inputs)  # raises on a single value per channel
 
 
-def test_epochs_differ_and_the_seed_decides():
+def test_epochs_differ_and_the_seed_decides_their_order():
     first, second, other = (list(make_loader(seed=seed)) for seed in (0, 0, 1))
     assert same(first, second)
     assert not same(first, other)
@@ -150,20 +150,20 @@ def test_epochs_differ_and_the_seed_decides():
     assert len(set(map(tuple, epochs))) == 3
 
 
-def test_the_order_is_not_the_one_in_which_noise_with_the_same_seed_is_drawn():
+def test_the_order_differs_from_that_of_label_noise_with_the_same_seed():
     # symmetric_noise takes the first examples of this permutation: they must not all come first in the first epoch.
     noisy_first = torch.randperm(23, generator=torch.Generator().manual_seed(0))
     assert numbers_in(make_loader(seed=0)) != noisy_first.tolist()
 
 
-def test_the_order_of_the_images_is_the_same_for_every_augmentation():
+def test_the_order_of_images_does_not_depend_on_the_augmentation():
     loaders = [make_loader(crop=crop, flip=flip) for crop in (0, 1, 3) for flip in (False, True)]
     for _ in range(3):
         orders = [numbers_in(loader) for loader in loaders]
         assert all(order == orders[0] for order in orders)
 
 
-def test_other_random_numbers_do_not_matter_and_are_left_alone():
+def test_the_loader_neither_uses_nor_changes_global_random_states():
     torch.manual_seed(1)
     np.random.seed(1)
     first = [list(loader) for loader in [make_loader()] for _ in range(2)]
@@ -183,7 +183,7 @@ def test_other_random_numbers_do_not_matter_and_are_left_alone():
         assert all(same(one, other) for one, other in zip(first, epochs, strict=True))
 
 
-def test_the_number_of_threads_does_not_matter():
+def test_batches_do_not_depend_on_the_number_of_threads():
     images = some_images(600)
     threads = torch.get_num_threads()
     found = []
@@ -196,7 +196,7 @@ def test_the_number_of_threads_does_not_matter():
     assert same(*found)
 
 
-# Stopping and going on
+# Resuming
 
 
 def saved_and_read(state: dict) -> dict:
@@ -206,7 +206,7 @@ def saved_and_read(state: dict) -> dict:
     return torch.load(file, weights_only=True)
 
 
-def test_a_run_goes_on_from_every_batch_bit_for_bit():
+def test_a_loader_resumes_from_every_batch_bit_for_bit():
     epochs = 3
     whole = make_loader()
     expected = [batch for _ in range(epochs) for batch in whole]
@@ -219,7 +219,7 @@ def test_a_run_goes_on_from_every_batch_bit_for_bit():
                 if len(seen) == stop:
                     break
         state = saved_and_read(loader.state_dict())
-        resumed = make_loader(seed=99)  # what it was seeded with no longer matters
+        resumed = make_loader(seed=99)  # its own seed no longer matters
         next(iter(resumed))
         resumed.load_state_dict(state)
         assert (resumed.epoch, len(seen)) == (loader.epoch, stop)
@@ -231,7 +231,7 @@ def test_a_run_goes_on_from_every_batch_bit_for_bit():
         assert finished == {name: value for name, value in end.items() if name != "generator"}
 
 
-def test_a_state_saved_while_the_last_batch_is_trained_on_leaves_an_empty_rest_of_the_epoch():
+def test_a_state_saved_during_the_last_batch_resumes_at_the_end_of_the_epoch():
     loader = make_loader()
     states = [loader.state_dict() for _ in loader]
     resumed = make_loader()
@@ -242,30 +242,30 @@ def test_a_state_saved_while_the_last_batch_is_trained_on_leaves_an_empty_rest_o
     assert same(resumed, loader)
 
 
-def test_trap43_a_state_is_a_copy_on_both_ways():
+def test_trap43_a_state_is_copied_when_saved_and_when_loaded():
     loader = make_loader()
     list(loader)
     state = loader.state_dict()
-    kept = state["generator"].clone()
+    generator = state["generator"].clone()
     resumed = make_loader()
     resumed.load_state_dict(state)
     state["generator"].zero_()
-    assert torch.equal(loader.state_dict()["generator"], kept)
-    assert torch.equal(resumed.state_dict()["generator"], kept)
+    assert torch.equal(loader.state_dict()["generator"], generator)
+    assert torch.equal(resumed.state_dict()["generator"], generator)
     assert same(resumed, loader)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"size": 4}, r"was saved with size 4 \(here 5\); give the same images and settings"),
         ({"images": 99, "flip": False}, r"saved with images 99 \(here 23\), flip False \(here True\)"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, said):
+def test_a_state_of_other_settings_is_refused_and_changes_nothing(change, message):
     loader = make_loader()
     next(iter(loader))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         loader.load_state_dict({**make_loader().state_dict(), **change})
     reference = make_loader()
     next(iter(reference))
@@ -276,7 +276,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, said):
 
 
 @FORMATS
-def test_batches_come_in_order_as_often_as_asked_and_untouched(memory_format):
+def test_evaluation_batches_are_in_order_repeatable_and_not_augmented(memory_format):
     images = some_images()
     scale = normalisation_of(images)
     in_order = batches(images, size=5, normalisation=scale, memory_format=memory_format)
@@ -289,7 +289,7 @@ def test_batches_come_in_order_as_often_as_asked_and_untouched(memory_format):
     assert np.array_equal(torch.cat([inputs for inputs, _ in first]), (images.images.numpy() - mean) / std)
 
 
-def test_a_last_batch_of_one_and_no_images_at_all_can_be_measured():
+def test_evaluation_batches_may_have_one_image_or_none():
     images = some_images(6)
     scale = normalisation_of(images)
     assert [len(labels) for _, labels in batches(images, size=5, normalisation=scale)] == [5, 1]
@@ -297,7 +297,7 @@ def test_a_last_batch_of_one_and_no_images_at_all_can_be_measured():
     assert len(nothing) == len(list(nothing)) == 0
 
 
-def test_trap60_recalibrating_on_batches_leaves_the_training_order_alone():
+def test_trap60_recalibrating_does_not_change_the_training_order():
     images = some_images()
     loader, reference = make_loader(images), make_loader(images)
     next(iter(loader))
@@ -308,11 +308,11 @@ def test_trap60_recalibrating_on_batches_leaves_the_training_order_alone():
     assert same(loader, reference)
 
 
-# What cannot be
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"crop": -1}, "crop is -1; give 0 to 5 pixels"),
         ({"crop": 6}, "crop is 6; give 0 to 5 pixels, because images of 6 x 8 have no more to reflect"),
@@ -320,6 +320,6 @@ def test_trap60_recalibrating_on_batches_leaves_the_training_order_alone():
         ({"normalisation": Normalisation((0.0,), (1.0,))}, "is one of 1 channels and the images have 3; give norm"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
         make_loader(**settings)

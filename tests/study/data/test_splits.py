@@ -1,4 +1,4 @@
-"""Subsets and splits: whole numbers nearest to the shares, the same for the same seed, blind to the noise; noise."""
+"""Stratified subsets and splits, and label noise: exact counts, fixed by the seed, split independent of the noise."""
 
 from collections import Counter
 from fractions import Fraction
@@ -22,18 +22,18 @@ some_labels = st.lists(st.integers(0, 6), min_size=1, max_size=80)
 
 
 def largest_remainder(labels: list[int], size: int) -> dict[int, int]:
-    """How many of each class belong in a subset, written from the definition with fractions."""
-    counts = Counter(labels)
-    quotas = {label: Fraction(size * count, len(labels)) for label, count in counts.items()}
-    dues = {label: int(quota) for label, quota in quotas.items()}
-    while sum(dues.values()) < size:
-        open_classes = [label for label in sorted(quotas) if dues[label] == int(quotas[label])]
-        dues[max(open_classes, key=lambda label: quotas[label] - int(quotas[label]))] += 1
-    return dues
+    """How many examples of each class belong in a subset, from the definition with fractions."""
+    totals = Counter(labels)
+    quotas = {label: Fraction(size * count, len(labels)) for label, count in totals.items()}
+    counts = {label: int(quota) for label, quota in quotas.items()}
+    while sum(counts.values()) < size:
+        open_classes = [label for label in sorted(quotas) if counts[label] == int(quotas[label])]
+        counts[max(open_classes, key=lambda label: quotas[label] - int(quotas[label]))] += 1
+    return counts
 
 
 @given(labels=some_labels, seed=st.integers(0, 2**40), data=st.data())
-def test_a_subset_keeps_the_shares_as_exactly_as_whole_numbers_allow(labels: list[int], seed: int, data: st.DataObject):
+def test_a_subset_keeps_the_class_shares_as_exactly_as_possible(labels: list[int], seed: int, data: st.DataObject):
     size = data.draw(st.integers(1, len(labels)))
     chosen = stratified_subset(torch.tensor(labels), size, seed=seed).tolist()
     assert chosen == sorted(set(chosen))
@@ -60,7 +60,7 @@ def test_a_split_is_complete_disjoint_and_stratified(labels: list[int], share: f
     assert {label: found[label] for label in expected} == expected
 
 
-def test_every_example_is_as_likely_to_be_chosen():
+def test_every_example_is_equally_likely_to_be_chosen():
     labels = torch.tensor([0] * 10 + [1] * 20)
     times = torch.zeros(30)
     for seed in range(1000):
@@ -69,7 +69,7 @@ def test_every_example_is_as_likely_to_be_chosen():
     assert (times - 200).abs().max() < 5 * 12.6
 
 
-def test_seeds_differ_and_other_random_numbers_do_not_matter():
+def test_the_seed_alone_decides_subsets_and_splits():
     labels = torch.arange(10).repeat(20)
     torch.manual_seed(1)
     first = stratified_subset(labels, 50, seed=0), *stratified_split(labels, 0.2, seed=0)
@@ -83,17 +83,17 @@ def test_seeds_differ_and_other_random_numbers_do_not_matter():
     assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
 
 
-def test_purposes_and_seeds_have_generators_of_their_own():
+def test_every_purpose_and_seed_has_its_own_generator():
     draws = [
         tuple(torch.randperm(50, generator=seeded_generator(purpose, seed)).tolist())
         for purpose in ("subset", "split", "loader")
-        for seed in (0, 1, 2**32, 2**32 + 1)  # torch's generator looks at 32 bits of its seed only
+        for seed in (0, 1, 2**32, 2**32 + 1)  # torch's generator uses 32 bits of its seed
     ]
     draws.append(tuple(torch.randperm(50, generator=torch.Generator().manual_seed(0)).tolist()))
     assert len(set(draws)) == 13
 
 
-# Parts. Each image of these data sets is known by its first pixels, which spell its number.
+# Parts. The first two pixels of each image encode its number.
 
 
 def numbered(count: int, classes: int, *, wrong: int = 0):
@@ -110,7 +110,7 @@ def numbers_of(part) -> list[int]:
     return (part.images[:, 0, 0, 0].long() * 256 + part.images[:, 0, 0, 1].long()).tolist()
 
 
-def clean_dataset(wrong: int = 0) -> Dataset:
+def make_dataset(wrong: int = 0) -> Dataset:
     return Dataset("numbers", 5, train=numbered(600, 5, wrong=wrong), test=numbered(90, 5))
 
 
@@ -119,8 +119,8 @@ def validation_of(parts: Parts):
     return parts.validation
 
 
-def test_the_parts_are_apart_and_together_are_all():
-    dataset = clean_dataset()
+def test_training_and_validation_are_disjoint_and_complete():
+    dataset = make_dataset()
     parts = make_parts(dataset)
     train, validation = numbers_of(parts.train), numbers_of(validation_of(parts))
     assert (len(train), len(validation)) == (480, 120)
@@ -135,44 +135,44 @@ def test_the_parts_are_apart_and_together_are_all():
         assert part.labels.tolist() == [int(whole.clean[number]) for number in numbers_of(part)]
 
 
-def test_the_split_is_the_same_whatever_the_noise():
-    plain = make_parts(clean_dataset(), subset=200, split_seed=3)
+def test_the_split_does_not_depend_on_the_noise():
+    plain = make_parts(make_dataset(), subset=200, split_seed=3)
     split = numbers_of(plain.train), numbers_of(validation_of(plain))
     for noise, noise_seed in ((0.4, 0), (0.4, 1), (0.1, 2)):
-        noisy = make_parts(clean_dataset(), subset=200, split_seed=3, noise=noise, noise_seed=noise_seed)
+        noisy = make_parts(make_dataset(), subset=200, split_seed=3, noise=noise, noise_seed=noise_seed)
         assert (numbers_of(noisy.train), numbers_of(validation_of(noisy))) == split
         assert noisy.normalisation == plain.normalisation
-    real = make_parts(clean_dataset(wrong=300), subset=200, split_seed=3)
+    real = make_parts(make_dataset(wrong=300), subset=200, split_seed=3)
     assert (numbers_of(real.train), numbers_of(validation_of(real))) == split
-    other = make_parts(clean_dataset(), subset=200, split_seed=4)
+    other = make_parts(make_dataset(), subset=200, split_seed=4)
     assert numbers_of(other.train) != split[0]
 
 
-def test_training_on_everything_has_the_images_of_both_parts_and_their_noise():
+def test_training_on_everything_uses_the_images_and_noise_of_both_parts():
     settings = {"subset": 200, "split_seed": 3, "noise": 0.4, "noise_seed": 5}
-    cut, whole = (make_parts(clean_dataset(), trained_on=share, **settings) for share in ("80%", "100%"))
+    cut, whole = (make_parts(make_dataset(), trained_on=share, **settings) for share in ("80%", "100%"))
     assert whole.validation is None
-    given = {
+    labels = {
         number: int(label)
         for part in (cut.train, validation_of(cut))
         for number, label in zip(numbers_of(part), part.labels, strict=True)
     }
-    assert dict(zip(numbers_of(whole.train), whole.train.labels.tolist(), strict=True)) == given
+    assert dict(zip(numbers_of(whole.train), whole.train.labels.tolist(), strict=True)) == labels
 
 
-def test_the_noise_is_an_exact_share_of_the_subset_and_is_known():
-    parts = make_parts(clean_dataset(), trained_on="100%", subset=200, noise=0.35)
+def test_noise_is_an_exact_share_of_the_subset_and_keeps_clean_labels():
+    parts = make_parts(make_dataset(), trained_on="100%", subset=200, noise=0.35)
     assert len(parts.train) == 200
     assert int(parts.train.wrong.sum()) == 70
-    clean = clean_dataset().train.clean
+    clean = make_dataset().train.clean
     assert parts.train.clean.tolist() == [int(clean[number]) for number in numbers_of(parts.train)]
-    other = make_parts(clean_dataset(), trained_on="100%", subset=200, noise=0.35, noise_seed=1)
+    other = make_parts(make_dataset(), trained_on="100%", subset=200, noise=0.35, noise_seed=1)
     assert not torch.equal(other.train.wrong, parts.train.wrong)
 
 
 @pytest.mark.parametrize("settings", [{"noise": 0.5}, {}], ids=["synthetic", "real"])
-def test_validation_images_have_their_wrong_and_their_true_labels(settings):
-    dataset = clean_dataset() if settings else clean_dataset(wrong=300)
+def test_validation_images_have_noisy_and_clean_labels(settings):
+    dataset = make_dataset() if settings else make_dataset(wrong=300)
     parts = make_parts(dataset, **settings)
     validation = validation_of(parts)
     assert validation.wrong.any() and parts.train.wrong.any()
@@ -181,7 +181,7 @@ def test_validation_images_have_their_wrong_and_their_true_labels(settings):
         assert validation.labels.tolist() == [int(dataset.train.labels[number]) for number in numbers_of(validation)]
 
 
-def test_the_test_part_has_clean_labels_and_may_be_a_subset():
+def test_test_images_have_clean_labels_and_may_be_a_subset():
     dataset = Dataset("numbers", 5, train=numbered(600, 5), test=numbered(90, 5, wrong=50))
     parts = make_parts(dataset, noise=0.4, test_subset=20)
     assert Counter(parts.test.labels.tolist()) == dict.fromkeys(range(5), 4)
@@ -189,28 +189,24 @@ def test_the_test_part_has_clean_labels_and_may_be_a_subset():
     assert parts.test.labels.tolist() == [int(dataset.test.clean[number]) for number in numbers_of(parts.test)]
 
 
-def test_the_normalisation_is_measured_on_the_training_part_alone():
-    parts = make_parts(clean_dataset())
+def test_the_normalisation_uses_the_training_part_only():
+    parts = make_parts(make_dataset())
     assert parts.normalisation == normalisation_of(parts.train)
-    assert parts.normalisation != make_parts(clean_dataset(), trained_on="100%").normalisation
+    assert parts.normalisation != make_parts(make_dataset(), trained_on="100%").normalisation
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("wrong", "settings", "message"),
     [
-        ({"subset": 601}, "a subset of 601 was asked for out of 600 examples; give 1 to 600"),
-        ({"test_subset": 0}, "a subset of 0 was asked for out of 90 examples"),
-        ({"subset": 2}, "a validation share of 0.2 of 2 examples is 0 of them"),
+        (0, {"subset": 601}, "a subset of 601 was asked for out of 600 examples; give 1 to 600"),
+        (0, {"test_subset": 0}, "a subset of 0 was asked for out of 90 examples"),
+        (0, {"subset": 2}, "a validation share of 0.2 of 2 examples is 0 of them"),
+        (30, {"noise": 0.2}, "noise is 0.2, but 30 labels of numbers are wrong already; give noise=0"),
     ],
 )
-def test_what_cannot_be_is_refused(settings, said):
-    with pytest.raises(ValueError, match=said):
-        make_parts(clean_dataset(), **settings)
-
-
-def test_synthetic_noise_is_not_put_on_top_of_real_noise():
-    with pytest.raises(ValueError, match="noise is 0.2, but 30 labels of numbers are wrong already; give noise=0"):
-        make_parts(clean_dataset(wrong=30), noise=0.2)
+def test_impossible_sizes_and_synthetic_noise_on_top_of_real_noise_are_refused(wrong, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_parts(make_dataset(wrong=wrong), **settings)
 
 
 # Label noise ---------------------------------------------------------------------------------------------------------
@@ -223,27 +219,27 @@ def test_synthetic_noise_is_not_put_on_top_of_real_noise():
     share=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-def test_exactly_the_share_and_always_another_class(labels: tuple[int, list[int]], share: float, seed: int):
-    classes, given_labels = labels
-    true = torch.tensor(given_labels, dtype=torch.int64)
+def test_noise_changes_exactly_its_share_to_other_classes(labels: tuple[int, list[int]], share: float, seed: int):
+    classes, values = labels
+    true = torch.tensor(values, dtype=torch.int64)
     noisy = symmetric_noise(true, share, classes=classes, seed=seed)
     assert int((noisy != true).sum()) == round(share * len(true))
     assert noisy.dtype == true.dtype
     assert noisy.numel() == 0 or (int(noisy.min()) >= 0 and int(noisy.max()) < classes)
-    assert true.tolist() == given_labels, "the labels given must stay as they were"
+    assert true.tolist() == values, "the input must not change"
     assert torch.equal(noisy, symmetric_noise(true, share, classes=classes, seed=seed))
 
 
-def test_every_other_class_is_as_likely():
+def test_noise_draws_every_other_class_equally_often():
     true = torch.arange(10).repeat(9000)
     noisy = symmetric_noise(true, 1.0, classes=10, seed=0)
     counts = torch.zeros(10, 10).index_put_((true, noisy), torch.ones(len(true)), accumulate=True)
     assert (counts.diagonal() == 0).all()
-    expected, others = 1000, ~torch.eye(10, dtype=torch.bool)
-    assert ((counts[others] - expected).abs() < 5 * expected**0.5).all()
+    expected, off_diagonal = 1000, ~torch.eye(10, dtype=torch.bool)
+    assert ((counts[off_diagonal] - expected).abs() < 5 * expected**0.5).all()
 
 
-def test_noise_of_other_seeds_differs_and_other_random_numbers_do_not_matter():
+def test_the_seed_alone_decides_the_noise():
     true = torch.arange(10).repeat(50)
     torch.manual_seed(1)
     first = symmetric_noise(true, 0.4, classes=10, seed=0)
@@ -255,6 +251,6 @@ def test_noise_of_other_seeds_differs_and_other_random_numbers_do_not_matter():
     assert not torch.equal(first, other)
 
 
-def test_a_single_class_has_no_wrong_labels():
+def test_noise_with_a_single_class_is_refused():
     with pytest.raises(ValueError, match="classes is 1"):
         symmetric_noise(torch.zeros(3, dtype=torch.int64), 0.5, classes=1, seed=0)

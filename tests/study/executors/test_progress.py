@@ -1,4 +1,4 @@
-"""How far runs are: bars on a terminal, a few plain lines elsewhere, and a report of what failed."""
+"""Progress of runs: bars on a terminal, a few plain lines elsewhere, and a report of failures."""
 
 import io
 from pathlib import Path
@@ -14,43 +14,43 @@ TASK = Task(id="a", title="resnet8 [rate 0.1]", folder=Path("runs/a"), command=(
 OTHER = Task(id="b", title="resnet8 [rate 0.8]", folder=Path("runs/b"), command=("train",))
 
 
-def console(*, terminal: bool) -> Console:
+def make_console(*, terminal: bool) -> Console:
     return Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
 
 
-def printed(screen: Console) -> str:
+def output_of(screen: Console) -> str:
     return screen.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 11, 12, 13, 25, 60, 200, 1000])
-def test_lines_are_due_now_and_then_whatever_the_length(epochs: int):
+def test_the_number_of_lines_is_limited_for_any_number_of_epochs(epochs: int):
     due = [epoch for epoch in range(1, epochs + 1) if is_due(epoch, epochs, last=epoch - 1)]
     assert due[0] == 1 and due[-1] == epochs
     assert len(due) <= 25 and (len(due) == epochs or len(due) >= 12)
 
 
-def test_of_several_epochs_that_have_passed_the_last_is_due():
+def test_a_line_is_due_after_several_epochs_and_never_twice():
     assert is_due(17, 60, last=3) and not is_due(4, 60, last=3)
-    assert is_due(5, 60, last=0), "the first look, whatever it sees"
-    assert not is_due(60, 60, last=60), "nothing twice"
-    assert not is_due(0, 60, last=0), "nothing has happened yet"
+    assert is_due(5, 60, last=0), "always due the first time"
+    assert not is_due(60, 60, last=60), "never twice"
+    assert not is_due(0, 60, last=0), "no epoch has passed"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [(0, "0 s"), (119.4, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (1e7, "116 days")],
 )
-def test_times_to_wait_are_as_exact_as_one_wants_to_know(seconds: float, words: str):
-    assert duration(seconds) == words
+def test_durations_are_rounded_to_a_readable_unit(seconds: float, text: str):
+    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_one_run_is_a_bar_or_a_few_lines(terminal: bool):
-    screen = console(terminal=terminal)
+def test_one_run_has_a_bar_or_a_few_lines(terminal: bool):
+    screen = make_console(terminal=terminal)
     with progress(screen, 60) as show:
         for epoch in range(1, 61):
             show(epoch, f"live [{epoch}.5%]")
-    lines = printed(screen).splitlines()
+    lines = output_of(screen).splitlines()
     if terminal:
         assert "━" in lines[-2] and "60/60" in lines[-2] and "live [60.5%]" in lines[-2]
     else:
@@ -59,36 +59,36 @@ def test_one_run_is_a_bar_or_a_few_lines(terminal: bool):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_counting_is_a_bar_or_a_few_lines_and_nothing_before_the_first_call(terminal: bool):
-    screen = console(terminal=terminal)
+def test_counting_prints_a_bar_or_a_few_lines_after_the_first_call(terminal: bool):
+    screen = make_console(terminal=terminal)
     with counting(screen, "images decoded"):
         pass
-    assert "images decoded" not in printed(screen)
+    assert "images decoded" not in output_of(screen)
     with pytest.raises(OSError, match="full"), counting(screen, "images decoded") as show:
         for done in range(0, 100_001, 100):
             show(done, 100_000)
         raise OSError("full")
-    lines = printed(screen).splitlines()
+    lines = output_of(screen).splitlines()
     if terminal:
-        assert "images decoded 100000/100000 ━" in printed(screen)
+        assert "images decoded 100000/100000 ━" in output_of(screen)
     else:
         assert lines[0] == "images decoded: 100 of 100,000" and lines[-1] == "images decoded: 100,000 of 100,000"
         assert len(lines) <= 15
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_many_runs_have_a_line_each_when_they_end_and_bars_or_few_lines_before(terminal: bool):
-    screen = console(terminal=terminal)
-    with display(screen, 0, 3) as shown:
-        shown.ended(Outcome(task=OTHER, state="already done"))
-        shown.started(TASK)
+def test_many_runs_print_a_line_each_at_their_end_and_progress_before(terminal: bool):
+    screen = make_console(terminal=terminal)
+    with display(screen, 0, 3) as view:
+        view.ended(Outcome(task=OTHER, state="already done"))
+        view.started(TASK)
         for epoch in range(1, 61):
-            news = Progress(epoch=epoch, epochs=60, words=f"live [{epoch}%]", seconds_left=660.0 - epoch, time="now")
-            shown.progressed(TASK, news)
-        during = printed(screen)
-        shown.ended(Outcome(task=TASK, state="done", seconds=61.4))
-        shown.ended(Outcome(task=OTHER, state="failed", reason="exit code 3"))
-    text, lines = printed(screen), printed(screen).splitlines()
+            report = Progress(epoch=epoch, epochs=60, words=f"live [{epoch}%]", seconds_left=660.0 - epoch, time="now")
+            view.progressed(TASK, report)
+        during = output_of(screen)
+        view.ended(Outcome(task=TASK, state="done", seconds=61.4))
+        view.ended(Outcome(task=OTHER, state="failed", reason="exit code 3"))
+    text, lines = output_of(screen), output_of(screen).splitlines()
     for line in (
         "already done: resnet8 [rate 0.8] [1 of 3]",
         "done in 61 s: resnet8 [rate 0.1] [2 of 3]",
@@ -104,7 +104,7 @@ def test_many_runs_have_a_line_each_when_they_end_and_bars_or_few_lines_before(t
         assert len(lines) <= 20
 
 
-def test_the_report_has_every_failure_with_its_reason_its_last_lines_and_its_log():
+def test_the_report_lists_every_failure_with_its_reason_last_lines_and_log():
     outcomes = [
         Outcome(task=TASK, state="failed", reason="exit code 1", log=("Traceback", "ValueError: no [such] layer")),
         Outcome(task=OTHER, state="done"),

@@ -1,4 +1,4 @@
-"""One start of a task's command on a cluster's worker: its exit code, its log, and how it is stopped."""
+"""A command started by a worker of a cluster: its exit code, its log, and how it is stopped."""
 
 import os
 import pickle
@@ -29,7 +29,7 @@ command()
 """
 
 
-def test_it_gives_the_exit_code_and_keeps_what_was_printed(tmp_path: Path):
+def test_a_remote_command_returns_the_exit_code_and_logs_the_output(tmp_path: Path):
     log = tmp_path / "log.txt"
     code = "import os; print(os.environ['COLOUR'], os.environ['" + PARENT + "']); raise SystemExit(3)"
     command = RemoteCommand((sys.executable, "-c", code), log=str(log), environment={"COLOUR": "green"})
@@ -37,22 +37,22 @@ def test_it_gives_the_exit_code_and_keeps_what_was_printed(tmp_path: Path):
     assert f"green {os.getpid()}" in log.read_text()
 
 
-@pytest.mark.parametrize(("command", "by"), [(LONG, "SIGINT"), (STUBBORN, "SIGTERM")])
-def test_a_signal_handler_can_stop_it_while_it_is_waited_for(tmp_path: Path, command: str, by: str):
+@pytest.mark.parametrize(("code", "stopped_by"), [(LONG, "SIGINT"), (STUBBORN, "SIGTERM")])
+def test_a_signal_handler_can_stop_a_running_command(tmp_path: Path, code: str, stopped_by: str):
     """As Slurm's preemption does: the handler runs in the thread that waits for the process."""
     log = tmp_path / "log.txt"
-    words = [sys.executable, "-c", WORKER, str(log), command]
-    worker = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": SOURCE}, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", WORKER, str(log), code]
+    worker = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": SOURCE}, stdout=subprocess.PIPE, text=True)
     wait_until(lambda: log.exists() and "begun" in log.read_text(), seconds=60)
     started = time.monotonic()
     worker.send_signal(signal.SIGUSR2)
-    said, _ = worker.communicate(timeout=60)
-    assert (said, worker.returncode) == ("stopped\n", 7)
-    assert time.monotonic() - started < 30, "a stubborn one is ended after its grace of half a second"
-    assert ("KeyboardInterrupt" in log.read_text()) == (by == "SIGINT")
+    output, _ = worker.communicate(timeout=60)
+    assert (output, worker.returncode) == ("stopped\n", 7)
+    assert time.monotonic() - started < 30, "a stubborn command is ended after half a second"
+    assert ("KeyboardInterrupt" in log.read_text()) == (stopped_by == "SIGINT")
 
 
-def test_a_folder_in_use_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_remote_command_waits_for_a_locked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("emabank.study.executors.remote._BETWEEN_TRIES", 0.1)
     mark = tmp_path / "mark"
     code = f"import pathlib; mark = pathlib.Path({str(mark)!r}); was = mark.exists(); mark.touch(); "
@@ -63,6 +63,6 @@ def test_a_folder_in_use_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monke
     assert RemoteCommand(command, log=str(tmp_path / "log.txt"), patience=0)() == LOCKED
 
 
-def test_it_travels():
+def test_a_remote_command_can_be_pickled():
     command = pickle.loads(pickle.dumps(RemoteCommand((sys.executable, "-c", "pass"), log="/dev/null")))
     assert command() == 0

@@ -1,4 +1,4 @@
-"""Churn against a plain loop, Jensen–Shannon against scipy, and what must hold of any distance."""
+"""Churn against a plain loop, Jensen–Shannon against scipy, and properties of a distance."""
 
 import math
 
@@ -14,15 +14,14 @@ from emabank.study.metrics.agreement import churn, jensen_shannon
 SHAPES = st.tuples(st.integers(1, 6), st.integers(2, 5))
 
 
-def several(count: int, elements: st.SearchStrategy[float]) -> st.SearchStrategy[list[np.ndarray]]:
-    """So many tables of one shape."""
+def tables_of_one_shape(count: int, elements: st.SearchStrategy[float]) -> st.SearchStrategy[list[np.ndarray]]:
     return SHAPES.flatmap(
         lambda shape: st.lists(arrays(np.float64, shape, elements=elements), min_size=count, max_size=count)
     )
 
 
 def distributions(table: np.ndarray) -> np.ndarray:
-    """Rows with the sum 1 and true zeros; a row of zeros becomes certainty of its first class."""
+    """Rows normalised to the sum 1; a row of zeros becomes certainty of its first class."""
     table = table.copy()
     table[table.sum(axis=1) == 0, 0] = 1.0
     return table / table.sum(axis=1, keepdims=True)
@@ -32,28 +31,28 @@ LOGITS = st.sampled_from([-1.0, 0.0, 0.5, 2.0])
 WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-6, 1), st.floats(1e-300, 1e-290))
 
 
-@given(several(2, LOGITS))
+@given(tables_of_one_shape(2, LOGITS))
 def test_churn_counts_different_predictions(tables):
     a, b = tables
     different = sum(x.index(max(x)) != y.index(max(y)) for x, y in zip(a.tolist(), b.tolist(), strict=True))
     assert churn(a, b) == different / len(a)
 
 
-@given(several(2, LOGITS), st.floats(0.01, 100))
-def test_churn_does_not_see_confidence(tables, scale):
+@given(tables_of_one_shape(2, LOGITS), st.floats(0.01, 100))
+def test_churn_ignores_confidence(tables, scale):
     a, b = tables
     assert churn(a, scale * b) == churn(a, b)
 
 
-@given(several(2, WEIGHTS))
-def test_jensen_shannon_is_scipys_squared(tables):
+@given(tables_of_one_shape(2, WEIGHTS))
+def test_jensen_shannon_is_the_square_of_scipys_distance(tables):
     a, b = map(distributions, tables)
     with np.errstate(invalid="ignore"):  # scipy takes the root even where rounding made the divergence negative
         by_scipy = np.nan_to_num([jensenshannon(x, y) for x, y in zip(a, b, strict=True)]) ** 2
     assert jensen_shannon(a, b) == pytest.approx(by_scipy.mean(), rel=1e-9, abs=1e-14)
 
 
-@given(several(2, WEIGHTS))
+@given(tables_of_one_shape(2, WEIGHTS))
 def test_jensen_shannon_is_symmetric_and_bounded(tables):
     a, b = map(distributions, tables)
     assert 0 <= jensen_shannon(a, b) <= math.log(2)
@@ -61,13 +60,13 @@ def test_jensen_shannon_is_symmetric_and_bounded(tables):
     assert jensen_shannon(a, a) == 0
 
 
-def test_the_smallest_number_there_is_does_no_harm():
+def test_jensen_shannon_of_the_smallest_float():
     smallest = 5e-324
     assert jensen_shannon([[1.0, smallest]], [[1.0, 0.0]]) == 0.0
     assert jensen_shannon([[1.0, smallest]], [[smallest, 1.0]]) == pytest.approx(math.log(2))
 
 
-def test_sums_that_are_1_only_nearly_do_not_break_the_bound():
+def test_jensen_shannon_stays_bounded_if_sums_are_only_nearly_1():
     a = np.array([[1.0005, 0.0]], dtype=np.float32)
     assert jensen_shannon(a, [[0.0, 1.0]]) == pytest.approx(math.log(2), rel=1e-14)
     assert jensen_shannon(a, [[1.0, 0.0]]) == 0.0

@@ -1,4 +1,4 @@
-"""What the measures accept, and what each of them says to the rest."""
+"""The inputs that measures accept, and the errors of all other inputs."""
 
 import inspect
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def call(measure, **changed):
 
 
 def arguments(*kinds: str) -> list[tuple[Callable[..., Any], str]]:
-    """Every measure with each of its arguments whose name begins so."""
+    """Every measure with each of its arguments whose name begins with one of these."""
     return [
         (measure, name)
         for measure in MEASURES
@@ -58,7 +58,7 @@ def arguments(*kinds: str) -> list[tuple[Callable[..., Any], str]]:
     ]
 
 
-def test_every_measure_is_listed_here_and_leaves_what_it_is_given_as_it_was():
+def test_every_measure_is_listed_and_leaves_its_arguments_unchanged():
     defined = {
         function
         for module in (agreement, calibration, classification)
@@ -72,7 +72,7 @@ def test_every_measure_is_listed_here_and_leaves_what_it_is_given_as_it_was():
     assert all(np.array_equal(GOOD[name], value) for name, value in before.items())
 
 
-def test_a_table_that_does_not_fit_is_refused():
+def test_tables_of_a_wrong_shape_or_type_are_refused():
     for measure, name in arguments("logits", "probabilities"):
         shapes = [np.zeros(shape) for shape in [(0,), (4,), (0, 3), (2, 0), (2, 3, 1)]]
         for table in (*shapes, *(GOOD[name].astype(dtype) for dtype in (bool, complex, object, str))):
@@ -80,21 +80,21 @@ def test_a_table_that_does_not_fit_is_refused():
                 call(measure, **{name: table})
 
 
-def test_logits_that_are_not_finite_are_refused():
+def test_nan_and_infinite_logits_are_refused():
     for measure, name in arguments("logits"):
         for value in (np.nan, np.inf, -np.inf):
             logits = LOGITS.copy()
             logits[1, 2] = value
-            said = f"^{name} hold NaN or infinity in 1 of 2 samples, first in sample 1; give"
-            with pytest.raises(ValueError, match=said):
+            message = f"^{name} hold NaN or infinity in 1 of 2 samples, first in sample 1; give"
+            with pytest.raises(ValueError, match=message):
                 call(measure, **{name: logits})
 
 
-def test_what_cannot_be_probabilities_is_refused_and_low_precision_is_not():
+def test_impossible_probabilities_are_refused_and_low_precision_is_accepted():
     for measure, name in arguments("probabilities"):
         for row in ([0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [2.0, -1.0, 0.5], [np.nan, 0.5, 0.5], [0, 0, np.inf]):
-            said = f"^{name} of 1 of 2 samples, first of sample 1, are not all from 0 to 1"
-            with pytest.raises(ValueError, match=said):
+            message = f"^{name} of 1 of 2 samples, first of sample 1, are not all from 0 to 1"
+            with pytest.raises(ValueError, match=message):
                 call(measure, **{name: np.array([[0.5, 0.25, 0.25], row])})
     logits = np.random.default_rng(0).normal(size=(50, 200))
     for dtype in (np.float16, np.float32):
@@ -102,11 +102,11 @@ def test_what_cannot_be_probabilities_is_refused_and_low_precision_is_not():
         assert np.array_equal(classification.check_probabilities(rounded), rounded)
 
 
-def test_labels_that_do_not_fit_are_refused():
+def test_labels_of_a_wrong_shape_type_or_range_are_refused():
     for measure, name in arguments("labels", "given", "clean"):
         for labels in ([0], [[0, 1]], [0.0, 1.0], [True, False], [0, 3], [-1, 2]):
-            words = name if name == "labels" else f"{name} labels"
-            with pytest.raises(ValueError, match=f"^{words} must be 2 whole numbers from 0 to 2, one a sample; got "):
+            subject = name if name == "labels" else f"{name} labels"
+            with pytest.raises(ValueError, match=f"^{subject} must be 2 whole numbers from 0 to 2, one a sample; got "):
                 call(measure, **{name: labels})
 
 

@@ -1,4 +1,4 @@
-"""Every name builds its network, and what is said of a network is true of it."""
+"""Every name builds its network, with the documented size, width and input."""
 
 import pytest
 import torch
@@ -18,11 +18,11 @@ PARAMETERS = {
     "whitened-cnn": 497_802,
 }
 SMALLEST = {"vgg16": 32, "vgg-small": 8, "whitened-cnn": 2}
-"""Height and width, in pixels, of the smallest images that a network takes; the others take any."""
+"""Height and width, in pixels, of the smallest images that a network takes; the other networks take any."""
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_name_builds_its_network_and_what_is_said_of_it_is_true(name):
+def test_parameters_features_and_smallest_images(name):
     side = SMALLEST.get(name, 1)
     with torch.device("meta"):
         assert sum(p.numel() for p in build_network(name, classes=10).parameters()) == PARAMETERS[name]
@@ -35,12 +35,10 @@ def test_a_name_builds_its_network_and_what_is_said_of_it_is_true(name):
                 model(images[:, :, 1:])
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NETWORKS if name != "wrn-28-10"]
-)  # 36 million; its blocks have a test
-def test_the_last_layer_sees_the_features_and_every_parameter_is_trained(name):
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "wrn-28-10"])  # large; see test_wide_resnet.py
+def test_the_head_gets_the_features_and_every_parameter_gets_a_gradient(name):
     torch.manual_seed(0)
-    model = build_network(name, classes=3, channels=1).eval()  # dropout would hide some by chance
+    model = build_network(name, classes=3, channels=1).eval()  # dropout would hide some gradients
     side = max(8, SMALLEST.get(name, 1))
     images = torch.randn(4, 1, side, side)
     logits = model(images)
@@ -50,16 +48,16 @@ def test_the_last_layer_sees_the_features_and_every_parameter_is_trained(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "usual"), [("resnet8", 16), ("resnet20", 16), ("vgg-small", 16), ("whitened-cnn", 32)]
+    ("name", "default"), [("resnet8", 16), ("resnet20", 16), ("vgg-small", 16), ("whitened-cnn", 32)]
 )
-def test_a_width_is_that_of_the_first_stage(name, usual):
-    def first_width(**given: int) -> int:
+def test_width_is_the_number_of_channels_of_the_first_stage(name, default):
+    def first_width(**options: int) -> int:
         with torch.device("meta"):
-            model = build_network(name, classes=10, **given)
+            model = build_network(name, classes=10, **options)
         return next(m for m in model.modules() if isinstance(m, nn.Conv2d)).out_channels
 
     assert first_width(width=6) == 6
-    assert first_width() == NETWORKS[name].default_width == usual
+    assert first_width() == NETWORKS[name].default_width == default
 
 
 @pytest.mark.parametrize("name", ["resnet8", "vgg-small", "whitened-cnn"])
@@ -73,24 +71,24 @@ def test_the_same_seed_builds_the_same_weights(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "message"),
     [
         ("resnet9", {}, "network is 'resnet9'; give resnet8, resnet20, .* vgg-small or whitened-cnn"),
         (
             "resnet18",
             {"width": 8},
-            "width is 8, and resnet18 has one size; .* resnet8, resnet20, vgg-small or whitened-cnn",
+            "width is 8, and resnet18 has one size; .* resnet8, resnet20, vgg-small or whitened",
         ),
         ("resnet8", {"width": 0}, "width is 0; give 1 or more channels, 16 is usual in resnet8"),
     ],
 )
-def test_what_cannot_be_is_refused(name, arguments, said):
-    with pytest.raises(ValueError, match=said):
+def test_unknown_names_and_impossible_widths_are_refused(name, arguments, message):
+    with pytest.raises(ValueError, match=message):
         build_network(name, **{"classes": 10, **arguments})
 
 
-def test_the_facts_load_no_torch():
-    facts = "import sys, emabank.study.models\nassert 'torch' not in sys.modules"
-    assert run(facts).returncode == 0
-    builders = facts.replace("models", "models.resnet")
-    assert "AssertionError" in run(builders).stderr, "a control: the builders do load torch"
+def test_network_names_do_not_import_torch():
+    names = "import sys, emabank.study.models\nassert 'torch' not in sys.modules"
+    assert run(names).returncode == 0
+    builders = names.replace("models", "models.resnet")
+    assert "AssertionError" in run(builders).stderr, "a control: the builders import torch"

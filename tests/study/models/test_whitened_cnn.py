@@ -1,4 +1,4 @@
-"""The first layer whitens the training images of a run, and stays as it is."""
+"""The first layer whitens the training images of a run, and is not trained."""
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ from tests.study.small_runs import config, digits, parts_of, trained, training_o
 WHITENED = {"training": {"network": "whitened-cnn", "width": 2, "epochs": 2}}
 
 
-def covariance(patches: np.ndarray) -> np.ndarray:
-    """Of patches `[n, channels, height, width]`, one by one, as numpy has it."""
+def covariance(images: np.ndarray) -> np.ndarray:
+    """The covariance of all 2x2 patches of images `[n, channels, height, width]`, by numpy."""
     rows = [
-        patches[:, :, top : top + 2, left : left + 2].reshape(len(patches), -1)
-        for top in range(patches.shape[2] - 1)
-        for left in range(patches.shape[3] - 1)
+        images[:, :, y : y + 2, x : x + 2].reshape(len(images), -1)
+        for y in range(images.shape[2] - 1)
+        for x in range(images.shape[3] - 1)
     ]
     return np.cov(np.concatenate(rows), rowvar=False, bias=True)
 
@@ -37,58 +37,57 @@ def test_patches_have_unit_covariance_after_the_first_layer(channels: int):
     inputs = torch.cat([inputs for inputs, _ in images]).double()
     outputs = F.conv2d(inputs, filters)
     whitened = np.cov(outputs[:, : 4 * channels].transpose(0, 1).flatten(1).numpy(), bias=True)
-    variances = np.linalg.eigvalsh(covariance(inputs.numpy()))  # rising, as the filters are
+    variances = np.linalg.eigvalsh(covariance(inputs.numpy()))  # rising, as those of the filters
     np.testing.assert_allclose(whitened, np.diag(variances / (variances + EPSILON)), atol=1e-9)
-    assert variances[-1] > 1000 * EPSILON, "a control: epsilon is small beside what images vary by"
+    assert variances[-1] > 1000 * EPSILON, "a control: epsilon is small"
     assert torch.equal(outputs[:, 4 * channels :], -outputs[:, : 4 * channels])
 
 
-def test_images_without_any_variance_have_finite_filters():
+def test_constant_images_have_finite_filters():
     part = make_images(torch.full((3, 3, 4, 4), 7, dtype=torch.uint8), torch.arange(3))
     assert whitening_filters(batches(part, size=2, normalisation=normalisation_of(part))).isfinite().all()
 
 
-def test_a_run_whitens_with_its_own_training_images_and_never_changes_that():
-    given = config(**WHITENED)
-    parts = parts_of(given)
+def test_a_run_whitens_with_its_training_images_and_keeps_the_filters():
+    tuning = config(**WHITENED)
+    parts = parts_of(tuning)
     expected = whitening_filters(batches(parts.train, size=1000, normalisation=parts.normalisation)).float()
     with torch.random.fork_rng():
-        before = training_of(given).model.state_dict()["whitening"]
+        before = training_of(tuning).model.state_dict()["whitening"]
     torch.testing.assert_close(before, expected)
-    training = trained(given)
+    training = trained(tuning)
     assert torch.equal(training.model.state_dict()["whitening"], before)
     assert "whitening" not in dict(training.model.named_parameters())
     for kept in training.kept():
         assert torch.equal(kept.tensors["whitening"], before), kept.keep.name
     refit = config(**WHITENED, trained_on="100%")
-    assert not torch.equal(trained(refit).model.state_dict()["whitening"], before), "it has other training images"
+    assert not torch.equal(trained(refit).model.state_dict()["whitening"], before), "a refit has other training images"
 
 
-def test_what_a_run_leaves_has_its_filters_and_its_features_transfer(tmp_path):
-    given = config(
+def test_snapshots_hold_the_filters_and_features_transfer(tmp_path):
+    refit = config(
         **WHITENED,
         trained_on="100%",
         keep=(Keep(weights="ema-60%", epoch=2, batchnorm="recomputed", selected_by="loss"),),
         transfer=("digits",),
         transfer_fingerprints=(digits()[1],),
     )
-    run = run_job(Job(given), Place(runs=tmp_path))
+    run = run_job(Job(refit), Place(runs=tmp_path))
     filters = [run.load_snapshot(name)[0]["whitening"] for name in run.snapshots()]
     assert len(filters) == 2
-    assert all(torch.equal(one, filters[0]) for one in filters)
+    assert all(torch.equal(whitening, filters[0]) for whitening in filters)
     transferred = [row.value for row in run.rows() if row.metric == "transfer:digits"]
     assert len(transferred) == 2
     assert min(transferred) > 0.2, "better than chance"
 
 
 @pytest.mark.parametrize("side", [2, 3, 8, 16, 32])
-def test_it_takes_images_of_any_size(side: int):
+def test_images_of_any_size_are_accepted(side: int):
     model = whitened_cnn(classes=5, channels=1, width=2)
     assert model(torch.rand(3, 1, side, side)).shape == (3, 5)
 
 
-def test_it_memorises_digits():
-    """With wrong labels: what the averages are compared on."""
+def test_random_labels_of_digits_are_memorised():
     torch.manual_seed(0)
     part = digits_dataset().train.take(torch.arange(64))
     inputs = torch.cat([inputs for inputs, _ in batches(part, size=64, normalisation=normalisation_of(part))])

@@ -1,4 +1,4 @@
-"""The wide residual networks are the published ones: parameter counts, blocks written out again, shapes."""
+"""Wide residual networks have the published parameter counts and forward pass."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from torch import nn
 from emabank.study.models.wide_resnet import wide_resnet
 
 
-def counted(depth: int, widen: int, classes: int, channels: int = 3) -> int:
-    """The parameters, from the paper's definition: convolutions without biases, batch norm before each 3x3 one."""
+def count_parameters(depth: int, widen: int, classes: int, channels: int = 3) -> int:
+    """By the paper's definition: convolutions without biases, batch norm before each 3x3 convolution."""
     total, incoming = channels * 16 * 9, 16
     for outgoing in (16 * widen, 32 * widen, 64 * widen):
         for _ in range((depth - 4) // 6):
@@ -24,31 +24,21 @@ def counted(depth: int, widen: int, classes: int, channels: int = 3) -> int:
     [
         (28, 10, 10, 36_479_194),  # Zagoruyko & Komodakis 2016: 36.5M
         (28, 10, 100, 36_536_884),
-        # This and the next: 17.1M and 35.7M; the exact counts are those that other implementations have.
-        (16, 10, 10, 17_116_634),
-        (40, 8, 10, 35_748_314),
-        (10, 1, 3, None),  # at this width the first stage keeps 16 channels and needs no projection
+        (16, 10, 10, 17_116_634),  # 17.1M; the exact count is that of other implementations, as below
+        (40, 8, 10, 35_748_314),  # 35.7M
+        (10, 1, 3, None),  # the first stage keeps 16 channels and needs no projection
     ],
 )
 def test_parameter_counts(depth, widen, classes, parameters):
     with torch.device("meta"):
         model = wide_resnet(classes=classes, depth=depth, widen=widen)
     count = sum(p.numel() for p in model.parameters())
-    assert count == counted(depth, widen, classes)
+    assert count == count_parameters(depth, widen, classes)
     assert parameters is None or count == parameters
 
 
-def test_stages_after_the_first_halve_the_size():
-    model = wide_resnet(classes=10, depth=10, widen=1).eval()
-    x, sizes = model.stem(torch.randn(1, 3, 32, 32)), [32]
-    for stage in model.stages:
-        x = stage(x)
-        sizes.append(x.shape[-1])
-    assert sizes == [32, 32, 16, 8]
-
-
-def plain(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The forward pass in eval mode, written from the paper and its authors' code, weights by name."""
+def published_forward(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The forward pass in eval mode, as in the paper and its authors' code."""
     state = model.state_dict()
 
     def activated(x, name):
@@ -73,10 +63,10 @@ def plain(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("depth", "widen"), [(16, 2), (10, 1)])
-def test_the_forward_pass_is_the_papers(depth, widen):
+def test_forward_pass_is_the_published_one(depth, widen):
     torch.manual_seed(0)
     model = wide_resnet(classes=5, depth=depth, widen=widen).double()
-    for module in model.modules():  # batch norms that do something of their own
+    for module in model.modules():  # batch norms that are not the identity
         if isinstance(module, nn.BatchNorm2d):
             for tensor in (module.weight.data, module.running_var):
                 tensor.uniform_(0.5, 2)
@@ -84,15 +74,15 @@ def test_the_forward_pass_is_the_papers(depth, widen):
                 tensor.uniform_(-0.5, 0.5)
     x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     with torch.no_grad():
-        torch.testing.assert_close(model.eval()(x), plain(model, x))
+        torch.testing.assert_close(model.eval()(x), published_forward(model, x))
 
 
-def test_convolutions_begin_as_published():
+def test_convolutions_are_initialised_as_published():
     weight = wide_resnet(classes=3, depth=10, widen=4).stages[2][0].second.weight
     assert weight.std().item() == pytest.approx((2 / (9 * 256)) ** 0.5, rel=0.02)
 
 
-def test_every_parameter_is_trained():
+def test_every_parameter_gets_a_gradient():
     torch.manual_seed(0)
     model = wide_resnet(classes=3, channels=1, depth=16, widen=2)
     model(torch.randn(4, 1, 8, 8)).square().sum().backward()

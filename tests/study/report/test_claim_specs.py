@@ -1,4 +1,4 @@
-"""Every statistic of every claim can go both ways; the primary one decides, the others are exceptions."""
+"""Every statistic of every claim can be true or false; only the primary one decides."""
 
 from dataclasses import replace
 
@@ -7,14 +7,14 @@ import pytest
 
 from emabank.study.report.claim_specs import CLAIMS, OVERHEAD, make_claims
 from emabank.study.report.results import LIVE, Curve, Results, Setting
-from tests.study.report.made_results import MEASURES, PAIRS, first_seeds, with_values
+from tests.study.report.example_results import MEASURES, PAIRS, first_seeds, with_values
 from tests.study.report.shapes import (
     AVERAGES,
     EPOCHS,
     T,
     chosen_with_noisy_labels,
+    constant_after_choice,
     findings_of,
-    held,
     leaderboard,
     matching,
     results,
@@ -62,16 +62,15 @@ def averages_higher(key: Curve, curve: np.ndarray) -> np.ndarray:
     return curve + 0.03 * (key.weights != LIVE)
 
 
-def spoilt_early(key: Curve, curve: np.ndarray) -> np.ndarray:
+def worse_early(key: Curve, curve: np.ndarray) -> np.ndarray:
     return np.where((T <= 0.25) & (key.batchnorm == "recomputed"), curve - 0.9, curve)
 
 
-def spoilt_later(key: Curve, curve: np.ndarray) -> np.ndarray:
+def worse_later(key: Curve, curve: np.ndarray) -> np.ndarray:
     return np.where((T > 0.25) & (key.batchnorm == "recomputed"), curve - 0.05, curve)
 
 
-def the_other_way_round(key: Curve, curve: np.ndarray) -> np.ndarray:
-    """The slowest average peaks first and lowest."""
+def slowest_peaks_first_and_lowest(key: Curve, curve: np.ndarray) -> np.ndarray:
     if key.weights == LIVE or key.split == "train":
         return curve
     order = AVERAGES.index(key.weights)
@@ -93,13 +92,13 @@ def slow_update() -> Results:
     return replace(found, overheads=[replace(found.overheads[0], update_seconds=(0.1, 0.11, 0.12))])
 
 
-def slow(key: Curve, curve: np.ndarray) -> np.ndarray:
-    """Averages that never reach the best of the live weights."""
+def below_live_peak(key: Curve, curve: np.ndarray) -> np.ndarray:
+    """Averages never reach the best of the live weights."""
     return 0.5 * curve if key.weights != LIVE else np.where(T == 0.5, 0.9, curve)
 
 
 NOISY, CONSTANT = "cifar100n-resnet34", "cifar100n-resnet18"
-FALSE = {  # a setting in which one statistic of a claim is false, by the claim's number and the statistic's key
+FALSE = {  # settings in which one statistic of a claim is false, by number and key
     ("1", "share"): lambda: setting(refit=runs("refit", behind)),
     ("1", "chosen"): lambda: setting(refit=runs("refit", behind)),
     ("1", "early"): lambda: setting(refit=runs("refit", behind_early)),
@@ -109,10 +108,10 @@ FALSE = {  # a setting in which one statistic of a claim is false, by the claim'
     ("3", "end"): lambda: setting(refit=runs("refit", apart_at_end)),
     ("4", "choice"): lambda: setting(every_4=runs("every 4", higher)),
     ("4", "curves"): lambda: setting(every_4=runs("every 4", higher)),
-    ("5", "early"): lambda: setting(refit=runs("refit", spoilt_early)),
-    ("5", "choice"): lambda: setting(refit=runs("refit", spoilt_later)),
-    ("5", "later"): lambda: setting(refit=runs("refit", the_other_way_round)),
-    ("5", "higher"): lambda: setting(refit=runs("refit", the_other_way_round)),
+    ("5", "early"): lambda: setting(refit=runs("refit", worse_early)),
+    ("5", "choice"): lambda: setting(refit=runs("refit", worse_later)),
+    ("5", "later"): lambda: setting(refit=runs("refit", slowest_peaks_first_and_lowest)),
+    ("5", "higher"): lambda: setting(refit=runs("refit", slowest_peaks_first_and_lowest)),
     ("6", "chosen"): lambda: setting(NOISY, changed={("EMA (acc.)", "accuracy"): 0.70}),
     ("6", "ahead"): lambda: setting(NOISY, changed={("slowest (acc.)", "accuracy"): 0.70}),
     ("6", "memorised"): lambda: setting(NOISY, refit=runs("refit", memorising)),
@@ -149,39 +148,39 @@ FALSE = {  # a setting in which one statistic of a claim is false, by the claim'
     ("18", "churn"): lambda: setting(changed={("slowest (loss)", "churn"): 0.16}),
     ("18", "transfer"): lambda: setting(changed={("slowest (loss)", "transfer:other"): 0.52}),
     ("b", "lost"): lambda: chosen_with_noisy_labels(setting(NOISY), average=0.75),
-    ("c", "steps"): lambda: setting(tune=runs("tune", slow)),
+    ("c", "steps"): lambda: setting(tune=runs("tune", below_live_peak)),
 }  # fmt: skip
 
 
-def false(number: str, key: str) -> Results:
+def false_results(number: str, key: str) -> Results:
     if number == "15":
         return slow_update()
     return leaderboard(0.56) if number == "19" else results(FALSE[number, key]())
 
 
 @pytest.fixture(scope="module")
-def holding():
+def true_claims():
     noisy = [chosen_with_noisy_labels(setting(pair)) if "n-resnet34" in pair else setting(pair) for pair in PAIRS]
-    made = make_claims(results(*noisy))
-    return [*made[:18], make_claims(leaderboard(0.87))[18], *made[19:]]
+    claims = make_claims(results(*noisy))
+    return [*claims[:18], make_claims(leaderboard(0.87))[18], *claims[19:]]
 
 
-def test_the_claims_are_nineteen_and_two_of_our_own_in_order(holding):
-    assert [found.number for found in holding] == NUMBERS
-    assert [found.number for found in holding if found.beyond] == ["b", "c"]
+def test_nineteen_claims_of_the_paper_and_two_of_ours_are_in_order(true_claims):
+    assert [found.number for found in true_claims] == NUMBERS
+    assert [found.number for found in true_claims if found.beyond] == ["b", "c"]
 
 
-def test_where_it_holds_a_claim_is_reproduced_without_exception(holding):
-    for found in holding:
+def test_claims_that_hold_are_reproduced_without_exceptions(true_claims):
+    for found in true_claims:
         assert {finding.verdict for finding in found.findings} == {"reproduced"}, found.number
         assert found.verdict == "reproduced" and not found.exceptions, found.number
         assert found.primary.seeds_for == found.primary.n >= 3, found.number
 
 
 @pytest.mark.parametrize(("number", "key"), [*FALSE, ("15", "share"), ("19", "place")])
-def test_where_a_statistic_is_false_it_is_not_reproduced(number, key):
-    """The claim is not either if it is the primary one; else the claim has it as an exception, if it stands at all."""
-    found = claim(number, false(number, key))
+def test_a_false_statistic_is_not_reproduced(number, key):
+    """A false primary statistic decides; any other is an exception to a reproduced claim."""
+    found = claim(number, false_results(number, key))
     own = findings_of(found, key)
     assert {finding.verdict for finding in own} == {"not reproduced"}
     if key == found.primary.key:
@@ -196,7 +195,7 @@ def test_the_false_results_cover_every_statistic():
     assert covered == {(spec.number, statistic.key) for spec in (*CLAIMS, OVERHEAD) for statistic in spec.statistics}
 
 
-def test_nothing_there_is_not_run_and_says_what_to_run():
+def test_claims_without_results_are_not_run_and_name_the_command():
     for found in make_claims(Results()):
         assert found.verdict == "not run" and len(found.findings) == 1, found.number
         assert found.primary.note.startswith(f"emabank run {found.studies[0]}"), found.number
@@ -205,7 +204,7 @@ def test_nothing_there_is_not_run_and_says_what_to_run():
 def test_one_seed_is_too_few_runs():
     settings = setting(), chosen_with_noisy_labels(setting(NOISY)), setting(CONSTANT)
     for found in make_claims(results(*(first_seeds(whole, 1) for whole in settings))):
-        if found.number not in ("15", "19"):  # of repetitions, and of the paper's scale
+        if found.number not in ("15", "19"):  # 15 has repetitions in place of seeds, 19 needs the paper scale
             assert found.verdict == "too few runs", found.number
             assert all(finding.n <= 1 and finding.low is None for finding in found.findings), found.number
 
@@ -213,8 +212,8 @@ def test_one_seed_is_too_few_runs():
 # The choice by noisy labels -------------------------------------------------------------------------------------------
 
 
-def test_the_choice_by_noisy_labels_leads_and_that_by_clean_ones_is_secondary():
-    """In points: 77.5 - 75 = 2.5 by noisy, 78 - 76.5 = 1.5 by clean labels, up to the made-up seeds."""
+def test_choice_by_noisy_labels_is_primary_and_choice_by_clean_labels_secondary():
+    """In points: 77.5 - 75 = 2.5 by noisy, 78 - 76.5 = 1.5 by clean labels."""
     found = claim("6", results(chosen_with_noisy_labels(setting(NOISY))))
     assert found.primary.mean == pytest.approx(2.5, abs=0.02)
     (clean,) = findings_of(found, "chosen_clean")
@@ -223,10 +222,10 @@ def test_the_choice_by_noisy_labels_leads_and_that_by_clean_ones_is_secondary():
     assert without.primary.mean == pytest.approx(1.5, abs=0.02) and not findings_of(without, "chosen_clean")
 
 
-def test_what_is_lost_is_the_clean_choice_minus_the_noisy_one():
+def test_cost_of_noisy_labels_is_the_clean_choice_minus_the_noisy_one():
     found = claim("b", results(chosen_with_noisy_labels(setting(NOISY), average=0.775)))
     assert found.primary.mean == pytest.approx(100 * (0.78 - 0.775), abs=0.02)
-    assert claim("b", results(setting(NOISY))).verdict == "not run", "no run has that choice"
+    assert claim("b", results(setting(NOISY))).verdict == "not run"
 
 
 def test_epochs_are_those_of_the_noisy_choice():
@@ -236,7 +235,7 @@ def test_epochs_are_those_of_the_noisy_choice():
     assert claim("17", results(noisy)).primary.values == (-25.0,) * 3
 
 
-def test_weights_that_have_no_noisy_choice_are_compared_as_clean_labels_chose_both():
+def test_weights_without_a_noisy_choice_are_compared_by_the_clean_choice():
     for number, key in (("6", "ahead"), ("16", "accuracy")):
         pair = NOISY if number == "6" else PAIRS[0]
         plain, noisy = (
@@ -246,16 +245,16 @@ def test_weights_that_have_no_noisy_choice_are_compared_as_clean_labels_chose_bo
         assert [finding.values for finding in plain] == [finding.values for finding in noisy]
 
 
-# What is missing ------------------------------------------------------------------------------------------------------
+# Missing settings and values ------------------------------------------------------------------------------------------
 
 
-def test_the_settings_of_a_claim_are_the_papers(holding):
-    counts = {found.number: found.primary.setting for found in holding}
+def test_settings_of_a_claim_are_those_of_the_paper(true_claims):
+    counts = {found.number: found.primary.setting for found in true_claims}
     assert {number: counts[number] for number in ("1", "6", "10", "12", "16")} == {
         "1": "mean of 7 settings", "6": "mean of 2 settings", "10": "mean of 3 settings", "12": "mean of 2 settings",
         "16": "mean of 5 settings",
     }  # fmt: skip
-    assert all(not found.primary.missing for found in holding)
+    assert all(not found.primary.missing for found in true_claims)
     alone = claim("16", results(setting("cifar100-vgg16"))).primary
     assert len(alone.missing) == 4 and "CIFAR-100, VGG-16" not in alone.missing
 
@@ -267,23 +266,22 @@ def test_no_number_is_ever_nan():
     whole = setting(refit=runs("refit", lost), step=(*runs("step", lost)[:1], *runs("step", matching)[1:]))
     holes = {metric: [None, float("nan"), 0.5] for metric in MEASURES}
     whole = with_values(whole, holes)
-    for found in make_claims(results(whole, setting(NOISY, constant=runs("constant", held)))):
+    for found in make_claims(results(whole, setting(NOISY, constant=runs("constant", constant_after_choice)))):
         for finding in found.findings:
             ends = (*finding.values, finding.mean, finding.low, finding.high)
             assert all(np.isfinite(end) for end in ends if end is not None)
-    assert claim("13", results(whole)).primary.left_out == (0,)
+    assert claim("13", results(whole)).primary.skipped == (0,)
 
 
-@pytest.mark.parametrize("module", ["torch", "scipy", "pandas", "matplotlib"])
-def test_the_claims_need_no_heavy_package(module):
+def test_claims_import_no_heavy_package():
     finished = run(
         "import sys, emabank.study.report.claim_specs, emabank.study.report.render_claims\n"
-        f"assert 'numpy' in sys.modules and {module!r} not in sys.modules"
+        "assert 'numpy' in sys.modules and not {'torch', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
     assert finished.returncode == 0, finished.stderr
 
 
-def test_what_a_setting_lacks_is_never_an_error():
+def test_missing_parts_of_a_setting_are_not_an_error():
     bare = replace(setting(), variants={}, columns=[], choices=[])
     assert {found.verdict for found in make_claims(replace(results(bare), overheads=()))} == {"not run"}
     assert claim("2", results(replace(setting(), choices=[]))).verdict == "not run"

@@ -1,4 +1,4 @@
-"""The t-interval against scipy, the rules at their edges, means over settings by hand, false verdicts by chance."""
+"""Intervals against scipy, rules at their edges, means over settings by hand, and the false positive rate."""
 
 from dataclasses import replace
 
@@ -35,42 +35,42 @@ VGG = "cifar100-vgg16"
 
 
 @given(st.lists(numbers, min_size=2, max_size=21))
-def test_the_interval_is_that_of_scipy(values):
-    made = interval(values)
-    assert made.mean == pytest.approx(np.mean(values), abs=1e-9)
+def test_the_interval_matches_scipy(values):
+    found = interval(values)
+    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
     if np.ptp(values) > 0:
         half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-        assert (made.high - made.low) / 2 == pytest.approx(half, rel=1e-4)
+        assert (found.high - found.low) / 2 == pytest.approx(half, rel=1e-4)
 
 
-def test_with_more_seeds_than_the_table_has_it_is_a_little_too_wide():
+def test_the_interval_of_many_seeds_is_slightly_too_wide():
     values = np.random.default_rng(0).normal(size=60)
-    made = interval(list(values))
+    found = interval(list(values))
     half = stats.t.ppf(0.975, 59) * stats.sem(values)
-    assert half < (made.high - made.low) / 2 < 1.07 * half
+    assert half < (found.high - found.low) / 2 < 1.07 * half
 
 
-def test_equal_values_make_an_interval_without_width():
+def test_equal_values_have_an_interval_of_zero_width():
     assert interval([0.1, 0.1, 0.1]) == Interval(0.1, 0.1, 0.1)  # their computed mean is 0.10000000000000002
     assert judge(interval([0.1, 0.1, 0.1]), above()) == "reproduced"
     assert judge(interval([0.0, 0.0, 0.0]), above()) == "inconclusive"
     assert judge(interval([0.0, 0.0, 0.0]), within()) == "reproduced"
 
 
-def test_the_error_of_means_over_pairs_is_that_of_leaving_one_seed_out():
-    """The jackknife by its definition: the mean over all pairs, without each of the seeds in turn."""
+def test_the_error_of_means_over_pairs_matches_the_jackknife():
+    """By definition: the mean over all pairs without each seed in turn."""
     random = np.random.default_rng(1)
     pairs = np.triu(random.random((6, 6)), 1)
     pairs += pairs.T
     of_seed = pairs.sum(1) / 5
     without = [np.delete(np.delete(pairs, seed, 0), seed, 1).sum() / 20 for seed in range(6)]
     error = np.sqrt(5 / 6 * np.sum((np.array(without) - np.mean(without)) ** 2))
-    made = interval(list(of_seed), of_pairs=True)
-    assert (made.high - made.low) / 2 == pytest.approx(2.5706 * error)
-    assert interval([1.0, 1.0], of_pairs=True) == Interval(1.0, None, None), "two seeds have one pair"
+    found = interval(list(of_seed), of_pairs=True)
+    assert (found.high - found.low) / 2 == pytest.approx(2.5706 * error)
+    assert interval([1.0, 1.0], of_pairs=True) == Interval(1.0, None, None), "two seeds have only one pair"
 
 
-def test_fewer_than_two_values_are_too_few():
+def test_fewer_than_two_values_are_too_few_runs():
     assert interval([]) == Interval(None, None, None)
     for values in ([], [5.0]):
         assert judge(interval(values), above()) == "too few runs"
@@ -99,13 +99,13 @@ def test_fewer_than_two_values_are_too_few():
         (60.0, 70.0, above(75), "not reproduced"),
     ],
 )
-def test_a_rule_says_where_the_whole_interval_must_lie(low, high, rule, verdict):
+def test_the_whole_interval_must_satisfy_the_rule(low, high, rule, verdict):
     assert judge(Interval((low + high) / 2, low, high), rule) == verdict
 
 
 @pytest.mark.parametrize("of_pairs", [False, True])
-def test_chance_is_taken_for_an_effect_in_at_most_one_of_forty_claims_a_side(of_pairs):
-    """Ten seeds without an effect; of pairs, each seed has its own share in all of its pairs, the worst case."""
+def test_false_positive_rate_is_one_in_forty_per_side(of_pairs):
+    """Ten seeds without an effect; the worst case of pairs, in which each seed shifts all of its pairs."""
     random = np.random.default_rng(0)
     verdicts = {"above": 0, "below": 0}
     for _ in range(2_000):
@@ -121,23 +121,23 @@ def test_chance_is_taken_for_an_effect_in_at_most_one_of_forty_claims_a_side(of_
 
 
 def spec(*statistics: Statistic, **more) -> ClaimSpec:
-    fields = {"number": "16", "title": "it gains", "studies": ("generalization",), "pairs": (MAIN, VGG)}
+    fields = {"number": "16", "title": "EMA is better", "studies": ("generalization",), "pairs": (MAIN, VGG)}
     return ClaimSpec(statistics=statistics or (Statistic("accuracy", "gain", above(), lambda setting: []),),
                      **{**fields, **more})  # fmt: skip
 
 
 def sample(pair: str, *values: float | None, scale: str = "demo", **more) -> Sample:
-    """Values of the seeds from 10 on."""
+    """Values of seeds 10, 11, ..."""
     return Sample(dict(enumerate(values, 10)), setting=f"stands for {pair}", scale=scale, pair=pair, **more)
 
 
-def claim_of(*samples: Sample, others: list[Sample] | None = None, **more):
+def claim_of(*samples: Sample, losses: list[Sample] | None = None, **more):
     statistics = (Statistic("accuracy", "gain", above(), lambda setting: []),
                   Statistic("loss", "loss", below(), lambda setting: []))  # fmt: skip
-    return conclude(spec(*statistics, **more), {"accuracy": samples, "loss": others or []}, Results())
+    return conclude(spec(*statistics, **more), {"accuracy": samples, "loss": losses or []}, Results())
 
 
-def test_the_primary_statistic_is_the_mean_over_settings_per_seed_and_its_interval_is_over_seeds():
+def test_the_primary_statistic_is_the_mean_over_settings_with_an_interval_over_seeds():
     claim = claim_of(sample(MAIN, 1.0, 2.0, 3.0), sample(VGG, 3.0, 2.0, 7.0))
     assert claim.primary.by_seed == {10: 2.0, 11: 2.0, 12: 5.0}
     # Mean 3, standard deviation sqrt(3); 4.3027 from a table.
@@ -150,7 +150,7 @@ def test_the_primary_statistic_is_the_mean_over_settings_per_seed_and_its_interv
     ]  # fmt: skip
 
 
-def test_one_setting_is_not_shown_twice():
+def test_a_single_setting_is_listed_once():
     assert [finding.role for finding in claim_of(sample(MAIN, 1.0, 1.1)).findings] == ["primary"]
 
 
@@ -160,15 +160,15 @@ def test_settings_that_were_not_run_are_named():
 
 
 @pytest.mark.parametrize("lost", [None, float("nan"), float("inf")])
-def test_a_seed_that_lacks_a_setting_is_left_out_and_named(lost):
+def test_a_seed_that_lacks_a_setting_is_skipped_and_named(lost):
     claim = claim_of(sample(MAIN, 1.0, 2.0, 3.0, 4.0), sample(VGG, 1.0, lost, 3.0))
     assert claim.primary.by_seed == {10: 1.0, 12: 3.0}
-    assert claim.primary.left_out == (11, 13)
+    assert claim.primary.skipped == (11, 13)
     of_setting = claim.findings[1]
-    assert (of_setting.n, of_setting.left_out) == (4, ())
+    assert (of_setting.n, of_setting.skipped) == (4, ())
 
 
-def test_seeds_for_are_those_whose_own_value_lies_where_the_rule_has_it():
+def test_seeds_for_counts_the_seeds_that_satisfy_the_rule():
     assert claim_of(sample(MAIN, 1.0, -1.0, 0.0, 2.0)).primary.seeds_for == 2
 
 
@@ -177,80 +177,79 @@ def test_seeds_for_are_those_whose_own_value_lies_where_the_rule_has_it():
     [((1.0, 1.1, 1.2), "reproduced"), ((-1.0, -1.1, -1.2), "not reproduced"), ((1.0, -1.0, 0.5), "inconclusive"),
      ((1.0,), "too few runs"), ((None, None), "too few runs")],
 )  # fmt: skip
-def test_the_primary_statistic_alone_decides(values, verdict):
-    for others in ([], [sample(MAIN, 9.0, 9.1)], [sample(MAIN, -9.0, -9.1)]):
-        assert claim_of(sample(MAIN, *values), others=others).verdict == verdict
+def test_only_the_primary_statistic_decides(values, verdict):
+    for losses in ([], [sample(MAIN, 9.0, 9.1)], [sample(MAIN, -9.0, -9.1)]):
+        assert claim_of(sample(MAIN, *values), losses=losses).verdict == verdict
 
 
-def test_a_secondary_finding_on_the_other_side_is_an_exception_to_what_is_reproduced():
-    others = [sample(MAIN, 1.0, 1.1), sample(VGG, -1.0, -1.1), sample(MAIN, 5.0, 5.1, scale="small")]
-    claim = claim_of(sample(MAIN, 1.0, 1.1), sample(VGG, 9.0, 9.1), others=others)
+def test_a_contrary_secondary_finding_is_an_exception_to_a_reproduced_claim():
+    losses = [sample(MAIN, 1.0, 1.1), sample(VGG, -1.0, -1.1), sample(MAIN, 5.0, 5.1, scale="small")]
+    claim = claim_of(sample(MAIN, 1.0, 1.1), sample(VGG, 9.0, 9.1), losses=losses)
     assert claim.verdict == "reproduced"
     assert [(finding.key, finding.setting, finding.mean) for finding in claim.exceptions] == [
         ("loss", f"stands for {MAIN}", pytest.approx(1.05))
     ]
     one_setting = claim_of(sample(MAIN, 9.0, 9.1), sample(VGG, -1.0, -1.1))
     assert [finding.setting for finding in one_setting.exceptions] == [f"stands for {VGG}"]
-    assert not claim_of(sample(MAIN, -1.0, -1.1), others=others).exceptions, "it is not reproduced anyway"
+    assert not claim_of(sample(MAIN, -1.0, -1.1), losses=losses).exceptions, "the claim is not reproduced"
 
 
-def test_a_larger_scale_decides_and_a_smaller_one_is_shown():
+def test_the_larger_scale_decides_and_the_smaller_is_listed():
     claim = claim_of(sample(MAIN, 1.0, 1.1), sample(MAIN, -1.0, -1.1, scale="small"))
     assert [(finding.scale, finding.verdict) for finding in claim.findings] == [
         ("small", "not reproduced"), ("demo", "reproduced"),
     ]  # fmt: skip
 
 
-def test_pairs_of_seeds_are_judged_with_their_own_error():
+def test_values_of_pairs_have_a_wider_interval():
     narrow, wide = (claim_of(sample(MAIN, 1.0, 2.0, 3.0, of_pairs=of_pairs)).primary for of_pairs in (False, True))
     assert wide.high - wide.low == pytest.approx(4 * (narrow.high - narrow.low))
 
 
-def test_sums_of_thirds_make_no_difference_of_their_own():
+def test_rounding_errors_do_not_widen_the_interval():
     claim = claim_of(sample(MAIN, 0.1 + 0.2, 0.3, 0.3))
     assert claim.primary.low == claim.primary.high == 0.3
 
 
-def test_the_papers_value_stands_beside_one_setting_and_not_beside_a_mean():
+def test_the_paper_value_is_shown_for_one_setting_but_not_for_a_mean():
     claim = claim_of(sample(MAIN, 1.0, 1.1), sample(VGG, 1.0, 1.1))
     assert claim.primary.paper == "" and claim.findings[1].paper.startswith("+0.92")
     assert claim_of(sample(MAIN, 1.0, 1.1)).primary.paper.startswith("+0.92")
 
 
-# What a claim is tested in --------------------------------------------------------------------------------------------
+# Settings of a claim --------------------------------------------------------------------------------------------------
 
 
-def everywhere(number: float = 1.0) -> Statistic:
-    return Statistic("accuracy", "gain", above(), lambda setting: [Sample({0: number, 1: number + 0.1})])
+EVERYWHERE = Statistic("accuracy", "gain", above(), lambda setting: [Sample({0: 1.0, 1: 1.1})])
 
 
-def test_only_the_settings_that_a_claim_is_about_take_part():
+def test_only_settings_of_the_claim_are_used():
     settings = [setting(MAIN), setting("cifar10n-resnet34"), setting(VGG, scale="paper"), setting(MAIN, scale="paper")]
-    assert [finding.setting for finding in evaluate(spec(everywhere()), results(*settings)).findings] == [
+    assert [finding.setting for finding in evaluate(spec(EVERYWHERE), results(*settings)).findings] == [
         "mean of 2 settings", settings[0].title, settings[2].title, settings[3].title,
     ]  # fmt: skip
-    at_scale = evaluate(spec(everywhere(), scale="paper"), results(*settings))
+    at_scale = evaluate(spec(EVERYWHERE, scale="paper"), results(*settings))
     assert {finding.scale for finding in at_scale.findings} == {"paper"}
 
 
-def test_a_seed_of_the_setting_that_a_statistic_does_not_have_is_named():
-    claim = evaluate(spec(everywhere(), pairs=(MAIN,)), results(setting()))
-    assert (list(claim.primary.by_seed), claim.primary.left_out) == ([0, 1], (2,))
+def test_a_seed_without_the_statistic_is_named():
+    claim = evaluate(spec(EVERYWHERE, pairs=(MAIN,)), results(setting()))
+    assert (list(claim.primary.by_seed), claim.primary.skipped) == ([0, 1], (2,))
 
 
-def test_what_goes_beyond_the_paper_has_its_own_role():
-    claim = evaluate(spec(everywhere(), number="b", beyond=True), results(setting(), setting(VGG)))
+def test_claims_beyond_the_paper_have_their_own_role():
+    claim = evaluate(spec(EVERYWHERE, number="b", beyond=True), results(setting(), setting(VGG)))
     assert claim.beyond and [finding.role for finding in claim.findings] == ["beyond", "secondary", "secondary"]
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "said"),
+    ("state", "reason", "status"),
     [("running", "", "is not done yet"), ("failed", "", "failed"), ("failed", "disk full", "failed: disk full"),
      ("done", "", "is done, but has no runs with this measure")],
 )  # fmt: skip
-def test_without_runs_it_says_what_to_run_and_how_the_study_stands(state, reason, said):
+def test_a_claim_without_runs_names_the_command_and_the_state_of_the_study(state, reason, status):
     study = Manifest(study="generalization", scale="demo", command="", state=state, reason=reason)
     claim = evaluate(spec(), Results(studies=[study, replace(study, study="dynamics")]))
     assert (claim.verdict, claim.primary.n, claim.primary.seeds_for) == ("not run", 0, 0)
-    assert claim.primary.notes == ("emabank run generalization", f"generalization (demo) {said}")
+    assert claim.primary.notes == ("emabank run generalization", f"generalization (demo) {status}")
     assert evaluate(spec(scale="paper"), Results()).primary.notes == ("emabank run generalization --scale paper",)

@@ -1,4 +1,4 @@
-"""Files of figures: the same bytes for the same figure, text as text."""
+"""Figures as files: deterministic bytes, and text that stays text."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -10,16 +10,16 @@ import pytest
 from emabank.study.report.draw import draw
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.figures import Figure, Line, Panel
-from tests.study.report.made_results import made_results, made_setting
+from tests.study.report.example_results import make_results, make_setting
 
 LONG = "CIFAR-10N (worse labels), 4,000 images, ResNet-8 of width 24, with flips alone"
 X = np.arange(1, 21)
 
 
-def named(name: str) -> Figure:
-    """A figure of made-up results, one of whose titles is long."""
-    noisy = made_setting("cifar10n-resnet34")
-    results = made_results(made_setting(), made_setting("cifar100n-resnet34"), replace(noisy, title=LONG))
+def figure_named(name: str) -> Figure:
+    """A figure of made-up results; one setting has a long title."""
+    noisy = make_setting("cifar10n-resnet34")
+    results = make_results(make_setting(), make_setting("cifar100n-resnet34"), replace(noisy, title=LONG))
     (figure,) = [figure for figure in make_figures(results) if figure.name == f"demo/{name}"]
     return figure
 
@@ -35,7 +35,7 @@ def small(**changes) -> Figure:
 @pytest.mark.parametrize("name", ["lines", "batchnorm/heatmap"])
 @pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_the_same_figure_gives_the_same_bytes(tmp_path, name, file_format, start):
-    figure = small() if name == "lines" else named(name)
+    figure = small() if name == "lines" else figure_named(name)
     first, second = tmp_path / "first", tmp_path / "second"
     for path in (first, second):
         draw(figure, path, file_format=file_format)
@@ -43,12 +43,12 @@ def test_the_same_figure_gives_the_same_bytes(tmp_path, name, file_format, start
     assert first.read_bytes().startswith(start)
 
 
-def test_an_svg_holds_what_the_figure_says_as_text(tmp_path):
-    figure = named("label-noise/memorisation")
+def test_text_of_a_figure_is_text_in_its_svg(tmp_path):
+    figure = figure_named("label-noise/memorisation")
     draw(figure, tmp_path / "figure.svg", file_format="svg")
     root = ElementTree.parse(tmp_path / "figure.svg").getroot()
-    words_drawn = " ".join("".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text"))
+    drawn = " ".join("".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text"))
     panel = figure.panels[0]
     expected = [figure.title, panel.title, panel.x_label, panel.y_label, panel.marks[0][2], panel.marks[1][2], LONG]
-    for words in [*expected, *(line.label for line in panel.lines), "mean of 3 seeds"]:
-        assert re.sub(r"\s+", " ", words) in re.sub(r"\s+", " ", words_drawn)
+    for text in [*expected, *(line.label for line in panel.lines), "mean of 3 seeds"]:
+        assert re.sub(r"\s+", " ", text) in re.sub(r"\s+", " ", drawn)

@@ -1,4 +1,4 @@
-"""Every figure there is, under its name, complete or not at all; its lines against the curves of the runs."""
+"""Which figures there are, and their lines, marks and heat maps against the curves of the runs."""
 
 from dataclasses import replace
 
@@ -12,18 +12,18 @@ from emabank.study.report.figure_specs import make_figures, reliability, reliabi
 from emabank.study.report.figures import Figure, drawable, focus, line, mark_at
 from emabank.study.report.results import LIVE, Curve, Setting
 from emabank.study.report.series import live
-from tests.study.report.made_results import (
+from tests.study.report.example_results import (
     AVERAGES,
     EPOCHS,
     RATES,
     VARIANTS,
     fewer_averages,
     first_seeds,
-    made_curves,
-    made_predictions,
-    made_results,
-    made_runs,
-    made_setting,
+    make_curves,
+    make_predictions,
+    make_results,
+    make_runs,
+    make_setting,
 )
 
 NEEDED = {
@@ -31,16 +31,16 @@ NEEDED = {
     "bootstrap/accuracy": ("tune", "bootstrap"), "calibration/reliability": ("tune",), "sampling-period/accuracy": (),
     "posthoc/heatmap": ("posthoc",),
 }  # fmt: skip
-"""The variants without which there is no figure; elsewhere the refits."""
-RESULTS = made_results()
+"""The variants that a figure needs; by default the refits."""
+RESULTS = make_results()
 NAMES = {figure.name.removeprefix("demo/") for figure in make_figures(RESULTS)}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_missing_variant_costs_the_figures_that_need_it_and_no_other(variant):
+def test_a_missing_variant_removes_only_the_figures_that_need_it(variant):
     settings = [replace(setting, variants={**setting.variants, variant: ()}) for setting in RESULTS.settings]
-    left = {figure.name.removeprefix("demo/") for figure in make_figures(made_results(*settings))}
-    assert left == {name for name in NAMES if variant not in NEEDED.get(name, ("refit",))}
+    names = {figure.name.removeprefix("demo/") for figure in make_figures(make_results(*settings))}
+    assert names == {name for name in NAMES if variant not in NEEDED.get(name, ("refit",))}
 
 
 # From curves to lines -------------------------------------------------------------------------------------------------
@@ -49,49 +49,49 @@ CURVES = np.random.default_rng(1).random((3, 12))
 
 
 def test_a_line_is_the_mean_of_the_seeds_in_percent_with_their_standard_deviation():
-    made = line(CURVES, "live weights", kind="live")
-    np.testing.assert_allclose(made.y, [100 * sum(column) / 3 for column in CURVES.T])
-    np.testing.assert_allclose(made.std, 100 * np.sqrt(((CURVES - CURVES.mean(axis=0)) ** 2).sum(axis=0) / 2))
-    assert made.n == 3 and made.x.tolist() == list(range(1, 13))
-    np.testing.assert_array_equal(made.seeds, 100 * CURVES)
+    drawn = line(CURVES, "live weights", kind="live")
+    np.testing.assert_allclose(drawn.y, [100 * sum(column) / 3 for column in CURVES.T])
+    np.testing.assert_allclose(drawn.std, 100 * np.sqrt(((CURVES - CURVES.mean(axis=0)) ** 2).sum(axis=0) / 2))
+    assert drawn.n == 3 and drawn.x.tolist() == list(range(1, 13))
+    np.testing.assert_array_equal(drawn.seeds, 100 * CURVES)
     one = line(CURVES[:1], "live weights", kind="live")
     assert one.std is None and one.seeds is None, "one seed has no spread"
 
 
-def test_there_is_a_mean_only_where_every_seed_has_a_value():
+def test_a_line_has_a_gap_where_a_seed_has_no_value():
     curves = CURVES.copy()
     curves[1, 4] = np.nan
     assert np.flatnonzero(np.isnan(line(curves, "live weights", kind="live").y)).tolist() == [4]
 
 
-def test_epochs_that_no_seed_measured_are_no_gaps():
-    made = line(np.array([[np.nan, 0.2, np.nan, 0.4], [np.nan, 0.4, np.nan, np.nan]]), "live", kind="live")
-    assert made.x.tolist() == [2, 4]
-    np.testing.assert_allclose(made.y, [30.0, np.nan])
+def test_epochs_that_no_seed_measured_are_dropped():
+    drawn = line(np.array([[np.nan, 0.2, np.nan, 0.4], [np.nan, 0.4, np.nan, np.nan]]), "live", kind="live")
+    assert drawn.x.tolist() == [2, 4]
+    np.testing.assert_allclose(drawn.y, [30.0, np.nan])
 
 
-def test_a_curve_that_is_nowhere_measured_by_all_seeds_is_not_drawn():
-    run, *others = made_runs("refit")
+def test_a_curve_that_a_seed_lacks_or_has_shorter_is_not_drawn():
+    run, *complete = make_runs("refit")
     empty = replace(run, curves=dict.fromkeys(run.curves, np.full(EPOCHS, np.nan)))
     diverged = replace(run, rates=run.rates[:7], curves={key: y[:7] for key, y in run.curves.items()})
     for changed in (empty, diverged):
-        setting = made_setting(variants={"refit": (changed, *others)})
+        setting = make_setting(variants={"refit": (changed, *complete)})
         assert drawable(setting, "refit", lambda run: live(run, "test")) is None
 
 
-def test_the_axis_omits_the_first_rise_and_nothing_else():
-    curve = made_curves()[Curve(LIVE, "own", "test", "accuracy")][None]
-    made = line(curve, "live weights", kind="live")
-    low, high = focus([made])
-    outside = np.flatnonzero((made.y < low) | (made.y > high))
+def test_the_axis_omits_only_the_initial_rise():
+    curve = make_curves()[Curve(LIVE, "own", "test", "accuracy")][None]
+    drawn = line(curve, "live weights", kind="live")
+    low, high = focus([drawn])
+    outside = np.flatnonzero((drawn.y < low) | (drawn.y > high))
     assert len(outside) and outside.max() < EPOCHS / 10
-    assert focus([made], [(3.0, 99.0, "a mark")])[1] > 99
+    assert focus([drawn], [(3.0, 99.0, "a mark")])[1] > 99
     dip = np.full((3, 40), 0.5)
     dip[1, 17] = 0.1
     assert focus([line(dip, "live weights", kind="live")])[0] < 10, "a late dip of one seed"
 
 
-def test_a_mark_is_read_off_the_curves_at_each_seeds_own_epoch():
+def test_a_mark_is_the_mean_over_each_seed_at_its_own_epoch():
     drawn = line(CURVES, "live weights", kind="live")
     ((x, y, label),) = mark_at(drawn, [3, 12, 6], "live weights")
     values = 100 * np.array([CURVES[0, 2], CURVES[1, 11], CURVES[2, 5]])
@@ -105,12 +105,12 @@ def test_a_mark_is_read_off_the_curves_at_each_seeds_own_epoch():
 
 
 def figure_of(name: str, *settings: Setting) -> Figure:
-    (found,) = [figure for figure in make_figures(made_results(*settings)) if figure.name == f"demo/{name}"]
-    return found
+    (figure,) = [figure for figure in make_figures(make_results(*settings)) if figure.name == f"demo/{name}"]
+    return figure
 
 
 def mean(setting: Setting, variant: str, weights: str, split: str, batchnorm: str = "averaged") -> np.ndarray:
-    """The mean of an accuracy in percent; of "best", of the highest average at each epoch of each seed."""
+    """The mean accuracy in percent; "best" is the highest average at each epoch of each seed."""
     names = setting.averages if weights == "best" else (weights,)
     kind = "own" if weights == LIVE else batchnorm
     curves = [np.max([run.curves[Curve(name, kind, split, "accuracy")] for name in names], axis=0)
@@ -120,8 +120,8 @@ def mean(setting: Setting, variant: str, weights: str, split: str, batchnorm: st
 
 @pytest.mark.parametrize("seeds", [1, 2, 3])
 @pytest.mark.parametrize("averages", [1, 3, 5])
-def test_lines_are_the_means_of_the_runs_whatever_the_number_of_seeds_and_averages(seeds: int, averages: int):
-    one = fewer_averages(first_seeds(made_setting(), seeds), averages)
+def test_lines_are_means_of_the_runs_for_any_number_of_seeds_and_averages(seeds: int, averages: int):
+    one = fewer_averages(first_seeds(make_setting(), seeds), averages)
     copied = AVERAGES[min(2, averages - 1)]
     expected = {
         "dynamics/cifar100-resnet18": [("refit", LIVE, "test"), ("refit", "best", "test")],
@@ -140,8 +140,8 @@ def test_lines_are_the_means_of_the_runs_whatever_the_number_of_seeds_and_averag
             assert drawn.n == seeds and (drawn.std is None) == (seeds == 1)
 
 
-def test_the_rate_is_held_where_the_runs_held_it():
-    one = made_setting("cifar100n-resnet18")
+def test_the_start_of_the_constant_rate_is_marked():
+    one = make_setting("cifar100n-resnet18")
     runs = tuple(replace(run, constant_from=30) for run in one.variants["constant"])
     (panel,) = figure_of("constant-lr/accuracy", replace(one, variants={**one.variants, "constant": runs})).panels
     ((x, y, label),) = panel.marks
@@ -150,8 +150,8 @@ def test_the_rate_is_held_where_the_runs_held_it():
 
 
 @pytest.mark.parametrize("batchnorm", ["recomputed", "averaged"])
-def test_the_points_under_label_noise_are_on_the_curves_that_are_drawn(batchnorm: str):
-    one = made_setting("cifar100n-resnet34")
+def test_marks_under_label_noise_are_on_the_drawn_curves(batchnorm: str):
+    one = make_setting("cifar100n-resnet34")
     runs = tuple(replace(run, curves={key: y for key, y in run.curves.items() if key.batchnorm in ("own", batchnorm)})
                  for run in one.variants["refit"])  # fmt: skip
     one = replace(one, variants={**one.variants, "refit": runs})
@@ -164,13 +164,13 @@ def test_the_points_under_label_noise_are_on_the_curves_that_are_drawn(batchnorm
     assert f"{batchnorm} statistics" in panel.lines[1].label
 
 
-def test_a_period_is_compared_with_the_shortest_seed_by_seed_and_periods_are_numbers():
-    one = made_setting()
+def test_periods_are_sorted_as_numbers_and_compared_with_the_shortest_by_seed():
+    one = make_setting()
     shifted = tuple(replace(run, curves={key: y + 0.01 * (1 + run.seed) for key, y in run.curves.items()})
                     for run in one.variants["every 4"])  # fmt: skip
-    others = {name: runs for name, runs in one.variants.items() if not name.startswith("every ")}
+    variants = {name: runs for name, runs in one.variants.items() if not name.startswith("every ")}
     periods = {"every 64": one.variants["every 8"], "every 16": shifted, "every 4": one.variants["every 2"]}
-    panels = figure_of("sampling-period/accuracy", replace(one, variants={**others, **periods})).panels
+    panels = figure_of("sampling-period/accuracy", replace(one, variants={**variants, **periods})).panels
     assert [line.label for line in panels[0].lines[1:]] == ["T = 4", "T = 16", "T = 64"]
     np.testing.assert_allclose(panels[1].lines[0].y, 2.0)
     np.testing.assert_allclose(panels[1].lines[0].std, 1.0)
@@ -179,29 +179,29 @@ def test_a_period_is_compared_with_the_shortest_seed_by_seed_and_periods_are_num
 # Heat maps ------------------------------------------------------------------------------------------------------------
 
 
-def test_without_statistics_recomputed_each_epoch_there_is_no_figure_of_them():
-    one = made_setting()
+def test_batchnorm_figures_need_recomputed_statistics():
+    one = make_setting()
     without = tuple(replace(run, curves={key: y for key, y in run.curves.items()
                                          if key != Curve(AVERAGES[1], "recomputed", "test", "accuracy")})
                     for run in one.variants["refit"])  # fmt: skip
-    names = [figure.name for figure in make_figures(made_results(made_setting(variants={"refit": without})))]
+    names = [figure.name for figure in make_figures(make_results(make_setting(variants={"refit": without})))]
     assert names and not [name for name in names if "batchnorm" in name]
 
 
 @pytest.mark.parametrize("has_batchnorm", [True, False])
-def test_windows_and_stops_are_fields_and_the_best_is_marked(has_batchnorm: bool):
-    one = made_setting(has_batchnorm=has_batchnorm)
+def test_the_post_hoc_heat_map_marks_the_best_field(has_batchnorm: bool):
+    one = make_setting(has_batchnorm=has_batchnorm)
     figure = figure_of("posthoc/heatmap", one)
-    made, kept = figure.panels
-    assert list(made.y_ticks) == [*AVERAGES, "ema-10%", "ema-14%"] and list(kept.y_ticks) == list(AVERAGES)
-    assert list(made.x_ticks) == [str(epoch) for epoch in range(2, EPOCHS + 1, 2)]
+    posthoc, during = figure.panels
+    assert list(posthoc.y_ticks) == [*AVERAGES, "ema-10%", "ema-14%"] and list(during.y_ticks) == list(AVERAGES)
+    assert list(posthoc.x_ticks) == [str(epoch) for epoch in range(2, EPOCHS + 1, 2)]
     curve = Curve("ema-10%", "recomputed" if has_batchnorm else "averaged", "val", "accuracy")
     curves = [run.posthoc[curve][1::2] for run in one.variants["posthoc"]]
-    assert made.grid is not None
-    np.testing.assert_allclose(made.grid[5], 100 * np.mean(curves, axis=0))
-    ((column, row, words),) = made.marks
-    assert made.grid[int(row), int(column)] == made.grid.max() and words in figure.caption
-    # From 0.05 to 0.25, as they were made.
+    assert posthoc.grid is not None
+    np.testing.assert_allclose(posthoc.grid[5], 100 * np.mean(curves, axis=0))
+    ((column, row, label),) = posthoc.marks
+    assert posthoc.grid[int(row), int(column)] == posthoc.grid.max() and label in figure.caption
+    # `make_posthoc` adds 0.05 to 0.25 points.
     assert "differ by 0.15 points in the median field, 0.25 at most" in figure.caption
 
 
@@ -211,7 +211,7 @@ LIVE_NAME, SLOW_NAME = "live-accuracy", f"{AVERAGES[-1]}-recomputed-loss"
 
 
 def with_predictions(setting, predictions):
-    """The setting whose tuning runs predict this, given the seed and the name."""
+    """Replace the predictions of the tuning runs by a function of seed and name."""
     runs = tuple(
         replace(run, predictions=lambda name, seed=run.seed: predictions(seed, name))
         for run in setting.variants["tune"]
@@ -220,14 +220,14 @@ def with_predictions(setting, predictions):
 
 
 def seeded(seed: int, name: str):
-    """Other predictions with each seed."""
+    """Predictions that differ by seed."""
     random = np.random.default_rng(seed)
     return {split: (logits + 0.3 * random.normal(size=logits.shape), labels)
-            for split, (logits, labels) in made_predictions(name).items()}  # fmt: skip
+            for split, (logits, labels) in make_predictions(name).items()}  # fmt: skip
 
 
 def by_sorting(logits: np.ndarray, labels: np.ndarray, bins: int) -> tuple[list[float], list[float]]:
-    """Mean confidence and accuracy, from the definition: sort by confidence, cut into equal parts."""
+    """Mean confidence and accuracy by definition: sort by confidence, split into equal parts."""
     found = probabilities_of(logits, axis=1)
     order = np.argsort(found.max(axis=1))
     right = found.argmax(axis=1) == labels
@@ -236,10 +236,10 @@ def by_sorting(logits: np.ndarray, labels: np.ndarray, bins: int) -> tuple[list[
 
 
 @pytest.mark.parametrize(("panel", "name"), [(0, LIVE_NAME), (2, SLOW_NAME)])
-def test_points_are_the_mean_over_the_seeds_of_bins_of_equal_mass(panel, name):
-    (figure,) = reliability(made_results(with_predictions(made_setting(), seeded)), "demo")
+def test_reliability_points_are_means_over_seeds_of_equal_mass_bins(panel, name):
+    (figure,) = reliability(make_results(with_predictions(make_setting(), seeded)), "demo")
     points, ideal = figure.panels[panel].lines
-    # 400 images bear 5 bins.
+    # There are 5 bins for 400 images.
     found = np.array([by_sorting(*seeded(seed, name)["test"], bins=5) for seed in range(3)])
     np.testing.assert_allclose(points.x, 100 * found[:, 0].mean(axis=0))
     np.testing.assert_allclose(points.y, 100 * found[:, 1].mean(axis=0))
@@ -250,18 +250,18 @@ def test_points_are_the_mean_over_the_seeds_of_bins_of_equal_mass(panel, name):
     assert figure.panels[panel].title.endswith(expected)
 
 
-def test_the_temperature_is_the_one_that_minimises_the_loss_on_validation():
+def test_the_temperature_minimises_the_validation_loss():
     def predictions(seed, name):
-        found = made_predictions(name)
+        found = make_predictions(name)
         return {"val": found["val"], "test": seeded(seed, name)["test"]}
 
-    logits, labels = made_predictions(LIVE_NAME)["val"]
+    logits, labels = make_predictions(LIVE_NAME)["val"]
     fitted = minimize_scalar(
         lambda t: -log_softmax(logits / t, axis=1)[np.arange(len(labels)), labels].mean(),
         bounds=(0.1, 10),
         method="bounded",
     ).x
-    setting = with_predictions(made_setting(), predictions)
+    setting = with_predictions(make_setting(), predictions)
     found = reliability_of(setting, "SGD", scaled=True)
     for seed, curve in enumerate(found.curves):
         on_test, right = predictions(seed, LIVE_NAME)["test"]
@@ -271,22 +271,22 @@ def test_the_temperature_is_the_one_that_minimises_the_loss_on_validation():
 
 
 @pytest.mark.parametrize("missing", ["test", "val"])
-def test_without_predictions_there_is_no_figure(missing):
+def test_a_reliability_figure_needs_predictions(missing):
     def predictions(seed, name):
-        return {split: found for split, found in made_predictions(name).items() if split != missing or seed != 1}
+        return {split: found for split, found in make_predictions(name).items() if split != missing or seed != 1}
 
-    assert reliability(made_results(with_predictions(made_setting(), predictions)), "demo") == []
+    assert reliability(make_results(with_predictions(make_setting(), predictions)), "demo") == []
 
 
-def test_damaged_predictions_leave_their_setting_out_and_the_figure_says_so():
+def test_a_setting_with_damaged_predictions_is_skipped_with_a_note():
     def damaged(seed, name):
         raise ValueError("live-accuracy.npz is damaged")
 
     def infinite(seed, name):
-        return {split: (np.full_like(z, np.inf), y) for split, (z, y) in made_predictions(name).items()}
+        return {split: (np.full_like(z, np.inf), y) for split, (z, y) in make_predictions(name).items()}
 
-    whole = made_setting("cifar100-vgg16")
-    for predictions, words in ((damaged, "live-accuracy.npz is damaged"), (infinite, "NaN or infinity")):
-        (figure,) = reliability(made_results(with_predictions(made_setting(), predictions), whole), "demo")
+    whole = make_setting("cifar100-vgg16")
+    for predictions, message in ((damaged, "live-accuracy.npz is damaged"), (infinite, "NaN or infinity")):
+        (figure,) = reliability(make_results(with_predictions(make_setting(), predictions), whole), "demo")
         assert len(figure.panels) == 4
-        assert figure.notes[-1].startswith(f"{made_setting().title} is skipped: ") and words in figure.notes[-1]
+        assert figure.notes[-1].startswith(f"{make_setting().title} is skipped: ") and message in figure.notes[-1]

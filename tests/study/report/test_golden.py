@@ -1,10 +1,9 @@
-"""The report of one real folder of runs, against what it was when it was last looked at.
+"""The report of one real folder of runs, compared with a stored report.
 
 golden/runs.tar.xz is what `emabank run all --scale demo --seeds 3 --set training.epochs=8
-averages.half_lives=[1.8,3.5,7.1]` left, without weights, logs and most predictions; its summaries are those of an
-earlier emabank. golden/report.tar.xz has every table in three forms, the claims, what the page draws, and the page.
-After
-a change that is meant, run this file as a program: `PYTHONPATH=tests:src python tests/study/report/test_golden.py`.
+averages.half_lives=[1.8,3.5,7.1]` wrote, without weights, logs and most predictions; its summaries are those of an
+earlier emabank. golden/report.tar.xz has every table in three formats, the claims, the data of the figures, and the
+page. After an intended change, run `PYTHONPATH=tests:src python tests/study/report/test_golden.py`.
 """
 
 import io
@@ -29,7 +28,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def report_of(runs: Path) -> dict[str, str]:
-    """Everything that a report says, by name."""
+    """Every part of a report, by name."""
     results = read_results(runs)
     tables, figures, claims = make_tables(results), make_figures(results), make_claims(results)
     texts = {f"{table.name}{ending}": form(table) for table in tables for ending, form in FORMS.items()}
@@ -40,19 +39,19 @@ def report_of(runs: Path) -> dict[str, str]:
             {**about, **json.loads(figure_json(figure))}, ensure_ascii=False, indent=1
         )
     text = page(results, tables, figures, claims)
-    # Without what is compared above, or was never meant to be the same.
+    # Styles, scripts and their hashes may change; the data of the figures is compared above.
     return texts | {
         "page.html": re.sub(r"<style>.*?</style>|<script.*?</script>|<meta http.*?>", "", text, flags=re.DOTALL)
     }
 
 
 def rounded(text: str) -> str:
-    """With nine digits behind the point, because the last ones of a float are the machine's."""
+    """Round to nine digits, because the last ones depend on the machine."""
     return re.sub(r"-?\d+\.\d{10,}(?:e-\d+)?", lambda found: f"{float(found[0]):.9f}", text)
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("golden")
     with tarfile.open(GOLDEN / "runs.tar.xz") as archive:
         archive.extractall(folder, filter="data")
@@ -65,14 +64,14 @@ def golden() -> dict[str, str]:
         return {member.name: archive.extractfile(member).read().decode() for member in archive}  # type: ignore[union-attr]
 
 
-def test_the_report_has_the_same_parts(made: dict[str, str], golden: dict[str, str]):
-    assert sorted(made) == sorted(golden) and len(made) > 100
+def test_the_report_has_the_same_parts(report: dict[str, str], golden: dict[str, str]):
+    assert sorted(report) == sorted(golden) and len(report) > 100
 
 
 @pytest.mark.parametrize("kind", [".csv", ".md", ".tex", ".json", ".html"])
-def test_every_part_says_what_it_said(kind: str, made: dict[str, str], golden: dict[str, str]):
+def test_every_part_is_unchanged(kind: str, report: dict[str, str], golden: dict[str, str]):
     for name in (name for name in golden if name.endswith(kind)):
-        for line, (now, before) in enumerate(zip(made[name].splitlines(), golden[name].splitlines(), strict=True), 1):
+        for line, (now, before) in enumerate(zip(report[name].splitlines(), golden[name].splitlines(), strict=True), 1):
             assert rounded(now) == rounded(before), f"{name}, line {line}"
 
 

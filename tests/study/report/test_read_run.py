@@ -1,4 +1,4 @@
-"""One run's folder: what is read of it, and for whatever may have happened to its files, why it cannot be used."""
+"""Reading one run, and the errors for damaged files."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 from emabank.study.report.results import LIVE, Curve, read_results, read_run
 from emabank.study.runs.reader import RunFolder
-from tests.study.report.spoiling import SPOILT, content, forget_sizes, put
+from tests.study.report.spoiling import DAMAGES, content, forget_sizes, put
 from tests.study.small_folder import finished as finished
 
 FILES = (
@@ -22,80 +22,80 @@ FILES = (
 
 @pytest.fixture(scope="module")
 def whole(finished: Path) -> Path:
-    """A refit: it has curves on test, and kept weights."""
+    """A refit, with curves on test and saved weights."""
     return finished / read_results(finished).settings[0].variants["refit"][0].id
 
 
 @pytest.fixture
 def folder(whole: Path, tmp_path: Path) -> RunFolder:
-    """A copy of it."""
+    """A copy of the run."""
     return RunFolder(shutil.copytree(whole, tmp_path / "runs" / whole.name))
 
 
-def why_not(folder: RunFolder) -> str:
+def error_of(folder: RunFolder) -> str:
     with pytest.raises(ValueError, match=".") as caught:
         read_run(folder)
-    words = str(caught.value)
-    assert words and "\n" not in words and str(folder.path.parent) not in words
-    return words
+    message = str(caught.value)
+    assert message and "\n" not in message and str(folder.path.parent) not in message
+    return message
 
 
-# What it holds -------------------------------------------------------------------------------------------------------
+# Curves --------------------------------------------------------------------------------------------------------------
 
 
-def rewritten(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
-    """Write a file of rows again, each as it is changed, without those that are None, and let the run forget theirs."""
+def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Change each row of a file, drop those that become None, and let the run accept the new size."""
     forget_sizes(path.parent, path.name)
     rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
 
 
-def test_what_is_null_or_missing_in_the_rows_is_not_a_number(folder: RunFolder):
+def test_null_and_missing_rows_are_nan(folder: RunFolder):
     curve = Curve(LIVE, "own", "test", "loss")
     before = read_run(folder).curves[curve]
 
     def change(row: dict[str, Any]) -> dict[str, Any] | None:
-        mine = (row["weights"], row["metric"]) == (LIVE, "loss")
-        return None if mine and row["epoch"] == 1 else {**row, "value": None} if mine and row["epoch"] == 2 else row
+        epoch = row["epoch"] if (row["weights"], row["metric"]) == (LIVE, "loss") else 0
+        return None if epoch == 1 else {**row, "value": None} if epoch == 2 else row
 
-    rewritten(folder.path / "test_curves.jsonl", change)
+    rewrite(folder.path / "test_curves.jsonl", change)
     np.testing.assert_array_equal(read_run(folder).curves[curve], [np.nan, np.nan, before[2]])
 
 
-def test_what_was_chosen_is_no_point_of_a_curve(folder: RunFolder):
+def test_rows_of_selected_weights_are_not_part_of_a_curve(folder: RunFolder):
     before = read_run(folder).curves
-    rewritten(folder.path / "rows.jsonl", lambda row: {**row, "value": 77.0} if row["selected_by"] else row)
+    rewrite(folder.path / "rows.jsonl", lambda row: {**row, "value": 77.0} if row["selected_by"] else row)
     after = read_run(folder).curves
-    assert before.keys() == after.keys() and not any(77.0 in found for found in after.values())
+    assert before.keys() == after.keys() and not any(77.0 in curve for curve in after.values())
 
 
-def test_an_epoch_that_the_run_does_not_have_is_no_point_of_a_curve(folder: RunFolder):
+def test_rows_of_epochs_outside_the_run_are_ignored(folder: RunFolder):
     before = read_run(folder).curves
-    rewritten(folder.path / "test_curves.jsonl", lambda row: {**row, "epoch": row["epoch"] - 1})
+    rewrite(folder.path / "test_curves.jsonl", lambda row: {**row, "epoch": row["epoch"] - 1})
     after = read_run(folder).curves
-    for curve, found in before.items():
-        if curve.split == "test":
-            np.testing.assert_array_equal(after[curve], [*found[1:], np.nan])
+    for key, curve in before.items():
+        if key.split == "test":
+            np.testing.assert_array_equal(after[key], [*curve[1:], np.nan])
 
 
-def test_a_run_that_diverged_has_as_many_epochs_as_it_came_to(folder: RunFolder):
+def test_a_diverged_run_has_only_the_epochs_in_its_history(folder: RunFolder):
     forget_sizes(folder.path, "history.json")
     put(folder.path / "history.json", content(folder.path, "history.json")[:1])
-    found = read_run(folder)
-    assert found.epochs == 1 and all(len(curve) == 1 for curve in found.curves.values())
+    run = read_run(folder)
+    assert run.epochs == 1 and all(len(curve) == 1 for curve in run.curves.values())
 
 
 def rows(folder: Path, name: str = "rows.jsonl") -> Path:
-    """A file of rows that the run has no checksum of, as those of an earlier emabank."""
+    """A file of rows without a known size, as in runs of an earlier emabank."""
     forget_sizes(folder, name)
     return folder / name
 
 
-# Why it cannot be used -----------------------------------------------------------------------------------------------
+# Errors --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("damage", "message"),
     [
         (lambda path: (path / "history.json").unlink(), "damaged: history.json is missing"),
         (lambda path: (path / "done.json").unlink(), "interrupted before its end; the same command resumes"),
@@ -114,47 +114,47 @@ def rows(folder: Path, name: str = "rows.jsonl") -> Path:
         (lambda path: (shutil.rmtree(path), path.write_text("")), "it is no folder"),
     ],
 )  # fmt: skip
-def test_a_damaged_run_says_what_is_wrong_with_it(spoil: Callable[[Path], object], why: str, folder: RunFolder):
-    spoil(folder.path)
-    assert why_not(folder).startswith(why)
+def test_a_damaged_run_is_a_clear_error(damage: Callable[[Path], object], message: str, folder: RunFolder):
+    damage(folder.path)
+    assert error_of(folder).startswith(message)
 
 
-@pytest.mark.parametrize("how", SPOILT)
-def test_whatever_happens_to_a_file_there_is_a_reason(how: str, whole: Path, tmp_path: Path):
-    for place, file in enumerate(FILES):
-        folder = RunFolder(shutil.copytree(whole, tmp_path / str(place)))
-        SPOILT[how](folder.path / file)
-        assert why_not(folder), file
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_any_damaged_file_is_a_clear_error(damage: str, whole: Path, tmp_path: Path):
+    for index, file in enumerate(FILES):
+        folder = RunFolder(shutil.copytree(whole, tmp_path / str(index)))
+        DAMAGES[damage](folder.path / file)
+        assert error_of(folder), file
 
 
 @pytest.mark.parametrize(
     ("file", "change"),
     [
-        ("config.json", lambda found: {**found, "config": {**found["config"], "seed": "0"}}),
-        ("config.json", lambda found: {**found, "config": {**found["config"], "rate": -1.0}}),
-        ("config.json", lambda found: {**found, "config": {**found["config"], "another": 1}}),
-        ("history.json", lambda found: [*found, *found]),
-        ("history.json", lambda found: [{**found[0], "rate": None}, *found[1:]]),
-        ("history.json", lambda found: [{**found[0], "rate": "high"}, *found[1:]]),
-        ("history.json", lambda found: [{"epoch": 1}]),
-        ("environment.json", lambda found: {"sessions": [3]}),
-        ("environment.json", lambda found: {"sessions": {"a": 1}}),
-        ("environment.json", lambda found: {"sessions": [{"cpu": "\ud800"}]}),
+        ("config.json", lambda old: {**old, "config": {**old["config"], "seed": "0"}}),
+        ("config.json", lambda old: {**old, "config": {**old["config"], "rate": -1.0}}),
+        ("config.json", lambda old: {**old, "config": {**old["config"], "another": 1}}),
+        ("history.json", lambda old: [*old, *old]),
+        ("history.json", lambda old: [{**old[0], "rate": None}, *old[1:]]),
+        ("history.json", lambda old: [{**old[0], "rate": "high"}, *old[1:]]),
+        ("history.json", lambda old: [{"epoch": 1}]),
+        ("environment.json", lambda old: {"sessions": [3]}),
+        ("environment.json", lambda old: {"sessions": {"a": 1}}),
+        ("environment.json", lambda old: {"sessions": [{"cpu": "\ud800"}]}),
     ],
 )
-def test_json_of_another_shape_is_a_reason(file: str, change: Callable[[Any], Any], folder: RunFolder):
+def test_json_of_another_shape_is_a_clear_error(file: str, change: Callable[[Any], Any], folder: RunFolder):
     forget_sizes(folder.path, file)
     put(folder.path / file, change(content(folder.path, file)))
-    assert why_not(folder)
+    assert error_of(folder)
 
 
-def test_predictions_that_cannot_be_read_are_refused_when_asked_for(folder: RunFolder):
+def test_damaged_predictions_are_refused_when_read(folder: RunFolder):
     path = folder.path / "predictions" / "live-last.npz"
     path.write_bytes(b"x" * path.stat().st_size)
-    found = read_run(folder)
+    run = read_run(folder)
     with pytest.raises(ValueError, match="does not match its checksum") as caught:
-        found.predictions("live-last")
+        run.predictions("live-last")
     assert str(caught.value).startswith(f"{folder.id}/predictions/live-last.npz is damaged")
     assert str(folder.path.parent) not in str(caught.value)
     with pytest.raises(ValueError, match=r"none\.npz is not there; the run has "):
-        found.predictions("none")
+        run.predictions("none")

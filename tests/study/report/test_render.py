@@ -1,4 +1,4 @@
-"""Tables as CSV, Markdown, LaTeX and on a terminal: nothing is lost, broken or taken for markup, whatever the text."""
+"""Tables as CSV, Markdown, LaTeX and on a terminal, with any text in them."""
 
 import csv
 import io
@@ -24,13 +24,13 @@ from emabank.study.report.render import (
     terminal,
 )
 from emabank.study.report.tables import Cell, Row, Table
-from tests.study.report.made_tables import NASTY, everything, of, single, uneven
+from tests.study.report.example_tables import NASTY, full_table, make_cell, single_run_table, uneven_table
 
-# What all forms say alike ---------------------------------------------------------------------------------------------
+# All formats ----------------------------------------------------------------------------------------------------------
 
 
 def labelled(*labels: tuple[str, str], breaks: tuple[int, ...] = ()) -> Table:
-    rows = [Row(label, [Cell(text=str(at))], group) for at, (group, label) in enumerate(labels)]
+    rows = [Row(label, [Cell(text=str(index))], group) for index, (group, label) in enumerate(labels)]
     return Table(name="", title="", columns=["", "a"], rows=rows, breaks=breaks)
 
 
@@ -47,57 +47,58 @@ def labelled(*labels: tuple[str, str], breaks: tuple[int, ...] = ()) -> Table:
         (Cell(), True, ""),
     ],
 )
-def test_a_number_is_shown_with_its_spread_and_a_single_value_says_that_it_has_none(cell, with_n, expected):
+def test_a_number_is_shown_with_its_spread_and_a_single_value_without(cell, with_n, expected):
     assert format_cell(cell, with_n=with_n) == expected
 
 
-def test_n_is_said_once_where_all_numbers_have_the_same_and_beside_each_elsewhere():
-    assert common_n(everything()) == 3 and caption_of(everything()).endswith("n = 3.")
-    assert common_n(uneven()) is None and "n beside each number" in caption_of(uneven())
-    assert common_n(single()) == 1 and "no spread" in caption_of(single())
+def test_n_is_in_the_caption_if_common_and_beside_each_number_otherwise():
+    assert common_n(full_table()) == 3 and caption_of(full_table()).endswith("n = 3.")
+    assert common_n(uneven_table()) is None and "n beside each number" in caption_of(uneven_table())
+    assert common_n(single_run_table()) == 1 and "no spread" in caption_of(single_run_table())
 
 
-def test_labels_of_neighbours_share_a_heading_and_a_label_alone_keeps_its_beginning():
-    made = lines_of(labelled(("A", "x"), ("A", "y"), ("B", "x"), ("", "z"), ("A", "x")))
-    assert [(line.label, line.below_heading, bool(line.cells)) for line in made] == [
+def test_rows_of_a_group_share_a_heading_and_a_single_row_has_a_prefix():
+    lines = lines_of(labelled(("A", "x"), ("A", "y"), ("B", "x"), ("", "z"), ("A", "x")))
+    assert [(line.label, line.below_heading, bool(line.cells)) for line in lines] == [
         ("A", False, False), ("x", True, True), ("y", True, True), ("B: x", False, True), ("z", False, True),
         ("A: x", False, True),
     ]  # fmt: skip
-    assert [line.cells[0].text for line in made if line.cells] == ["0", "1", "2", "3", "4"]
+    assert [line.cells[0].text for line in lines if line.cells] == ["0", "1", "2", "3", "4"]
 
 
-def test_a_rule_stands_before_the_heading_and_never_before_the_first_line():
-    made = lines_of(labelled(("A", "x"), ("A", "y"), ("B", "x"), ("B", "y"), ("", "c"), breaks=(0, 2, 4)))
-    assert [line.label for line in made if line.rule] == ["B", "c"]
+def test_rules_come_before_headings_but_not_before_the_first_line():
+    lines = lines_of(labelled(("A", "x"), ("A", "y"), ("B", "x"), ("B", "y"), ("", "c"), breaks=(0, 2, 4)))
+    assert [line.label for line in lines if line.rule] == ["B", "c"]
 
 
 # CSV ------------------------------------------------------------------------------------------------------------------
 
 
-def records(made: Table) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(table_csv(made))))
+def records(table: Table) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(table_csv(table))))
 
 
-def test_numbers_come_back_in_full_precision():
+def test_csv_numbers_have_full_precision():
     values = [0.1234567890123, 0.2, 0.7]
-    made = Table(name="t", title="", columns=["", "a"], rows=[Row("x", [of(*values, scale=100)])])
-    (found,) = records(made)
+    rows = [Row("x", [make_cell(*values, scale=100)])]
+    (found,) = records(Table(name="t", title="", columns=["", "a"], rows=rows))
     assert float(found["mean"]) == pytest.approx(np.mean(values) * 100, rel=1e-14)
     assert float(found["std"]) == pytest.approx(np.std(values, ddof=1) * 100, rel=1e-14)
     assert found["n"] == "3"
 
 
-def test_text_with_quotes_commas_and_signs_comes_back_as_it_was():
-    found = [each for each in records(everything()) if each["row"] == NASTY]
+def test_csv_keeps_text_with_special_characters():
+    found = [record for record in records(full_table()) if record["row"] == NASTY]
     assert found[0]["text"] == NASTY
-    assert {each["title"] for each in found} == {f"Title {NASTY}"}
-    assert {(each["table"], each["scale"], each["item"]) for each in found} == {("study/table-1", "demo", "Table 1")}
+    assert {record["title"] for record in found} == {f"Title {NASTY}"}
+    assert {(record["table"], record["scale"], record["item"]) for record in found} == {
+        ("study/table-1", "demo", "Table 1")
+    }
 
 
-def test_pandas_reads_numbers_as_numbers_and_files_of_two_sheets_make_one_frame():
-    frame = pd.concat(
-        [pd.read_csv(io.StringIO(table_csv(made))) for made in (everything(), single())], ignore_index=True
-    )
+def test_pandas_reads_csv_numbers_and_concatenates_two_tables():
+    tables = full_table(), single_run_table()
+    frame = pd.concat([pd.read_csv(io.StringIO(table_csv(table))) for table in tables], ignore_index=True)
     assert tuple(frame.columns) == CSV_FIELDS
     assert frame["mean"].dtype == float and frame["paper_mean"].dtype == float
     ours = frame[frame["row"] == "data: accuracy"].iloc[0]
@@ -110,7 +111,7 @@ def test_pandas_reads_numbers_as_numbers_and_files_of_two_sheets_make_one_frame(
     [("78.54 ± 0.28", ["78.54", "0.28"]), ("198", ["198", ""]), ("−0.18", ["-0.18", ""]), ("[1, 2]", ["", ""]),
      ("T = 16", ["", ""]), ("23.7M", ["", ""])],
 )  # fmt: skip
-def test_what_the_paper_prints_becomes_numbers_where_it_is_one(text, expected):
+def test_numbers_printed_in_the_paper_become_csv_numbers(text, expected):
     (found,) = records(Table(name="", title="", columns=["", "a"], rows=[Row("x", [Cell(paper=text)])]))
     assert [found["paper_mean"], found["paper_std"]] == expected
 
@@ -119,50 +120,48 @@ def test_what_the_paper_prints_becomes_numbers_where_it_is_one(text, expected):
 
 
 @given(st.text(max_size=30))
-def test_any_text_stays_in_its_cell(text: str):
-    made = Table(
-        name="", title="", columns=["", "a"], rows=[Row(text, [Cell(text=text)]), Row("end", [Cell(text="x")])]
-    )
-    found = [line for line in markdown(made).split("\n") if line.startswith("|")]
-    assert len(found) == 4
-    for line in found:
+def test_any_text_stays_in_its_markdown_cell(text: str):
+    rows = [Row(text, [Cell(text=text)]), Row("end", [Cell(text="x")])]
+    table = Table(name="", title="", columns=["", "a"], rows=rows)
+    lines = [line for line in markdown(table).split("\n") if line.startswith("|")]
+    assert len(lines) == 4
+    for line in lines:
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
 
 
-# On a terminal --------------------------------------------------------------------------------------------------------
+# Terminal -------------------------------------------------------------------------------------------------------------
 
 
-def printed(made: Table, width: int = 80) -> str:
+def output_of(table: Table, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(terminal(made, width=width))
+    console.print(terminal(table, width=width))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def wide(columns: int, *, grouped: bool = False) -> Table:
-    """Each number says in which row and column it stands."""
-    rows = [
-        Row(
-            f"a rather long label of row {row}",
-            [of(row + at / 100, paper=f"{row}.{at:02} ± 9") for at in range(columns)],
-        )
-        for row in (10, 20, 30)
-    ]
-    groups = [("", 1), *((f"group {at}", 2) for at in range(columns // 2))] if grouped else []
-    return Table(name="", title="Wide", columns=["", *(f"c{at}" for at in range(columns))], rows=rows, groups=groups)
+    """Each number encodes its row and column."""
+    rows = [Row(f"a rather long label of row {row}",
+                [make_cell(row + column / 100, paper=f"{row}.{column:02} ± 9") for column in range(columns)])
+            for row in (10, 20, 30)]  # fmt: skip
+    groups = [("", 1), *((f"group {group}", 2) for group in range(columns // 2))] if grouped else []
+    titles = ["", *(f"c{column}" for column in range(columns))]
+    return Table(name="", title="Wide", columns=titles, rows=rows, groups=groups)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
-@pytest.mark.parametrize("made", [everything(), uneven(), wide(12), wide(12, grouped=True)], ids=lambda s: s.title[:6])
-def test_no_line_is_longer_than_the_terminal(made: Table, width: int):
-    assert max(map(len, printed(made, width).splitlines())) <= width
+@pytest.mark.parametrize(
+    "table", [full_table(), uneven_table(), wide(12), wide(12, grouped=True)], ids=lambda table: table.title[:6]
+)
+def test_no_line_is_longer_than_the_terminal(table: Table, width: int):
+    assert max(map(len, output_of(table, width).splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("grouped", [True, False])
-def test_every_number_is_whole_and_below_its_title(width: int, grouped: bool):
+def test_every_number_on_a_terminal_is_whole_and_below_its_title(width: int, grouped: bool):
     place: dict[str, int] = {}
     found: set[str] = set()
-    for line in printed(wide(12, grouped=grouped), width).splitlines():
+    for line in output_of(wide(12, grouped=grouped), width).splitlines():
         titles = {match[0]: match.end() for match in re.finditer(r"\bc\d+\b", line)}
         place = titles or place
         for match in re.finditer(r"\b(\d\d)\.(\d\d)(?: ± 9)?", line):
@@ -171,14 +170,14 @@ def test_every_number_is_whole_and_below_its_title(width: int, grouped: bool):
     assert len(found) == 2 * 3 * 12
 
 
-def test_text_is_shown_as_it_is_also_where_rich_knows_markup():
-    made = Table(name="", title="[bold]t[/]", columns=["", "[red]a"], rows=[Row("[b]x", [Cell(text="[143, 139]")])])
-    text = printed(made)
+def test_rich_markup_in_text_is_printed_literally():
+    table = Table(name="", title="[bold]t[/]", columns=["", "[red]a"], rows=[Row("[b]x", [Cell(text="[143, 139]")])])
+    text = output_of(table)
     for part in ("[bold]t[/]", "[red]a", "[b]x", "[143, 139]"):
         assert part in text
 
 
-# LaTeX: there may be none here, so a small reader of what is written stands in for it ---------------------------------
+# LaTeX, checked without a LaTeX installation --------------------------------------------------------------------------
 
 
 COMMANDS = {
@@ -187,11 +186,11 @@ COMMANDS = {
     "textwidth", "textbackslash", "textasciitilde", "textasciicircum", "textendash", "textemdash", "to", "times", "leq",
     "geq", "approx", "dots", "alpha", "mu", "circ",
 }  # fmt: skip
-"""What LaTeX with booktabs and graphicx knows; the form must use nothing else."""
+"""The commands of LaTeX, booktabs and graphicx that a table may use."""
 
 
-def checked(text: str) -> list[str]:
-    """The lines of a tabular, after everything in the text was found to balance."""
+def check_latex(text: str) -> None:
+    """Assert that environments, braces, formulas and columns match."""
     lines = [re.sub(r"(?<!\\)%.*", "", line) for line in text.splitlines()]
     plain = re.sub(r"\\[\\&%$#_{}]", "", "\n".join(lines))
     depth, stack, math = 0, [], False
@@ -222,18 +221,16 @@ def checked(text: str) -> list[str]:
     for first, last in re.findall(r"\\cmidrule\(lr\)\{(\d+)-(\d+)\}", whole):
         assert 1 <= int(first) <= int(last) <= len(spec)
     assert not re.search(r"(?:\\\\|rule)\s*[\[*]", inside), "an argument of \\\\ or of a rule"
-    return rows
 
 
 def columns_in(row: str) -> int:
-    """How many columns a line of a tabular fills."""
     cells = re.split(r"(?<!\\)&", row)
     return sum(int(found[1]) if (found := re.search(r"\\multicolumn\{(\d+)\}", cell)) else 1 for cell in cells)
 
 
-@pytest.mark.parametrize("made", [everything(), uneven(), single()], ids=lambda made: made.title[:6])
-def test_everything_balances_and_needs_two_packages_only(made: Table):
-    checked(latex(made))
+@pytest.mark.parametrize("table", [full_table(), uneven_table(), single_run_table()], ids=lambda table: table.title[:6])
+def test_latex_is_well_formed_and_needs_only_two_packages(table: Table):
+    check_latex(latex(table))
 
 
 @pytest.mark.parametrize(
@@ -248,19 +245,19 @@ def test_everything_balances_and_needs_two_packages_only(made: Table):
         (r"\cmidrule(lr){2-3}", r"\cmidrule(lr){2-5}"),
     ],
 )
-def test_the_check_finds_what_would_not_compile(good: str, bad: str):
-    text = latex(everything())
+def test_the_latex_check_finds_errors(good: str, bad: str):
+    text = latex(full_table())
     assert good in text
     with pytest.raises((AssertionError, ValueError)):
-        checked(text.replace(good, bad, 1))
+        check_latex(text.replace(good, bad, 1))
 
 
 def test_a_table_too_wide_for_the_page_is_scaled_to_it():
-    assert r"\resizebox" not in latex(uneven())
+    assert r"\resizebox" not in latex(uneven_table())
     wide = [Cell(text="x" * 20)] * 8
     text = latex(Table(name="", title="", columns=["", *"abcdefgh"], rows=[Row("row", wide)]))
     assert r"\resizebox{\textwidth}{!}{%" in text
-    checked(text)
+    check_latex(text)
 
 
 @pytest.mark.parametrize(
@@ -278,13 +275,12 @@ def test_a_table_too_wide_for_the_page_is_scaled_to_it():
         ("ﬁ ½ ḱ 中", "fi 1/2 k ?"),
     ],
 )
-def test_signs_are_printed_as_they_are(text: str, expected: str):
+def test_latex_special_characters_are_escaped(text: str, expected: str):
     assert escape_latex(text) == expected
 
 
 @given(st.text(max_size=30))
-def test_any_text_balances(text: str):
+def test_any_text_gives_well_formed_latex(text: str):
     cells = [Cell(text=text, paper=text, best=True)]
-    checked(
-        latex(Table(name=text, title=text, columns=[text, text], rows=[Row(text, cells)], notes=[text], caption=text))
-    )
+    table = Table(name=text, title=text, columns=[text, text], rows=[Row(text, cells)], notes=[text], caption=text)
+    check_latex(latex(table))

@@ -1,4 +1,4 @@
-"""The claims on a terminal of 80 columns, as Markdown, CSV and JSON: nothing is cut, and all have the same numbers."""
+"""The claims on a terminal, as CSV and as JSON: nothing is cut, and the numbers agree."""
 
 import csv
 import io
@@ -9,12 +9,7 @@ from rich.console import Console
 
 from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.claims import Claim, Finding, above
-from emabank.study.report.render_claims import (
-    claims_csv,
-    claims_json,
-    claims_summary,
-    claims_terminal,
-)
+from emabank.study.report.render_claims import claims_csv, claims_json, claims_summary, claims_terminal
 from emabank.study.report.results import Results
 from tests.study.report.shapes import chosen_with_noisy_labels, results, setting
 
@@ -27,19 +22,19 @@ def claims():
     return make_claims(results(setting(), setting("cifar100-vgg16"), noisy, setting(scale="small")))
 
 
-def printed(renderable, width: int = 80) -> str:
+def output_of(renderable, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
     console.print(renderable)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def one(verdict: str = "reproduced", *others: Finding, **more) -> Claim:
-    primary = finding(verdict, role="primary", **more)
-    return Claim(number="7", title="It gains [a lot] | and more", studies=["dynamics"], findings=(primary, *others),
-                 note="an honest word")  # fmt: skip
+def make_claim(verdict: str = "reproduced", *secondary: Finding, **more) -> Claim:
+    primary = make_finding(verdict, role="primary", **more)
+    return Claim(number="7", title="EMA gains [a lot] | and more", studies=["dynamics"],
+                 findings=(primary, *secondary), note="a note")  # fmt: skip
 
 
-def finding(verdict: str, **more) -> Finding:
+def make_finding(verdict: str, **more) -> Finding:
     fields = {
         "role": "secondary", "key": "gain", "statistic": "gain, points", "setting": "digits", "scale": "demo",
         "by_seed": {10: 1.0, 11: -2.0, 12: 3.0}, "mean": 2.0, "low": -0.484, "high": 4.484, "rule": above(),
@@ -50,57 +45,61 @@ def finding(verdict: str, **more) -> Finding:
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("secondary", [False, True])
-def test_no_line_is_too_long_and_nothing_is_cut(claims, width, secondary):
-    lines = printed(claims_terminal(claims, secondary=secondary), width).splitlines()
+def test_lines_fit_the_terminal_and_nothing_is_cut(claims, width, secondary):
+    lines = output_of(claims_terminal(claims, secondary=secondary), width).splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in "\n".join(lines)
 
 
 def test_a_claim_has_a_row_with_its_mean_interval_seeds_and_verdict():
-    lines = printed(claims_terminal([one("inconclusive")])).splitlines()
+    lines = output_of(claims_terminal([make_claim("inconclusive")])).splitlines()
     assert lines[2].split() == ["7", "gain,", "points:", "above", "0", "2.00", "2", "of", "3", "inconclusive"]
     assert lines[3].split() == ["[-0.48,", "4.48]"]
 
 
-def test_an_exception_stands_below_its_claim():
-    text = printed(claims_terminal([one("reproduced", finding("not reproduced", setting="letters", mean=-1.0))]))
+def test_an_exception_is_listed_below_its_claim():
+    text = output_of(
+        claims_terminal([make_claim("reproduced", make_finding("not reproduced", setting="letters", mean=-1.0))])
+    )
     assert "except letters" in text
-    assert "except" not in printed(claims_terminal([one("reproduced", finding("inconclusive"))]))
+    assert "except" not in output_of(claims_terminal([make_claim("reproduced", make_finding("inconclusive"))]))
 
 
-def test_only_a_longer_look_has_the_secondary_statistics(claims):
-    short, long = (printed(claims_terminal(claims, secondary=secondary), 200) for secondary in (False, True))
+def test_secondary_statistics_are_shown_on_request(claims):
+    short, long = (output_of(claims_terminal(claims, secondary=secondary), 200) for secondary in (False, True))
     for claim in claims:
         for own in claim.findings:
             assert own.statistic in long or claim.verdict == "not run"
-    words = "slowest (acc.) minus SWA, test accuracy, points"
-    assert words in long and words not in short
+    statistic = "slowest (acc.) minus SWA, test accuracy, points"
+    assert statistic in long and statistic not in short
 
 
-def test_what_was_not_run_says_what_to_run_in_one_place():
-    text = printed(claims_terminal(make_claims(Results())), width=2000)
+def test_claims_that_were_not_run_name_the_command():
+    text = output_of(claims_terminal(make_claims(Results())), width=2000)
     (line,) = [line for line in text.splitlines() if line.startswith("Not run: ")]
     assert line == f"Not run: {', '.join([*map(str, range(1, 20)), 'b', 'c'])}."
-    text = printed(claims_terminal(make_claims(Results()), secondary=True), width=2000)
+    text = output_of(claims_terminal(make_claims(Results()), secondary=True), width=2000)
     assert "11. not run: emabank run bootstrap\n" in text
     assert "19. not run: emabank run label-noise --scale paper\n" in text
     assert "19 not run" in text
 
 
-def test_small_numbers_keep_their_digits_and_none_has_no_interval():
-    assert "0.0625" in printed(claims_terminal([one(mean=0.0625, low=0.06, high=0.065)]))
-    lines = printed(claims_terminal([one("too few runs", low=None, high=None, by_seed={10: 2.0})])).splitlines()
+def test_small_numbers_keep_their_digits_and_missing_ones_are_blank():
+    assert "0.0625" in output_of(claims_terminal([make_claim(mean=0.0625, low=0.06, high=0.065)]))
+    lines = output_of(
+        claims_terminal([make_claim("too few runs", low=None, high=None, by_seed={10: 2.0})])
+    ).splitlines()
     assert lines[2].split()[5:] == ["2.00", "1", "of", "1", "too", "few", "runs"]
-    text = printed(claims_terminal([one("too few runs", mean=None, low=None, high=None, by_seed={})]))
+    text = output_of(claims_terminal([make_claim("too few runs", mean=None, low=None, high=None, by_seed={})]))
     assert "None" not in text and "0 of 0" not in text
 
 
-def test_the_summary_counts_the_papers_claims(claims):
+def test_the_summary_counts_only_the_claims_of_the_paper(claims):
     counts = [int(count.split()[0]) for count in claims_summary(claims).split(", ")]
     assert sum(counts) == 19 < len(claims)
 
 
-def test_csv_and_json_have_one_entry_a_finding_with_all_its_numbers(claims):
+def test_csv_and_json_have_one_entry_per_finding_with_all_its_numbers(claims):
     rows = list(csv.DictReader(io.StringIO(claims_csv(claims))))
     entries = json.loads(claims_json(claims))
     findings = [(claim, own) for claim in claims for own in claim.findings]

@@ -1,4 +1,4 @@
-"""From a folder of runs to results: everything is what the files hold."""
+"""Results of a folder of runs match its files."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,31 +40,30 @@ def results(finished: Path) -> Results:
 
 @pytest.fixture(scope="module")
 def setting(results: Results) -> Setting:
-    (only,) = results.settings
-    return only
+    (setting,) = results.settings
+    return setting
 
 
-def told(runs: Path) -> dict[str, Any]:
-    """What a run was told, without our own reader."""
-    return content(runs, "config.json")["config"]
+def config_of(run: Path) -> dict[str, Any]:
+    return content(run, "config.json")["config"]
 
 
-# What the files hold -------------------------------------------------------------------------------------------------
+# One setting ---------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_a_finished_folder_is_left_out(results: Results):
+def test_nothing_of_a_finished_folder_is_skipped(results: Results):
     assert results.skipped == ()
     assert results.scales == ["demo"]
 
 
-def test_studies_are_as_they_were_asked_for(results: Results, finished: Path):
+def test_studies_have_their_scale_command_and_state(results: Results, finished: Path):
     assert {study.study for study in results.studies} == set(NAMES)
     for study in results.studies:
         assert (study.scale, study.command, study.state, study.reason) == ("demo", COMMAND, "done", "")
     assert read_studies(finished) == (results.studies, ())
 
 
-def test_a_setting_is_what_its_protocol_wrote(setting: Setting, finished: Path):
+def test_a_setting_matches_the_summary_of_its_protocol(setting: Setting, finished: Path):
     summary = content(finished, setting.protocol, "summary.json")
     assert setting.choices == summary["choices"]
     assert to_dict(setting.config) == summary["config"] and setting.has_batchnorm is True
@@ -74,7 +73,7 @@ def test_a_setting_is_what_its_protocol_wrote(setting: Setting, finished: Path):
     assert setting.seeds == tuple(range(SEEDS))
 
 
-def test_studies_of_one_pair_share_a_setting_that_has_the_arms_of_all(setting: Setting, finished: Path):
+def test_studies_of_one_pair_share_a_setting_with_all_their_arms(setting: Setting, finished: Path):
     assert set(setting.variants) == {"tune", "refit", "swa", *(f"tune at {rate:g}" for rate in RATES), *VARIANTS}
     by_study = {name: set(content(finished, file)["pairs"][0]["arms"]) for name, file in MANIFESTS.items()}
     assert set.union(*by_study.values()) == set(VARIANTS) and by_study["generalization"] == set()
@@ -83,16 +82,16 @@ def test_studies_of_one_pair_share_a_setting_that_has_the_arms_of_all(setting: S
 @pytest.mark.parametrize(
     ("variant", "trained_on", "holds"),
     [
-        ("tune", "80%", lambda told: told["recipe"]["training"]["bootstrap"] is None),
-        *((f"tune at {rate:g}", "80%", lambda told, rate=rate: told["rate"] == rate) for rate in RATES),
-        ("refit", "100%", lambda told: bool(told["keep"]) and not told["swa"]),
-        ("swa", "100%", lambda told: told["swa"]),
-        ("step", "100%", lambda told: told["recipe"]["training"]["schedule"] == "step"),
-        ("constant", "100%", lambda told: told["constant_from"] is not None and not told["swa"]),
-        ("bootstrap", "80%", lambda told: told["recipe"]["training"]["bootstrap"] == "ema-0.9"),
-        ("posthoc", "80%", lambda told: told["posthoc"] == 100 and not told["keep"]),
+        ("tune", "80%", lambda config: config["recipe"]["training"]["bootstrap"] is None),
+        *((f"tune at {rate:g}", "80%", lambda config, rate=rate: config["rate"] == rate) for rate in RATES),
+        ("refit", "100%", lambda config: bool(config["keep"]) and not config["swa"]),
+        ("swa", "100%", lambda config: config["swa"]),
+        ("step", "100%", lambda config: config["recipe"]["training"]["schedule"] == "step"),
+        ("constant", "100%", lambda config: config["constant_from"] is not None and not config["swa"]),
+        ("bootstrap", "80%", lambda config: config["recipe"]["training"]["bootstrap"] == "ema-0.9"),
+        ("posthoc", "80%", lambda config: config["posthoc"] == 100 and not config["keep"]),
         *(
-            (f"every {T}", "100%", lambda told, T=T: told["recipe"]["averages"]["every"] == T and not told["swa"])
+            (f"every {T}", "100%", lambda config, T=T: config["recipe"]["averages"]["every"] == T and not config["swa"])
             for T in (1, 2, 4, 8)
         ),
     ],
@@ -100,105 +99,100 @@ def test_studies_of_one_pair_share_a_setting_that_has_the_arms_of_all(setting: S
 def test_an_arm_has_the_right_runs_in_the_order_of_the_seeds(
     variant: str, trained_on: str, holds: Callable[[Any], bool], setting: Setting, finished: Path
 ):
-    given = [told(finished / each.id) for each in setting.variants[variant]]
-    assert [each["seed"] for each in given] == list(range(SEEDS))
-    assert [(each.seed, each.rate) for each in setting.variants[variant]] == [
-        (each["seed"], each["rate"]) for each in given
-    ]
-    assert {each["trained_on"] for each in given} == {trained_on} and all(map(holds, given))
-    own = [(each["recipe"]["training"]["bootstrap"], each["constant_from"]) for each in given]
-    assert [(each.copied_back, each.constant_from) for each in setting.variants[variant]] == own
+    configs = [config_of(finished / run.id) for run in setting.variants[variant]]
+    assert [config["seed"] for config in configs] == list(range(SEEDS))
+    assert {config["trained_on"] for config in configs} == {trained_on} and all(map(holds, configs))
+    for run, config in zip(setting.variants[variant], configs, strict=True):
+        assert (run.seed, run.rate) == (config["seed"], config["rate"])
+        assert run.copied_back == config["recipe"]["training"]["bootstrap"]
+        assert run.constant_from == config["constant_from"]
 
 
 def test_the_tuned_runs_are_those_that_each_seed_chose(setting: Setting, finished: Path):
     choices = content(finished, setting.protocol, "summary.json")["choices"]
-    assert [each.id for each in setting.variants["tune"]] == [choice["run"] for choice in choices]
-    assert [each.rate for each in setting.variants["refit"]] == [choice["rate"] for choice in choices]
+    assert [run.id for run in setting.variants["tune"]] == [choice["run"] for choice in choices]
+    assert [run.rate for run in setting.variants["refit"]] == [choice["rate"] for choice in choices]
 
 
 def own_names(folder: Path) -> dict[str, str]:
-    """The averages of a run by the names that the setting has for them: the shortest memory first."""
-    decays = sorted(told(folder)["recipe"]["averages"]["decays"])
+    """The names in the setting of a run's own averages, shortest memory first."""
+    decays = sorted(config_of(folder)["recipe"]["averages"]["decays"])
     return dict(zip((f"ema-{decay:g}" for decay in decays), ("ema-0.7", "ema-0.8", "ema-0.9"), strict=True))
 
 
-def test_curves_are_every_row_of_an_epoch_and_nothing_else(setting: Setting, finished: Path):
+def test_curves_match_the_rows_of_each_epoch(setting: Setting, finished: Path):
     """Against pandas, for every run of every variant."""
     frame = load_results(finished)
     frame = frame[frame.selected_by.isna() & frame.epoch.notna()]
     kinds: set[tuple[str, str]] = set()
-    for variant, some in setting.variants.items():
-        for each in some:
-            mine = frame[frame.run == each.id]
-            names = own_names(finished / each.id)
+    for variant, runs_of_variant in setting.variants.items():
+        for run in runs_of_variant:
+            mine = frame[frame.run == run.id]
+            names = own_names(finished / run.id)
             expected: dict[Curve, list[float]] = {}
             for key, rows in mine.groupby(["weights", "batchnorm", "split", "metric"]):
                 weights, *rest = key  # type: ignore[misc]
                 by_epoch = dict(zip(rows.epoch, rows.value, strict=True))
-                assert len(by_epoch) == EPOCHS or weights == "swa", "but for SWA, all are measured each epoch"
+                assert len(by_epoch) == EPOCHS or weights == "swa", "only SWA is not measured in every epoch"
                 values = [by_epoch.get(epoch, np.nan) for epoch in range(1, EPOCHS + 1)]
                 expected[Curve(names.get(weights, weights), *rest)] = values
-            assert each.curves.keys() == expected.keys()
+            assert run.curves.keys() == expected.keys()
             for curve, values in expected.items():
-                np.testing.assert_array_equal(each.curves[curve], values)
-            assert {curve.weights for curve in each.curves} >= {"live", *setting.averages}, variant
-            kinds |= {(curve.split, curve.metric) for curve in each.curves}
+                np.testing.assert_array_equal(run.curves[curve], values)
+            assert {curve.weights for curve in run.curves} >= {"live", *setting.averages}, variant
+            kinds |= {(curve.split, curve.metric) for curve in run.curves}
     assert kinds >= {("val", "accuracy"), ("test", "loss")}
 
 
 def test_averages_of_another_period_are_renamed_by_their_memory(setting: Setting, finished: Path):
     for period in (1, 4, 8):
-        for each in setting.variants[f"every {period}"]:
-            names = own_names(finished / each.id)
-            assert not set(names) & set(setting.averages), "they have other names in their own folder"
+        for run in setting.variants[f"every {period}"]:
+            names = own_names(finished / run.id)
+            assert not set(names) & set(setting.averages), "the run itself uses other names"
             decays = [float(name.removeprefix("ema-")) for name in names]
             for decay, name in zip(decays, names.values(), strict=True):
                 horizon = np.log(decay) / period
                 assert horizon == pytest.approx(np.log(float(name.removeprefix("ema-"))) / 2, rel=1e-4)
-    same = {each.id: each for each in setting.variants["refit"]}
-    assert all(each.curves.keys() == same[each.id].curves.keys() for each in setting.variants["every 2"])
+    same = {run.id: run for run in setting.variants["refit"]}
+    assert all(run.curves.keys() == same[run.id].curves.keys() for run in setting.variants["every 2"])
 
 
-def test_predictions_are_the_arrays_of_the_file_and_are_read_when_asked_for(setting: Setting, finished: Path):
+def test_predictions_match_the_arrays_in_the_file(setting: Setting, finished: Path):
     for variant in ("tune", "refit"):
-        for each in setting.variants[variant]:
-            names = sorted(path.stem for path in (finished / each.id / "predictions").glob("*.npz"))
+        for run in setting.variants[variant]:
+            names = sorted(path.stem for path in (finished / run.id / "predictions").glob("*.npz"))
             assert len(names) > 2
             for name in names:
-                with np.load(finished / each.id / "predictions" / f"{name}.npz") as arrays:
+                with np.load(finished / run.id / "predictions" / f"{name}.npz") as arrays:
                     expected = {key: arrays[key].tolist() for key in arrays.files}
                 found = {
                     f"{kind}_{split}": array.tolist()
-                    for split, both in each.predictions(name).items()
+                    for split, both in run.predictions(name).items()
                     for kind, array in zip(("logits", "labels"), both, strict=True)
                 }
                 assert found == expected
 
 
-def test_the_cost_of_averages_is_what_was_measured(results: Results, finished: Path):
+def test_overheads_match_the_manifest(results: Results, finished: Path):
     (measured,) = content(finished, MANIFESTS["sampling-period"])["overheads"]
     (found,) = results.overheads
     assert measured == {name: list(value) if isinstance(value, tuple) else value for name, value in vars(found).items()}
 
 
-# More than one setting -----------------------------------------------------------------------------------------------
+# Several settings ----------------------------------------------------------------------------------------------------
 
 
-def test_another_configuration_of_the_same_pair_is_a_setting_of_its_own(setting: Setting, runs: Path):
+def test_another_configuration_of_a_pair_is_a_separate_setting(setting: Setting, runs: Path):
     study = next(study for study in ALL if study.name == "bootstrap")
     run_studies(runs, [study], lambda config: replace(small(config), seeds=1))
     results = read_results(runs)
     other, same = sorted(results.settings, key=lambda setting: len(setting.seeds))
-    assert same.protocol == setting.protocol and set(same.variants) == set(setting.variants) - {
-        "bootstrap",
-        "bootstrap every 5",
-    }
+    bootstraps = ("bootstrap", "bootstrap every 5")
+    assert same.protocol == setting.protocol and set(same.variants) == set(setting.variants) - set(bootstraps)
     assert other.protocol != setting.protocol and other.pair == same.pair and len(other.seeds) == 1
-    assert {variant: len(some) for variant, some in other.variants.items()}["bootstrap"] == 1
-    assert [each.id for each in other.variants["bootstrap"]] == [each.id for each in setting.variants["bootstrap"][:1]]
-    unasked = "not used by any study in this folder"
-    others = sorted(setting.variants[variant][1].id for variant in ("bootstrap", "bootstrap every 5"))
-    assert results.skipped == (Skipped(", ".join(others), unasked),)
+    assert [run.id for run in other.variants["bootstrap"]] == [setting.variants["bootstrap"][0].id]
+    unused = sorted(setting.variants[variant][1].id for variant in bootstraps)
+    assert results.skipped == (Skipped(", ".join(unused), "not used by any study in this folder"),)
 
 
 def test_one_protocol_for_two_pairs_makes_two_settings(setting: Setting, runs: Path):
@@ -207,16 +201,14 @@ def test_one_protocol_for_two_pairs_makes_two_settings(setting: Setting, runs: P
     first, second = read_results(runs).settings
     assert (first.pair, first.title) == (setting.pair, setting.title)
     assert (second.pair, second.title) == ("cifar100n-resnet34", "the other")
-    assert second.protocol == first.protocol and set(second.variants) == {
-        each for each in first.variants if each not in VARIANTS
-    }
+    assert second.protocol == first.protocol and set(second.variants) == set(first.variants) - set(VARIANTS)
 
 
 # Columns --------------------------------------------------------------------------------------------------------------
 
 
-def test_columns_are_the_rows_of_what_each_seed_chose(setting: Setting, finished: Path):
-    """Against pandas: which run, which weights, at which epoch, and every metric of them."""
+def test_columns_match_the_rows_that_each_seed_chose(setting: Setting, finished: Path):
+    """Run, weights, epoch and every metric, against pandas."""
     frame = load_results(finished)
     frame = frame[frame.selected_by.notna()]
     stages = {"80%": "tune", "100%": "refit"}
@@ -255,8 +247,7 @@ def test_columns_are_the_rows_of_what_each_seed_chose(setting: Setting, finished
                     assert values[seed] == value, metric
 
 
-def test_pairs_of_seeds_are_the_rows_that_compare_them(setting: Setting, finished: Path):
-    """Churn and JS against the predictions themselves."""
+def test_churn_matches_the_predictions(setting: Setting, finished: Path):
     for column in setting.columns:
         if column.title in ("SGD", "slowest (loss)") and column.split == "test":
             runs = setting.variants["tune" if column.trained_on == "80%" else "refit"]
@@ -266,13 +257,13 @@ def test_pairs_of_seeds_are_the_rows_that_compare_them(setting: Setting, finishe
             assert list(column.values["churn"]) == [pytest.approx(np.mean(one != other))]
 
 
-def test_a_setting_can_be_read_by_its_protocols_folder_alone(setting: Setting, finished: Path):
+def test_a_setting_can_be_read_from_its_protocol_folder(setting: Setting, finished: Path):
     alone = read_setting(finished / setting.protocol)
     assert alone.columns == setting.columns and alone.choices == setting.choices
     assert set(alone.variants) == {"tune", "refit", "swa", *(f"tune at {rate:g}" for rate in RATES)}
 
 
-def test_a_summary_with_the_tables_of_an_earlier_emabank_is_read_as_well(setting: Setting, runs: Path):
+def test_a_summary_of_an_earlier_emabank_can_be_read(setting: Setting, runs: Path):
     path = runs / setting.protocol / "summary.json"
     put(path, {**content(path), "tables": [{"column": "SGD", "values": {"accuracy": [2.0]}}]})
     assert read_results(runs).settings[0].columns == setting.columns

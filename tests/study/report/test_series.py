@@ -1,4 +1,4 @@
-"""What is read off columns and curves, by hand; and table, figure and claim say the same number of the same rows."""
+"""Values of columns and curves by hand; tables, figures and claims agree on them."""
 
 from dataclasses import replace
 
@@ -29,13 +29,12 @@ from emabank.study.report.series import (
     values,
 )
 from emabank.study.report.table_specs import make_tables
-from tests.study.report.looking import at as cell_at
-from tests.study.report.looking import named
-from tests.study.report.made_results import AVERAGES, distinct_setting, fewer_averages, made_results
-from tests.study.report.shapes import by_hand, runs, setting
+from tests.study.report.example_results import AVERAGES, distinct_setting, fewer_averages, make_results
+from tests.study.report.looking import cell_at, table_named
+from tests.study.report.shapes import runs, setting, setting_from_curves
 
 NAN = float("nan")
-# Three seeds whose clean accuracy jumps over 90%: between two epochs one could read off anything.
+# Three seeds whose clean accuracy jumps past 90% between two epochs.
 CURVES = {
     (LIVE, "own", "train", "clean_accuracy"): [[0.5, 0.8, 0.96, 1.0], [0.7, 0.92, 0.95, 1.0], [0.6, 0.7, 0.9, 1.0]],
     (LIVE, "own", "train", "memorised"): [[0.1, 0.4, 0.9, 1.0], [0.3, 0.7, 0.9, 1.0], [0.2, 0.5, 0.8, 1.0]],
@@ -44,13 +43,13 @@ CURVES = {
     ("b", "recomputed", "train", "clean_accuracy"): [[0.6, 0.91, 1.0, 1.0], [0.6, 0.9, 1.0, 1.0], [0.8, 0.85, 0.99, 1]],
     ("b", "recomputed", "train", "memorised"): [[0.1, 0.3, 0.6, 1.0], [0.1, 0.2, 0.6, 1.0], [0.1, 0.2, 0.6, 1.0]],
 }
-SGD, EMA = [0.9, 0.7, 0.8], [0.3, 0.2, 0.6]  # at epochs 3, 2, 3 and 2, 2, 3, read off by hand
+SGD, EMA = [0.9, 0.7, 0.8], [0.3, 0.2, 0.6]  # memorised at epochs 3, 2, 3 and 2, 2, 3, by hand
 
 
-def test_table_figure_and_claim_say_the_same_number_of_what_is_memorised():
-    results = made_results(by_hand(CURVES))
+def test_table_figure_and_claim_agree_on_memorisation():
+    results = make_results(setting_from_curves(CURVES))
     (finding,) = [finding for finding in make_claims(results)[5].findings if finding.key == "memorised"]
-    table = named(make_tables(results), "demo/label-noise/memorisation")
+    table = table_named(make_tables(results), "demo/label-noise/memorisation")
     (figure,) = [figure for figure in make_figures(results) if figure.name == "demo/label-noise/memorisation"]
     differences = 100 * np.subtract(EMA, SGD)
     assert finding.values == pytest.approx(differences)
@@ -59,9 +58,9 @@ def test_table_figure_and_claim_say_the_same_number_of_what_is_memorised():
     (x_live, of_live, live_label), (x, average, label) = figure.panels[0].marks
     assert (of_live, average) == (pytest.approx(100 * np.mean(SGD)), pytest.approx(100 * np.mean(EMA)))
     assert (x_live, x) == (pytest.approx(8 / 3), pytest.approx(7 / 3))
-    for group, words in (("SGD", live_label), ("EMA, slowest", label)):
+    for group, text in (("SGD", live_label), ("EMA, slowest", label)):
         found = cell_at(table, "90%", "memorised, %", group)
-        assert f"{found.mean:.1f} ± {found.std:.1f}% (n = 3) memorised" in words
+        assert f"{found.mean:.1f} ± {found.std:.1f}% (n = 3) memorised" in text
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
@@ -69,14 +68,14 @@ def test_table_and_figure_show_the_average_that_the_bootstrap_runs_copied(count:
     one = fewer_averages(distinct_setting(), count)
     name = AVERAGES[min(2, count - 1)]
     assert copied_back(one) == name
-    (figure,) = [figure for figure in make_figures(made_results(one)) if figure.name == "demo/bootstrap/accuracy"]
-    table = named(make_tables(made_results(one)), "demo/bootstrap/accuracy")
+    (figure,) = [figure for figure in make_figures(make_results(one)) if figure.name == "demo/bootstrap/accuracy"]
+    table = table_named(make_tables(make_results(one)), "demo/bootstrap/accuracy")
     assert [line.label for line in figure.panels[0].lines][1::2] == [f"plain: {name}", f"bootstrapped: {name}"]
     end = figure.panels[0].lines[3].y[-1]
     assert cell_at(table, f"{name}, bootstrapped", "end, %").mean == pytest.approx(end)
 
 
-def test_without_runs_that_copy_an_average_back_there_is_none_to_name():
+def test_copied_back_is_none_without_bootstrap_runs():
     one = distinct_setting()
     assert copied_back(replace(one, variants={})) is None
     assert copied_back(replace(one, variants={"bootstrap": one.variants["tune"]})) is None
@@ -87,7 +86,7 @@ def first_reached(clean: list[float], memorised: list[float], *level: float) -> 
     return reached
 
 
-def test_the_first_measured_epoch_that_reaches_the_level_counts_and_nothing_between():
+def test_first_reached_is_the_first_measured_epoch_at_the_level():
     assert first_reached([0.5, 0.8, 1.0], [0.0, 0.1, 0.2]) == (3, 1.0, 0.2)
     assert first_reached([0.95, 0.8], [0.3, 0.4]) == (1, 0.95, 0.3)
     assert first_reached([0.8, 0.9, 0.7], [0.1, 0.3, 0.9], 0.75) == (1, 0.8, 0.1)
@@ -96,13 +95,13 @@ def test_the_first_measured_epoch_that_reaches_the_level_counts_and_nothing_betw
     assert first_reached([], []) is None
 
 
-def test_curves_on_train_have_recomputed_statistics_where_these_were_measured():
-    found = on_train(by_hand(CURVES), "b")
+def test_train_curves_prefer_recomputed_statistics():
+    found = on_train(setting_from_curves(CURVES), "b")
     assert found is not None and found.batchnorm == "recomputed"
     np.testing.assert_array_equal(found.memorised, CURVES["b", "recomputed", "train", "memorised"])
-    some = by_hand({key: found for key, found in CURVES.items() if key[1] != "recomputed"})
-    assert on_train(some, "b").batchnorm == "averaged" and on_train(some, LIVE).batchnorm == "own"
-    assert on_train(some, "a") is None
+    averaged = setting_from_curves({key: curve for key, curve in CURVES.items() if key[1] != "recomputed"})
+    assert on_train(averaged, "b").batchnorm == "averaged" and on_train(averaged, LIVE).batchnorm == "own"
+    assert on_train(averaged, "a") is None
 
 
 def test_values_are_those_of_the_column_in_its_stage():
@@ -113,7 +112,7 @@ def test_values_are_those_of_the_column_in_its_stage():
     assert values(one, "SWA", "accuracy", TUNED) is None and values(one, "SGD", "speed", REFIT) is None
 
 
-def test_the_best_average_is_the_highest_at_each_epoch_and_ignores_what_was_not_measured():
+def test_the_best_average_is_the_highest_measured_at_each_epoch():
     run = runs("refit")[0]
     found = best(run, AVERAGES, "test")
     assert found is not None
@@ -132,12 +131,12 @@ def test_epochs_are_counted_from_one():
     assert [first_quarter(epochs) for epochs in (1, 3, 7, 8, 30, 200)] == [1, 1, 1, 2, 7, 50]
 
 
-def test_curves_of_other_lengths_are_not_compared():
+def test_curves_of_different_lengths_are_not_compared():
     assert gap(np.zeros(3), np.zeros(4)) is None and gap(None, np.zeros(4)) is None
     assert mean(gap(np.array([0.5, NAN]), np.array([0.25, 1.0]))) == 25.0 and mean(None) is None
 
 
-def test_a_curve_that_one_run_lacks_or_has_shorter_is_no_curve_of_the_variant():
+def test_a_curve_that_one_run_lacks_or_has_shorter_is_not_stacked():
     one = distinct_setting()
     first, second, third = one.variants["refit"]
     found = stack(one, "refit", lambda run: live(run, "test"))
@@ -152,11 +151,11 @@ def test_a_curve_that_one_run_lacks_or_has_shorter_is_no_curve_of_the_variant():
     assert stack(one, "no such variant", lambda run: live(run, "test")) is None
 
 
-def test_differences_are_of_the_seeds_that_both_have():
+def test_differences_use_the_seeds_that_both_have():
     assert minus({0: 1.0, 2: 3.0, 3: None}, {1: 1.0, 2: 1.0, 3: 2.0}) == {2: 2.0, 3: None}
 
 
-def test_the_choice_of_a_seed_is_the_one_that_validation_made():
+def test_chosen_finds_the_choice_of_a_seed():
     one = replace(setting(), choices=[{"seed": 4, "averages": {"loss": ["ema", 7]}}])  # a list, as JSON has it
     assert chosen(one, 4, "loss") == ("ema", 7)
     assert chosen(one, 4, "accuracy") is None and chosen(one, 0, "loss") is None

@@ -1,4 +1,4 @@
-"""Cells against numpy, a dash rather than a mean of what is left, paired differences; tables that are complete."""
+"""Cells against numpy, paired differences, and tables with missing parts."""
 
 import math
 from dataclasses import replace
@@ -26,28 +26,28 @@ from emabank.study.report.tables import (
     with_best,
 )
 from emabank.study.studies.scales import CLEAN
-from tests.study.report.looking import at, complete, is_mean_of, named
-from tests.study.report.made_results import (
+from tests.study.report.example_results import (
     VARIANTS,
     config_with,
     distinct_setting,
     fewer_averages,
     first_seeds,
-    made_results,
-    the_papers,
+    make_results,
+    paper_setting,
     with_values,
 )
+from tests.study.report.looking import are_complete, cell_at, is_mean_of, table_named
 
 NUMBERS = st.floats(-1e3, 1e3, allow_nan=False)
 OF_NO_SCALE = {"sampling-period/equivalence", "sampling-period/overhead"}
 
 
 def table_of(name: str, *settings: Setting, scale: str = "demo") -> Table:
-    return named(make_tables(made_results(*settings)), f"{scale}/{name}")
+    return table_named(make_tables(make_results(*settings)), f"{scale}/{name}")
 
 
 def curves(setting: Setting, variant: str, weights: str, split: str) -> np.ndarray:
-    """[seeds, epochs]; of "best", the highest of all averages at each epoch."""
+    """[seeds, epochs]; "best" is the highest average at each epoch."""
     names = setting.averages if weights == "best" else (weights,)
     statistics = "own" if weights == LIVE else "averaged"
     return np.array([np.max([run.curves[Curve(name, statistics, split, "accuracy")] for name in names], axis=0)
@@ -58,7 +58,7 @@ def curves(setting: Setting, variant: str, weights: str, split: str) -> np.ndarr
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8), st.sampled_from([1.0, 100.0, 1000.0]))
-def test_a_cell_has_numpys_mean_and_standard_deviation_of_a_sample(values: list[float], scale: float):
+def test_a_cell_matches_the_mean_and_sample_standard_deviation_of_numpy(values: list[float], scale: float):
     cell = Cell.of(values, scale=scale, digits=3, paper="78.55")
     assert cell.mean == pytest.approx(np.mean(np.multiply(values, scale)), rel=1e-9, abs=1e-9)
     assert cell.n == len(values) and cell.digits == 3 and cell.paper == "78.55" and cell.text == ""
@@ -69,21 +69,21 @@ def test_a_cell_has_numpys_mean_and_standard_deviation_of_a_sample(values: list[
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_where_one_value_is_missing_there_is_no_mean_of_the_others(missing: float | None, place: int):
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_a_missing_value_makes_the_cell_a_dash(missing: float | None, index: int):
     values: list[float | None] = [0.5, 0.25]
-    values.insert(place, missing)
+    values.insert(index, missing)
     assert Cell.of(values, scale=100, paper="78.55") == Cell(text="–", paper="78.55")
     assert Cell.of([]) == Cell(text="–")
 
 
-def test_a_cell_is_of_the_column_the_metric_and_the_stage():
+def test_value_cell_selects_column_metric_and_stage():
     one = with_values(distinct_setting(), {"accuracy": [0.7, 0.8, 0.75]}, "SWA")
     assert is_mean_of(value_cell(one, "SWA", "accuracy", REFIT), [0.7, 0.8, 0.75])
     assert value_cell(one, "SWA", "accuracy", TUNED).text == "–"
 
 
-def test_differences_and_ratios_are_paired_so_what_seeds_share_does_not_spread():
+def test_differences_and_ratios_are_paired_by_seed():
     sgd, swa = [0.5, 0.6, 0.7], [0.52, 0.63, 0.71]
     one = with_values(with_values(distinct_setting(), {"accuracy": swa}, "SWA"), {"accuracy": sgd}, "SGD")
     cell = difference_cell(one, "SWA", "accuracy", REFIT)
@@ -95,7 +95,7 @@ def test_differences_and_ratios_are_paired_so_what_seeds_share_does_not_spread()
     assert difference_cell(unpaired, "SWA", "accuracy", REFIT).text == "–"
 
 
-def test_the_best_is_marked_by_what_is_shown_and_only_among_the_places_given():
+def test_the_best_of_the_listed_cells_is_marked_by_rounded_value():
     cells = [Cell(mean=1.004, n=1), Cell(mean=1.001, n=1), Cell(mean=0.9, n=1), Cell(mean=5.0, n=1), Cell(text="–")]
     assert [cell.best for cell in with_best(cells, (0, 1, 2, 4))] == [True, True, False, False, False]
     assert [cell.best for cell in with_best(cells, (0, 1, 2), lower=True)] == [False, False, True, False, False]
@@ -106,11 +106,11 @@ def test_the_best_is_marked_by_what_is_shown_and_only_among_the_places_given():
 # Settings and the builder ---------------------------------------------------------------------------------------------
 
 
-def test_settings_come_in_the_order_of_the_pairs_and_all_of_a_pair_are_there():
+def test_settings_are_sorted_by_pair_and_none_is_missing():
     one, other = distinct_setting("cifar10-resnet18"), distinct_setting("cifar100-resnet18")
     again = replace(other, title="again")
-    assert settings_for(made_results(one, again, other), "demo", CLEAN) == [again, other, one]
-    assert settings_for(made_results(one, again, other), "paper") == []
+    assert settings_for(make_results(one, again, other), "demo", CLEAN) == [again, other, one]
+    assert settings_for(make_results(one, again, other), "paper") == []
 
 
 @pytest.mark.parametrize(
@@ -123,20 +123,20 @@ def test_settings_come_in_the_order_of_the_pairs_and_all_of_a_pair_are_there():
         {"dataset": "cifar10n", "labels": "random1"},
     ],
 )
-def test_only_the_papers_own_data_in_full_compares(data):
-    real = the_papers("cifar10n-resnet34", config=config_with(dataset="cifar10n", labels="worse"))
+def test_only_the_full_data_of_the_paper_compares(data):
+    real = paper_setting("cifar10n-resnet34", config=config_with(dataset="cifar10n", labels="worse"))
     assert real.compares and not replace(real, config=config_with(**data)).compares
 
 
-def test_another_network_or_data_set_does_not_compare_and_the_label_says_what_it_stands_for():
-    real = the_papers("cifar10-resnet18")
+def test_another_network_or_data_set_does_not_compare_and_is_labelled():
+    real = paper_setting("cifar10-resnet18")
     assert label_of(real) == "cifar10-resnet18"
     assert not replace(real, network="resnet8").compares and not replace(real, dataset="digits").compares
     assert label_of(replace(real, network="resnet8", title="x")) == "x (for CIFAR-10, ResNet-18)"
     assert len({*labels_of([real, replace(real, protocol="protocol-2")])}) == 2
 
 
-def test_where_some_settings_alone_have_wrong_labels_the_caption_names_these():
+def test_the_caption_names_settings_with_noisy_labels():
     clean, noisy, as_given = (
         replace(distinct_setting(), title=title, config=config_with(**data))
         for title, data in (
@@ -153,19 +153,19 @@ def test_where_some_settings_alone_have_wrong_labels_the_caption_names_these():
 
 def build(*settings, lines=lambda setting: {"a": [Cell.of([1.0], paper="2")], "b": [Cell.of([])]}) -> list[Table]:
     spec = TableSpec(name="study/name", title="What", lines=lines, columns=["", "x"], notes=["N."], paper_notes=["P."])
-    return spec(made_results(*settings), "demo")
+    return spec(make_results(*settings), "demo")
 
 
-def test_a_setting_alone_is_named_in_the_title_and_several_are_groups_with_a_rule_between():
+def test_one_setting_is_in_the_title_and_several_are_groups_with_rules_between():
     one, other = distinct_setting(), distinct_setting("cifar10-resnet18")
     (alone,) = build(one)
     assert alone.title == f"What: {label_of(one)}" and [row.full_label for row in alone.rows] == ["a", "b"]
     (both,) = build(one, other)
     assert both.title == "What" and [row.group for row in both.rows[::2]] == [label_of(one), label_of(other)]
-    assert both.breaks == [2] and complete([alone, both]) and both.study == "study"
+    assert both.breaks == [2] and are_complete([alone, both]) and both.study == "study"
 
 
-def test_a_setting_without_values_has_no_rows_and_notes_on_the_paper_need_a_value_of_it():
+def test_a_setting_without_values_has_no_rows_and_no_notes_on_the_paper():
     one, other = distinct_setting(), distinct_setting("cifar10-resnet18")
     (alone,) = build(one, other, lines=lambda setting: {"a": [Cell.of([1.0] if setting is one else [])]})
     assert len(alone.rows) == 1 and alone.breaks == [] and list(alone.notes) == ["N."]
@@ -176,8 +176,8 @@ def test_a_setting_without_values_has_no_rows_and_notes_on_the_paper_need_a_valu
 # All tables -----------------------------------------------------------------------------------------------------------
 
 
-def holes() -> list[Setting]:
-    """Settings in which something is missing, or that have fewer seeds and averages."""
+def incomplete_settings() -> list[Setting]:
+    """Settings with missing parts, or with fewer seeds and averages."""
     one = distinct_setting()
     bare = tuple(replace(run, curves={}) for run in one.variants["refit"])
     return [
@@ -193,27 +193,28 @@ def holes() -> list[Setting]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", range(len(holes())))
-def test_whatever_is_missing_tables_come_out_complete_or_not_at_all(place: int):
-    tables = [*make_tables(made_results(holes()[place])), *protocol_tables(holes()[place])]
-    assert {table.name for table in tables} >= OF_NO_SCALE and complete(tables)
+@pytest.mark.parametrize("index", range(len(incomplete_settings())))
+def test_tables_with_missing_parts_are_complete_or_absent(index: int):
+    setting = incomplete_settings()[index]
+    tables = [*make_tables(make_results(setting)), *protocol_tables(setting)]
+    assert {table.name for table in tables} >= OF_NO_SCALE and are_complete(tables)
     assert all(table.rows for table in tables)
     for table in tables:
-        for form in (markdown, latex, table_csv, terminal):
-            form(table)
+        for render in (markdown, latex, table_csv, terminal):
+            render(table)
 
 
-def test_a_single_seed_never_has_a_spread():
-    for table in make_tables(made_results(first_seeds(distinct_setting(), 1))):
+def test_a_single_seed_has_no_spread():
+    for table in make_tables(make_results(first_seeds(distinct_setting(), 1))):
         if table.name not in OF_NO_SCALE:
             assert all(cell.std is None and cell.n in (0, 1) for row in table.rows for cell in row.cells), table.name
 
 
-def test_with_nothing_there_is_the_arithmetic_alone():
+def test_empty_results_give_only_the_equivalence_table():
     assert [table.name for table in make_tables(Results())] == ["sampling-period/equivalence"]
 
 
-# Against the raw values -----------------------------------------------------------------------------------------------
+# Tables against the raw values ----------------------------------------------------------------------------------------
 
 
 def test_the_headline_is_the_mean_of_the_refits_and_differences_are_paired():
@@ -224,17 +225,17 @@ def test_the_headline_is_the_mean_of_the_refits_and_differences_are_paired():
     (row,) = headline.rows
     titles = {"SGD (best)": "SGD (best)", "SGD (last)": "SGD", "EMA (acc.)": "slowest (acc.)", "SWA": "SWA"}
     for title, column in titles.items():
-        assert is_mean_of(at(headline, row.label, "acc., %", title), values[column, "accuracy"])
-    assert is_mean_of(at(headline, row.label, "loss", "EMA (loss)"), values["slowest (loss)", "loss"], scale=1)
+        assert is_mean_of(cell_at(headline, row.label, "acc., %", title), values[column, "accuracy"])
+    assert is_mean_of(cell_at(headline, row.label, "loss", "EMA (loss)"), values["slowest (loss)", "loss"], scale=1)
     for label, baseline in (("minus SGD (best)", "SGD (best)"), ("minus SGD (last)", "SGD")):
         expected = np.subtract(values["SWA", "accuracy"], values[baseline, "accuracy"])
-        assert is_mean_of(at(differences, label, "acc., points", "SWA"), expected)
-    assert at(differences, "minus SGD (last)", "acc., points", "SWA").paper == "0.50"
+        assert is_mean_of(cell_at(differences, label, "acc., points", "SWA"), expected)
+    assert cell_at(differences, "minus SGD (last)", "acc., points", "SWA").paper == "0.50"
 
 
 def transferred(pair: str, *targets: str) -> Setting:
-    """The paper's own setting, evaluated on these data sets instead of the made-up one."""
-    setting = the_papers(pair)
+    """A setting of the paper with these transfer targets."""
+    setting = paper_setting(pair)
     columns = [
         replace(column, values={
             **{metric: values for metric, values in column.values.items() if not metric.startswith("transfer:")},
@@ -250,12 +251,12 @@ def transferred(pair: str, *targets: str) -> Setting:
     ("pair", "target", "expected"),
     [
         ("cifar100-resnet18", "digits-5-9", "82.10 ± 0.21"),  # the paper has one target for this pair
-        ("tiny-imagenet-resnet18", "digits-5-9", ""),  # and two for this one
-        ("cifar100-resnet18", "cifar100", ""),  # which the paper has, but not from there
+        ("tiny-imagenet-resnet18", "digits-5-9", ""),  # and two targets for this one
+        ("cifar100-resnet18", "cifar100", ""),  # the paper has this target only for another pair
         ("cifar10-resnet18", "cifar100-test-halves", "33.72 ± 1.67"),
     ],
 )
-def test_the_papers_number_is_that_of_the_transfer_it_stands_for(pair: str, target: str, expected: str):
+def test_the_paper_value_is_that_of_the_matching_transfer(pair: str, target: str, expected: str):
     table = table_of("transfer/linear", transferred(pair, target), scale="paper")
     assert table.rows[0].cells[0].paper == expected
 
@@ -269,8 +270,8 @@ def with_accuracies(setting: Setting, sgd: float, best: float, ema: float) -> Se
     return setting
 
 
-def test_ours_are_sorted_in_among_the_published_where_data_and_network_are_the_same():
-    ten, hundred = (the_papers(pair) for pair in BOTH)
+def test_our_results_are_ranked_among_the_published_methods():
+    ten, hundred = (paper_setting(pair) for pair in BOTH)
     settings = with_accuracies(ten, 0.7, 0.78, 0.85), with_accuracies(hundred, 0.5, 0.56, 0.63)
     table = table_of("label-noise/leaderboard", *settings, scale="paper")
     assert [row.full_label for row in table.rows] == [
@@ -278,20 +279,20 @@ def test_ours_are_sorted_in_among_the_published_where_data_and_network_are_the_s
         "Co-Teaching", "JoCor", "ELR", "Negative-LS", "Co-Teaching+", "SGD (best), ours", "CORES*", "CE (standard)",
         "SGD (last), ours",
     ]  # fmt: skip
-    assert is_mean_of(at(table, "EMA (acc.), ours", "cifar10n-resnet34, %"), [0.84, 0.85, 0.86])
-    assert at(table, "DivideMix", "cifar100n-resnet34, %").text == "71.13 ± 0.48" and table.item == "Table 2"
+    assert is_mean_of(cell_at(table, "EMA (acc.), ours", "cifar10n-resnet34, %"), [0.84, 0.85, 0.86])
+    assert cell_at(table, "DivideMix", "cifar100n-resnet34, %").text == "71.13 ± 0.48" and table.item == "Table 2"
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_peak_epoch_and_end_are_those_of_each_seeds_own_curve(count: int):
+def test_peak_epoch_and_end_are_means_over_the_curves_of_each_seed(count: int):
     one = fewer_averages(distinct_setting("cifar100n-resnet18"), count)
     table = table_of("constant-lr/peak", one)
     for rate, variant in (("cosine", "refit"), ("constant", "constant")):
         for title, weights in (("SGD", LIVE), ("EMA", "best")):
             values, row = curves(one, variant, weights, "test"), f"{rate}, {title}"
-            assert is_mean_of(at(table, row, "peak, %"), values.max(axis=1))
-            assert is_mean_of(at(table, row, "epoch"), values.argmax(axis=1) + 1, scale=1)
-            assert is_mean_of(at(table, row, "end, %"), values[:, -1])
-            assert is_mean_of(at(table, row, "end − peak"), values[:, -1] - values.max(axis=1))
+            assert is_mean_of(cell_at(table, row, "peak, %"), values.max(axis=1))
+            assert is_mean_of(cell_at(table, row, "epoch"), values.argmax(axis=1) + 1, scale=1)
+            assert is_mean_of(cell_at(table, row, "end, %"), values[:, -1])
+            assert is_mean_of(cell_at(table, row, "end − peak"), values[:, -1] - values.max(axis=1))
     ends = curves(one, "constant", "best", "test")[:, -1] - curves(one, "refit", "best", "test")[:, -1]
-    assert is_mean_of(at(table, "EMA, constant − cosine", "end, %"), ends)
+    assert is_mean_of(cell_at(table, "EMA, constant − cosine", "end, %"), ends)

@@ -1,4 +1,4 @@
-"""The conditions of a run: what is there is right, and nobody's machine or folder is named."""
+"""The recorded conditions of a run are right and name no machine, user or folder."""
 
 import getpass
 import json
@@ -13,7 +13,7 @@ import emabank
 from emabank.study.runs.environment import environment
 
 
-def test_it_says_what_the_system_says():
+def test_the_environment_has_the_versions_and_settings_of_this_system():
     conditions = environment(threads=3, also={"device": "cpu"})
     assert conditions["emabank"] == emabank.__version__
     assert all(conditions[package] == metadata.version(package) for package in ("torch", "numpy"))
@@ -25,7 +25,7 @@ def test_it_says_what_the_system_says():
     assert json.loads(json.dumps(conditions)) == conditions
 
 
-def test_it_names_no_machine_and_no_folder():
+def test_the_environment_names_no_machine_user_or_folder():
     text = json.dumps(environment(threads=1))
     assert str(Path.cwd()) not in text
     assert str(Path.home()) not in text or len(str(Path.home())) < 4

@@ -1,4 +1,4 @@
-"""What a folder of runs knows of its studies: written whole, read back as it was, refused when it is anything else."""
+"""Manifests of studies: written, read back unchanged, refused if damaged."""
 
 import json
 from dataclasses import replace
@@ -23,12 +23,12 @@ MANIFEST = Manifest(
 )
 
 
-def test_what_is_written_comes_back(tmp_path: Path):
+def test_a_manifest_is_read_back_unchanged(tmp_path: Path):
     for manifest in (MANIFEST, Manifest(study="dynamics", scale="paper", command="", state="running")):
         assert read_manifest(write_manifest(manifest, tmp_path)) == manifest
 
 
-def test_there_is_one_file_for_each_study_and_scale_and_the_last_one_counts(tmp_path: Path):
+def test_each_study_and_scale_has_one_file_with_the_last_state(tmp_path: Path):
     other_scale, other_study = replace(MANIFEST, scale="paper"), replace(MANIFEST, study="dynamics")
     paths = {write_manifest(manifest, tmp_path) for manifest in (MANIFEST, other_scale, other_study, MANIFEST)}
     assert {path.name for path in paths} == {path.name for path in tmp_path.iterdir()}
@@ -62,8 +62,8 @@ PAIR = {"pair": "a", "title": "b", "protocol": None, "arms": {}}
         {"overheads": None},
     ],
 )
-def test_a_damaged_or_foreign_file_is_one_sentence(tmp_path: Path, damage: Any):
-    """Also without a checksum, as an earlier emabank wrote it."""
+def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path, damage: Any):
+    """Without a checksum, as earlier versions of emabank wrote it."""
     path = write_manifest(MANIFEST, tmp_path)
     content = json.loads(path.read_text(encoding="utf-8"))
     content.pop("checksum")

@@ -1,4 +1,4 @@
-"""How a run stands, what it left, and all rows below a folder: read without a lock and without torch."""
+"""The state and the files of a run, and all rows below a folder: read without a lock and without torch."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def done(tmp_path: Path) -> RunFolder:
     return RunFolder.of(tmp_path, CONFIG)
 
 
-def test_everything_it_left_can_be_read_and_reading_writes_nothing(done: RunFolder):
+def test_all_files_of_a_done_run_can_be_read_and_reading_writes_nothing(done: RunFolder):
     before = {path: path.stat().st_mtime_ns for path in done.path.rglob("*")}
     assert done.state() == "done"
     assert done.is_done(contents=True)
@@ -55,7 +55,7 @@ def test_everything_it_left_can_be_read_and_reading_writes_nothing(done: RunFold
     assert {path: path.stat().st_mtime_ns for path in done.path.rglob("*")} == before
 
 
-def test_what_is_not_there_is_named_with_what_is(done: RunFolder):
+def test_missing_files_and_invalid_names_are_clear_errors(done: RunFolder):
     with pytest.raises(FileNotFoundError, match=r"live.safetensors is not there; the run has ema-0.998 in that folder"):
         done.load_snapshot("live")
     with pytest.raises(FileNotFoundError, match=r"the run has none in that folder"):
@@ -66,14 +66,14 @@ def test_what_is_not_there_is_named_with_what_is(done: RunFolder):
 
 
 @pytest.mark.parametrize("name", ["snapshots/ema-0.998.safetensors", "forks/epoch-1.pt", "history.json", "rows.jsonl"])
-def test_a_run_that_misses_a_file_is_not_done(done: RunFolder, name: str):
+def test_a_run_with_a_missing_file_is_not_done(done: RunFolder, name: str):
     (done.path / name).unlink()
     assert not done.is_done()
     assert done.what_is_wrong() == f"{done.path / name} is missing"
     assert done.state() == "waiting"
 
 
-def test_a_file_of_another_size_or_content_is_noticed(done: RunFolder):
+def test_a_file_of_another_size_or_content_is_detected(done: RunFolder):
     path = done.path / "snapshots" / "ema-0.998.safetensors"
     whole = bytearray(path.read_bytes())
     path.write_bytes(whole + b"x")
@@ -89,7 +89,7 @@ def test_a_file_of_another_size_or_content_is_noticed(done: RunFolder):
 @pytest.mark.parametrize(
     "content", ["", "{", "[1]", "null", '"text"', "{}", '{"files": []}', '{"files": {"config.json": 3}}']
 )
-def test_a_damaged_done_mark_is_no_mark(done: RunFolder, content: str):
+def test_a_damaged_done_mark_is_ignored(done: RunFolder, content: str):
     (done.path / "done.json").write_text(content)
     assert not done.is_done()
     assert done.summary() == {}
@@ -97,7 +97,7 @@ def test_a_damaged_done_mark_is_no_mark(done: RunFolder, content: str):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"epoch": 1}'])
-def test_progress_and_failure_that_cannot_be_read_are_none(tmp_path: Path, content: str):
+def test_unreadable_progress_and_failure_are_none(tmp_path: Path, content: str):
     for name in ("progress.json", "failed.json"):
         (tmp_path / name).write_text(content)
     assert RunFolder(tmp_path).progress() is None
@@ -105,7 +105,7 @@ def test_progress_and_failure_that_cannot_be_read_are_none(tmp_path: Path, conte
     assert RunFolder(tmp_path).state() == "failed"
 
 
-def test_damaged_json_is_named(done: RunFolder):
+def test_damaged_json_is_refused_by_name(done: RunFolder):
     (done.path / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config.json is damaged: its content does not match its checksum; remove"):
         done.config()
@@ -119,7 +119,7 @@ def test_damaged_json_is_named(done: RunFolder):
 
 
 @pytest.mark.parametrize("name", ["config.json", "history.json", "environment.json", "rows.jsonl", "test_curves.jsonl"])
-def test_a_change_that_can_still_be_read_is_noticed(done: RunFolder, name: str):
+def test_a_change_that_is_still_valid_json_is_detected(done: RunFolder, name: str):
     path = done.path / name
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"2", b"3", 1))
@@ -131,30 +131,30 @@ def test_a_change_that_can_still_be_read_is_noticed(done: RunFolder, name: str):
     assert not done.is_done(contents=True)
 
 
-def test_a_flipped_bit_in_the_done_mark_takes_it_away(done: RunFolder):
+def test_a_flipped_bit_in_the_done_mark_is_detected_or_harmless(done: RunFolder):
     path = done.path / "done.json"
     whole, before = path.read_bytes(), read_checked(path)
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 7]) + whole[at + 1 :])
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 7]) + whole[place + 1 :])
         if done.is_done():
-            assert read_checked(path) == before, f"byte {at}: {path.read_bytes()[at - 9 : at + 9]}"
+            assert read_checked(path) == before, f"byte {place}: {path.read_bytes()[place - 9 : place + 9]}"
 
 
 @pytest.mark.parametrize("name", ["../outside", "{absolute}", "snapshots/../../outside"])
-def test_a_done_mark_that_leads_elsewhere_is_none(done: RunFolder, name: str):
+def test_a_done_mark_with_paths_outside_of_the_run_is_ignored(done: RunFolder, name: str):
     outside, path = done.path.parent / "outside", done.path / "done.json"
     outside.touch()
     mark = json.loads(path.read_text())
     mark.pop("checksum")
     path.write_text(json.dumps(mark))
-    assert done.is_done(contents=True), "control: without a checksum it may be changed"
+    assert done.is_done(contents=True), "control: a mark without a checksum is accepted"
     mark["files"][name.format(absolute=outside)] = [0, 0]  # the size and the checksum of an empty file
     path.write_text(json.dumps(mark))
     assert not done.is_done()
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "config.json", "done.json"])
-def test_a_pipe_in_place_of_a_file_stops_nobody(done: RunFolder, name: str):
+def test_a_pipe_in_place_of_a_file_does_not_block(done: RunFolder, name: str):
     (done.path / name).unlink()
     os.mkfifo(done.path / name)
     assert not done.is_done(contents=True)
@@ -167,18 +167,18 @@ def test_a_pipe_in_place_of_a_file_stops_nobody(done: RunFolder, name: str):
 # All rows below a folder ----------------------------------------------------------------------------------------------
 
 
-def row(run: str, **changes: Any) -> Row:
+def make_row(run: str, **changes: Any) -> Row:
     return Row(run=run, **(ROW | {"epoch": 1, "value": 0.5} | changes))
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     files = {
-        "b/rows.jsonl": [row("b", epoch=2), row("b", epoch=None, value=None, metric="churn", other="a")],
-        "a/rows.jsonl": [row("a", selected_by="loss", seed=3, value=1)],
-        "a/test_curves.jsonl": [row("a", split="test", value=0.25)],
-        "study/pairs/rows.jsonl": [row("c")],
-        "a/other.jsonl": [row("d")],
+        "b/rows.jsonl": [make_row("b", epoch=2), make_row("b", epoch=None, value=None, metric="churn", other="a")],
+        "a/rows.jsonl": [make_row("a", selected_by="loss", seed=3, value=1)],
+        "a/test_curves.jsonl": [make_row("a", split="test", value=0.25)],
+        "study/pairs/rows.jsonl": [make_row("c")],
+        "a/other.jsonl": [make_row("d")],
     }
     for name, rows in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_row_is_there_with_its_values(runs: Path):
+def test_load_results_has_every_row_of_every_run(runs: Path):
     frame = load_results(runs)
     lines: list[dict[str, Any]] = []
     for name in ("a/rows.jsonl", "a/test_curves.jsonl", "b/rows.jsonl", "study/pairs/rows.jsonl"):
@@ -194,11 +194,11 @@ def test_every_row_is_there_with_its_values(runs: Path):
     assert len(frame) == len(lines) == 5
     for record, line in zip(frame.to_dict("records"), lines, strict=True):
         assert {key: None if pd.isna(value) else value for key, value in record.items()} == line
-    assert load_results(runs / "b")["run"].tolist() == ["b", "b"], "one run's folder gives its rows alone"
+    assert load_results(runs / "b")["run"].tolist() == ["b", "b"], "the folder of one run gives only its rows"
     assert frame[frame["selected_by"] == "loss"]["seed"].tolist() == [3]
 
 
-def test_the_types_are_the_same_with_and_without_rows(runs: Path):
+def test_column_types_are_the_same_with_and_without_rows(runs: Path):
     (runs / "empty").mkdir()
     full, empty = load_results(runs), load_results(str(runs / "empty"))
     assert list(full.columns) == list(empty.columns) == list(COLUMNS)
@@ -210,7 +210,7 @@ def test_the_types_are_the_same_with_and_without_rows(runs: Path):
     assert all(isinstance(full[name].dtype, pd.StringDtype) for name in {*COLUMNS} - {"epoch", "value", "seed"})
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
+def test_load_results_of_a_missing_folder_is_a_clear_error(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"none is not there; give the folder that holds the runs"):
         load_results(tmp_path / "none")
     (tmp_path / "file").touch()
@@ -218,14 +218,14 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path):
         load_results(tmp_path / "file")
 
 
-def test_a_damaged_file_is_named(runs: Path):
+def test_load_results_names_a_damaged_file(runs: Path):
     with open(runs / "a" / "test_curves.jsonl", "a") as file:
         file.write("{\n")
     with pytest.raises(ValueError, match=r"test_curves.jsonl, line 2 is damaged"):
         load_results(runs)
 
 
-def test_reading_needs_no_torch_and_names_resolve_when_used(done: RunFolder, runs: Path):
+def test_reading_needs_no_torch_and_imports_are_lazy(done: RunFolder, runs: Path):
     finished = run_code(
         f"""
 import sys

@@ -1,4 +1,4 @@
-"""A row says exactly what it is, comes back from its line as it was, and is refused when it is anything else."""
+"""Rows of results: checked when made, read back from a file unchanged, refused if damaged."""
 
 import dataclasses
 import json
@@ -46,19 +46,19 @@ ROWS = st.builds(
 )
 
 
-def test_the_fields_are_those_of_the_study_in_their_order():
+def test_columns_and_json_lines_have_the_fields_in_order():
     assert list(COLUMNS) == list(FIELDS)
     assert list(json.loads(to_json_line(Row(**FIELDS)))) == list(FIELDS)
 
 
 @given(rows=st.lists(ROWS, max_size=5))
-def test_rows_come_back_from_a_file_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]):
+def test_rows_are_read_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]):
     path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
     path.write_bytes(rows_text(rows).encode())
     assert [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] == list(map(dataclasses.asdict, rows))
-    back = read_rows(path)
-    assert back == rows
-    assert [math.copysign(1, row.value or 0) for row in back] == [math.copysign(1, row.value or 0) for row in rows]
+    read = read_rows(path)
+    assert read == rows
+    assert [math.copysign(1, row.value or 0) for row in read] == [math.copysign(1, row.value or 0) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -81,21 +81,21 @@ def test_rows_come_back_from_a_file_bit_for_bit(tmp_path_factory: pytest.TempPat
         ("other", "", "another run's id, or None"),
     ],
 )
-def test_a_wrong_value_is_refused_and_named(field: str, value: object, allowed: str):
+def test_a_wrong_value_is_refused_by_name(field: str, value: object, allowed: str):
     with pytest.raises(ValueError, match="of a row is") as caught:
         Row(**{**FIELDS, field: value})
     assert str(caught.value).startswith(f"{field} of a row is ")
     assert str(caught.value).endswith(f"; give {allowed}")
 
 
-def without(field: str) -> str:
+def line_without(field: str) -> str:
     return json.dumps({key: value for key, value in FIELDS.items() if key != field})
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (without("epoch"), " is not a row, which has exactly run, dataset, "),
+        (line_without("epoch"), " is not a row, which has exactly run, dataset, "),
         (json.dumps({**FIELDS, "note": "x"}), " is not a row"),
         (json.dumps({**FIELDS, "seed": "0"}), ": seed of a row is '0'; give"),
         (json.dumps({**FIELDS, "value": float("nan")}), ": value of a row is nan; give"),
@@ -104,7 +104,7 @@ def without(field: str) -> str:
         ("", " is damaged"),
     ],
 )
-def test_a_wrong_line_is_named_by_file_and_number(tmp_path: Path, line: str, message: str):
+def test_a_wrong_line_is_refused_with_its_file_and_number(tmp_path: Path, line: str, message: str):
     path = tmp_path / "rows.jsonl"
     path.write_text(f"{to_json_line(Row(**FIELDS))}\n{line}\n")
     with pytest.raises(ValueError, match=r"rows\.jsonl") as caught:
@@ -118,7 +118,7 @@ def test_a_wrong_line_is_named_by_file_and_number(tmp_path: Path, line: str, mes
     ("content", "message"),
     [(rows_text([Row(**FIELDS)]).encode()[:-1], "its last line is cut short"), (b"\xff\xfe\n", "not UTF-8")],
 )
-def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, message: str):
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, content: bytes, message: str):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"rows.jsonl is damaged: .*{message}"):

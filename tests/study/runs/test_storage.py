@@ -1,4 +1,4 @@
-"""A run's files: what is written comes back, damage is noticed and named, no kill leaves a run without a checkpoint."""
+"""Files of a run: read back unchanged, damage is detected, a kill never leaves a run without a checkpoint."""
 
 import errno
 import json
@@ -38,33 +38,33 @@ CONTENT = {"time": "now", "summary": {"chosen": [1, 2.5, None, True], "é": "ß"
         st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=9), st.none()),
     )
 )
-def test_what_was_written_comes_back(content: dict[str, Any]):
+def test_checked_json_is_read_back_unchanged(content: dict[str, Any]):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "file.json")
         path.write_text(json.dumps(with_checksum(content)))
         assert read_checked(path) == content
-        path.write_text(json.dumps(content))  # as an earlier emabank wrote it, without a checksum
+        path.write_text(json.dumps(content))  # without a checksum, as earlier versions wrote it
         assert read_checked(path) == content
 
 
-def test_every_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path):
+def test_every_flipped_bit_is_detected_or_harmless(tmp_path: Path):
     path = tmp_path / "file.json"
     whole = (json.dumps(with_checksum(CONTENT), indent=1, ensure_ascii=False) + "\n").encode()
     path.write_bytes(whole)
     assert read_checked(path) == CONTENT
-    noticed = 0
-    for at in range(len(whole)):
+    detected = 0
+    for place in range(len(whole)):
         for bit in (0, 3, 6):
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
             try:
-                assert read_checked(path) == CONTENT, (at, bit)  # a space that has become a line's end, say
+                assert read_checked(path) == CONTENT, (place, bit)  # such as a space that became a newline
             except ValueError:
-                noticed += 1
-    assert noticed > 0.8 * 3 * len(whole)
+                detected += 1
+    assert detected > 0.8 * 3 * len(whole)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "3", "[" * 100_000, '{"checksum": 3}', '{"checksum": "crc32:0"}'])
-def test_what_is_no_such_object_is_refused(tmp_path: Path, content: str):
+def test_json_that_is_no_object_or_has_a_wrong_checksum_is_refused(tmp_path: Path, content: str):
     (tmp_path / "file.json").write_text(content)
     with pytest.raises(ValueError, match="it is not JSON|it is no JSON object|does not match its checksum"):
         read_checked(tmp_path / "file.json")
@@ -84,7 +84,7 @@ def test_weights_are_a_plain_safetensors_file_with_notes(tmp_path: Path):
     assert read_weights(tmp_path / "f.safetensors")[1] == {"epoch": 3, "selected_by": None, "mean": [0.5]}
 
 
-def test_predictions_come_back_by_part(tmp_path: Path):
+def test_predictions_are_read_back_by_split(tmp_path: Path):
     random = np.random.default_rng(0)
     logits = {"val": random.normal(size=(5, 3)), "test": torch.randn(4, 3)}
     labels = {"val": np.array([0, 1, 2, 1, 0], dtype=np.uint8), "test": torch.tensor([0, 1, 2, 1])}
@@ -99,7 +99,7 @@ def test_predictions_come_back_by_part(tmp_path: Path):
         assert sorted(plain.files) == ["labels_test", "labels_val", "logits_test", "logits_val"]
 
 
-def test_damaged_files_are_named(tmp_path: Path):
+def test_damaged_weights_and_predictions_are_refused_by_name(tmp_path: Path):
     write_weights(tmp_path / "f.safetensors", {"a": torch.ones(50)}, {})
     write_predictions(tmp_path / "f.npz", {"val": (np.full((20, 3), 1.5), np.zeros(20, int))})
     for path, read in ((tmp_path / "f.safetensors", read_weights), (tmp_path / "f.npz", read_predictions)):
@@ -131,22 +131,22 @@ def test_a_hostile_array_is_refused_and_not_executed(tmp_path: Path):
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-def damage(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     whole = bytearray(path.read_bytes())
     place = whole.index(bytes(torch.full((4,), 1.2345).view(torch.uint8).tolist()))
     whole[place + 2] ^= 1
     path.write_bytes(whole)
 
 
-def state(epoch: int) -> dict[str, Any]:
+def make_state(epoch: int) -> dict[str, Any]:
     return {"epoch": epoch, "weights": torch.full((64,), 1.2345)}
 
 
-def names(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_training_comes_back_as_it_was(tmp_path: Path):
+def test_a_training_state_is_restored_exactly(tmp_path: Path):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9))
@@ -174,57 +174,55 @@ def test_a_training_comes_back_as_it_was(tmp_path: Path):
         assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
 
 
-def test_the_last_two_are_kept_and_nothing_else(tmp_path: Path):
+def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path):
     assert storage.load_checkpoint(tmp_path) is None
     for epoch in range(1, 5):
-        storage.save_checkpoint(tmp_path, state(epoch))
-    assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
+        storage.save_checkpoint(tmp_path, make_state(epoch))
+    assert names_in(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
     assert storage.read_state(tmp_path / "checkpoint.pt")["epoch"] == 4
     assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == 3
     storage.remove_checkpoints(tmp_path)
-    assert names(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
-def test_a_damaged_one_is_named_and_the_previous_one_used(tmp_path: Path):
+def test_a_damaged_checkpoint_is_put_aside_and_the_previous_one_is_used(tmp_path: Path):
     for epoch in (1, 2):
-        storage.save_checkpoint(tmp_path, state(epoch))
-    damage(tmp_path / "checkpoint.pt")
+        storage.save_checkpoint(tmp_path, make_state(epoch))
+    flip_bit(tmp_path / "checkpoint.pt")
     message = r"^damaged, and put aside.*/checkpoint.pt; training resumes from checkpoint.previous.pt$"
     with pytest.warns(RuntimeWarning, match=message):
         loaded = storage.load_checkpoint(tmp_path)
     assert loaded is not None
     assert loaded["epoch"] == 1
-    storage.save_checkpoint(tmp_path, state(2))
-    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == 1, "the good one must not be lost"
+    storage.save_checkpoint(tmp_path, make_state(2))
+    assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == 1, "the good checkpoint must not be lost"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert storage.load_checkpoint(tmp_path) is not None
-    damage(tmp_path / "checkpoint.pt")
+    flip_bit(tmp_path / "checkpoint.pt")
     (tmp_path / "checkpoint.previous.pt").write_bytes(b"PK\x03\x04")
     message = r"checkpoint.pt, .*checkpoint.previous.pt; training starts from the beginning"
     with pytest.warns(RuntimeWarning, match=message):
         assert storage.load_checkpoint(tmp_path) is None
-    assert names(tmp_path) == ["checkpoint.previous.pt.damaged", "checkpoint.pt.damaged"]
+    assert names_in(tmp_path) == ["checkpoint.previous.pt.damaged", "checkpoint.pt.damaged"]
 
 
-def test_a_checkpoint_of_a_newer_emabank_is_not_taken_for_a_damaged_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    storage.save_checkpoint(tmp_path, state(1))
+def test_a_checkpoint_of_a_newer_emabank_is_not_treated_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    storage.save_checkpoint(tmp_path, make_state(1))
     monkeypatch.setattr(files, "VERSION", files.VERSION + 1)
-    storage.save_checkpoint(tmp_path, state(2))
+    storage.save_checkpoint(tmp_path, make_state(2))
     monkeypatch.undo()
     with pytest.raises(ValueError, match="upgrade emabank"):
         storage.load_checkpoint(tmp_path)
-    assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert names_in(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2, 3])
-def test_stopped_between_any_two_renames_the_newest_whole_one_is_found(
+def test_the_newest_whole_checkpoint_is_found_after_a_stop_between_renames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
 ):
     for epoch in (1, 2):
-        storage.save_checkpoint(tmp_path, state(epoch))
+        storage.save_checkpoint(tmp_path, make_state(epoch))
     done, replace = 0, os.replace
 
     def stop_at(*paths: Any) -> None:
@@ -237,21 +235,21 @@ def test_stopped_between_any_two_renames_the_newest_whole_one_is_found(
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", stop_at)
         try:
-            storage.save_checkpoint(tmp_path, state(3))
+            storage.save_checkpoint(tmp_path, make_state(3))
         except OSError:
             assert renames < 3
-    expected = 2 if renames == 0 else 3  # the first rename makes the new one whole
+    expected = 2 if renames == 0 else 3  # the first rename completes the new checkpoint
     for _ in range(2):
         loaded = storage.load_checkpoint(tmp_path)
         assert loaded is not None
         assert loaded["epoch"] == expected
         storage.finish_checkpoint(tmp_path)
-    assert names(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert names_in(tmp_path) == ["checkpoint.previous.pt", "checkpoint.pt"]
     assert storage.read_state(tmp_path / "checkpoint.previous.pt")["epoch"] == expected - 1
 
 
-def test_what_cannot_be_saved_is_refused_and_the_old_one_stays(tmp_path: Path):
-    storage.save_checkpoint(tmp_path, state(1))
+def test_a_state_that_cannot_be_saved_is_refused_and_the_old_checkpoint_stays(tmp_path: Path):
+    storage.save_checkpoint(tmp_path, make_state(1))
     with pytest.raises(ValueError, match="'/state/a' must be .* got a set"):
         storage.save_checkpoint(tmp_path, {"a": {1, 2}})
-    assert names(tmp_path) == ["checkpoint.pt"]
+    assert names_in(tmp_path) == ["checkpoint.pt"]

@@ -1,4 +1,4 @@
-"""A run's folder while it is written: one process at a time, every file whole, whatever happens to the process."""
+"""Writing a run: one process at a time, and every file is whole whatever happens to the process."""
 
 import errno
 import json
@@ -20,7 +20,7 @@ from emabank.study.serialize import run_id
 CONFIG = {"network": "resnet8", "rates": (0.1, 1.0), "epochs": 2}
 
 
-def row(run: str, **changes: Any) -> Row:
+def make_row(run: str, **changes: Any) -> Row:
     fields: dict[str, Any] = {
         "dataset": "digits", "network": "resnet8", "trained_on": "80%", "seed": 0, "weights": "live",
         "batchnorm": "own", "selected_by": None, "epoch": 1, "split": "val", "metric": "loss", "value": 1.5,
@@ -37,12 +37,12 @@ WRITERS: dict[str, Callable[[RunWriter, int], None]] = {
     "predictions/live.npz": lambda run, size: run.save_predictions(
         "live", {"val": (np.zeros((size, 2)), np.zeros(size, int))}
     ),
-    "rows.jsonl": lambda run, size: run.write_rows([row(run.id)] * size),
-    "test_curves.jsonl": lambda run, size: run.write_test_curves([row(run.id, split="test")] * size),
+    "rows.jsonl": lambda run, size: run.write_rows([make_row(run.id)] * size),
+    "test_curves.jsonl": lambda run, size: run.write_test_curves([make_row(run.id, split="test")] * size),
 }
 
 
-def files(folder: Path) -> dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -53,7 +53,7 @@ def files(folder: Path) -> dict[str, bytes]:
 # Opening -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_through_its_states(tmp_path: Path):
+def test_states_of_a_run_from_waiting_to_done(tmp_path: Path):
     folder = RunFolder.of(tmp_path / "all" / "runs", CONFIG)
     assert folder.path == tmp_path / "all" / "runs" / run_id(CONFIG)
     assert folder.state() == "waiting"
@@ -84,18 +84,18 @@ def test_a_run_goes_through_its_states(tmp_path: Path):
         '{"format": 1',
     ],
 )
-def test_an_edited_configuration_is_refused_and_nothing_is_touched(tmp_path: Path, content: str):
+def test_an_edited_configuration_is_refused_and_nothing_changes(tmp_path: Path, content: str):
     with open_run(tmp_path, CONFIG, threads=1) as run:
         run.save_checkpoint({"epoch": 1})
     (run.path / "config.json").write_text(content)
-    before = files(run.path)
+    before = contents(run.path)
     with pytest.raises(ValueError, match=rf"config.json .* is not the configuration of run {run.id}; restore it"):
         open_run(tmp_path, CONFIG, threads=1).__enter__()
-    assert files(run.path) == before
+    assert contents(run.path) == before
     assert run.state() == "waiting"
 
 
-def test_the_same_configuration_said_differently_is_the_same_run(tmp_path: Path):
+def test_equal_configurations_written_differently_are_the_same_run(tmp_path: Path):
     with open_run(tmp_path, CONFIG, threads=1) as run:
         run.save_checkpoint({"epoch": 1})
     with open_run(tmp_path, {"epochs": 2.0, "rates": [0.1, 1], "network": "resnet8"}, threads=1) as again:
@@ -104,7 +104,7 @@ def test_the_same_configuration_said_differently_is_the_same_run(tmp_path: Path)
     assert json.loads((run.path / "config.json").read_text())["config"] == {**CONFIG, "rates": [0.1, 1.0]}
 
 
-def test_every_start_is_noted_in_the_environment_until_the_run_is_done(tmp_path: Path):
+def test_every_start_is_recorded_in_the_environment_until_the_run_is_done(tmp_path: Path):
     for threads in (1, 2):
         with open_run(tmp_path, CONFIG, threads=threads, also={"device": "cpu"}) as run:
             pass
@@ -130,13 +130,13 @@ def test_only_the_runs_own_leftovers_are_removed(tmp_path: Path):
 # Ending --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_done_run_keeps_what_it_left_and_drops_its_checkpoints(tmp_path: Path):
+def test_a_done_run_keeps_its_results_and_removes_its_checkpoints(tmp_path: Path):
     with open_run(tmp_path, CONFIG, threads=1) as run:
         for _ in range(2):
             for write in WRITERS.values():
                 write(run, 3)
         run.mark_done({"nan": float("nan")})
-    assert set(files(run.path)) == {"config.json", "environment.json", "done.json", *WRITERS} - {"checkpoint.pt"}
+    assert set(contents(run.path)) == {"config.json", "environment.json", "done.json", *WRITERS} - {"checkpoint.pt"}
     assert run.summary() == {"nan": None}
     assert run.is_done(contents=True)
 
@@ -163,7 +163,7 @@ def test_a_done_run_that_lost_a_file_is_trained_again(tmp_path: Path):
     opening.__exit__(None, None, None)
 
 
-def test_a_run_in_use_is_not_marked_as_failed_by_others(tmp_path: Path):
+def test_a_run_in_use_is_not_marked_as_failed_by_another_process(tmp_path: Path):
     with open_run(tmp_path, CONFIG, threads=1) as run:
         mark_failed(run.path, "killed")
         assert run.failure() is None
@@ -175,24 +175,24 @@ def test_progress_is_written_about_once_a_second_and_at_the_end(tmp_path: Path, 
     seconds, written = 100.0, []
     monkeypatch.setattr(writer.time, "monotonic", lambda: seconds)
     run = RunWriter(tmp_path)
-    monkeypatch.setattr(writer, "write_json", lambda path, said: written.append((seconds, said["epoch"])))
+    monkeypatch.setattr(writer, "write_json", lambda path, data: written.append((seconds, data["epoch"])))
     for tick in range(50):
         seconds = 100 + tick / 10
         run.write_progress(tick // 5 + 1, 10, "words", seconds_left=3.5)
-    assert [at for at, _ in written[:5]] == pytest.approx([100, 101, 102, 103, 104])
+    assert [when for when, _ in written[:5]] == pytest.approx([100, 101, 102, 103, 104])
     assert written[-1] == (pytest.approx(104.9), 10)
-    monkeypatch.setattr(writer, "write_json", lambda path, said: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    run.write_progress(10, 10, "a full disk does not stop a training for the sake of its progress")
+    monkeypatch.setattr(writer, "write_json", lambda path, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    run.write_progress(10, 10, "a full disk does not stop the training")
 
 
 # Full disks ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_full_disk_is_told_in_a_sentence_and_leaves_what_was_there(tmp_path: Path, name: str):
+def test_a_full_disk_is_a_clear_error_and_leaves_old_files_unchanged(tmp_path: Path, name: str):
     with open_run(tmp_path, CONFIG, threads=1) as run:
         WRITERS[name](run, 3)
-        before = files(run.path)
+        before = contents(run.path)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
         try:
@@ -204,20 +204,20 @@ def test_a_full_disk_is_told_in_a_sentence_and_leaves_what_was_there(tmp_path: P
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert caught.value.errno == errno.EFBIG
         assert Path(caught.value.filename).parent == (run.path / name).parent
-        assert files(run.path) == before
-        WRITERS[name](run, 3)  # and goes on once there is room
+        assert contents(run.path) == before
+        WRITERS[name](run, 3)  # works again once there is space
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_no_space_left_at_the_last_moment_leaves_nothing_half_written(
+def test_a_disk_that_fills_during_a_sync_leaves_no_partial_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ):
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space left on device"), open_run(tmp_path, CONFIG, threads=1) as run:
-        before = files(run.path)
+        before = contents(run.path)
         monkeypatch.setattr(os, "fsync", full)
         WRITERS[name](run, 3)
-    assert files(run.path) == before
-    assert run.state() == "waiting", "not even the mark that it failed could be written"
+    assert contents(run.path) == before
+    assert run.state() == "waiting", "the failure could not be recorded either"

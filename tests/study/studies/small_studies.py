@@ -1,4 +1,4 @@
-"""Studies of a few seconds for the tests: three small stand-ins, and a carry-out in this process that counts."""
+"""Studies of a few seconds: small protocols, and an executor in this process that records its work."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -47,16 +47,16 @@ PROTOCOLS = {
     WRONG: _NOISY,
     CONSTANT: _NOISY,
 }
-"""As at demo scale, two of them are the same."""
+"""As at demo scale, the last two are the same."""
 
 
 def small_scale(monkeypatch: pytest.MonkeyPatch, protocols: Mapping[str, ProtocolConfig] = PROTOCOLS) -> None:
-    """Put these in the place of what every scale has."""
+    """Replace the protocols of every scale by these."""
     monkeypatch.setattr(catalogue, "protocol_of", lambda pair, scale: protocols.get(pair))
 
 
 class Counting:
-    """Runs rounds of jobs in this process; remembers what it was given, what it trained, and what was noted."""
+    """Runs rounds of jobs in this process; records the jobs, the trained runs and the manifests before each round."""
 
     def __init__(
         self, place: Place, *, fails: Callable[[RunConfig], bool] = lambda config: False, last: int = 10**9
@@ -71,9 +71,9 @@ class Counting:
         self.noted.append(manifests(self.place))
         self.counted.append((before, total))
         self.rounds.append([job.config for job in jobs])
-        return {folder_of(job.config, self.place).id: self._one(job) for job in jobs}
+        return {folder_of(job.config, self.place).id: self._run(job) for job in jobs}
 
-    def _one(self, job: Job) -> Outcome:
+    def _run(self, job: Job) -> Outcome:
         task, folder = task_of(job, self.place), folder_of(job.config, self.place)
         if folder.is_done():
             return Outcome(task=task, state="already done")
@@ -86,17 +86,17 @@ class Counting:
 
 
 def manifests(place: Place) -> dict[str, Manifest]:
-    """What the folder of runs says of each study."""
+    """The manifest of each study in the folder of runs."""
     found = [read_manifest(path) for path in place.runs.glob(f"{PREFIX}*.json")]
-    return {each.study: each for each in found}
+    return {manifest.study: manifest for manifest in found}
 
 
 def runs_in(place: Place) -> set[str]:
-    """The ids of the runs that are done."""
+    """The ids of the finished runs."""
     return {path.name for path in place.runs.iterdir() if path.is_dir() and RunFolder(path).is_done()}
 
 
-MOST = [name for name in STUDIES if name != "transfer"]  # of which these small protocols have nothing
+MOST = [name for name in STUDIES if name != "transfer"]  # whose pairs have no small protocol
 OVERHEAD = {"network": "resnet8", "bytes": 7}
 
 
@@ -107,7 +107,7 @@ def run_here(
     load: Any = lambda config: DIGITS,
     change: Callable[[ProtocolConfig], ProtocolConfig] = lambda config: config,
 ) -> dict[str, Manifest]:
-    """Run studies in this process; what each came to."""
+    """Run studies in this process and return their manifests."""
     chosen = [STUDIES[study] if isinstance(study, str) else study for study in studies]
     settings = settings_of(chosen, "demo", lambda config: resolve(change(config)))
     written = run_studies(
@@ -116,8 +116,8 @@ def run_here(
     return {manifest.study: manifest for manifest in written}
 
 
-def run_words(words: Sequence[str]) -> Place:
-    """The studies that the words of a command ask for, in this process, without workers; where their runs are."""
+def run_arguments(words: Sequence[str]) -> Place:
+    """Run the studies of a command line in this process, without workers, and return the place of their runs."""
     command = parse(list(words), description="")
     studies, place = studies_named(command.study), command.place
     settings = settings_of(studies, "demo", lambda config: resolve(command.change(config)))
@@ -127,7 +127,7 @@ def run_words(words: Sequence[str]) -> Place:
 
 @pytest.fixture(scope="session")
 def finished_studies(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Manifest], Counting]:
-    """All studies at once, run once for all test files (conftest.py)."""
+    """The manifests of all studies, run once for all test files, and their executor (imported in conftest.py)."""
     with pytest.MonkeyPatch.context() as patch:
         small_scale(patch)
         patch.setattr(scheduler, "measure_overhead", lambda config, dataset: OVERHEAD)

@@ -1,4 +1,4 @@
-"""The catalogue: every study of the paper, over the pairs and with the runs that it is about."""
+"""The catalogue: the studies of the paper, with their pairs and runs."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ MAIN = "cifar100-resnet18"
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", STUDIES)
-def test_at_every_scale_a_study_has_something_to_train_and_all_of_it_can_be(name: str, scale: Any):
+def test_every_study_has_valid_jobs_at_every_scale(name: str, scale: Any):
     [study] = studies_named(name)
     pairs = settings_of([study], scale)
     assert [pair.name for pair in pairs] == list(study.pairs_at(scale)) != []
@@ -27,30 +27,28 @@ def test_at_every_scale_a_study_has_something_to_train_and_all_of_it_can_be(name
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_what_a_study_shows_is_measured(scale: Any):
+def test_protocols_measure_what_their_study_reports(scale: Any):
     measured = {
         name: [protocol_of(pair, scale).measuring for pair in study.pairs_at(scale)]  # type: ignore[union-attr]
         for name, study in STUDIES.items()
     }
-    assert all(each.test_curves for some in measured.values() for each in some)
-    assert all(each.recompute == "each-epoch" for each in measured["batchnorm"])
-    assert all(each.on_train for name in ("label-noise", "constant-lr") for each in measured[name])
+    assert all(measuring.test_curves for several in measured.values() for measuring in several)
+    assert all(measuring.recompute == "each-epoch" for measuring in measured["batchnorm"])
+    assert all(measuring.on_train for name in ("label-noise", "constant-lr") for measuring in measured[name])
     wrong = [protocol_of(p, scale).data for n in ("label-noise", "constant-lr") for p in STUDIES[n].pairs_at(scale)]  # type: ignore[union-attr]
     assert all(data.has_wrong_labels for data in wrong)
     for pair in settings_of([STUDIES["lr-search"]], scale):
         assert len({f"tune at {rate:g}" for rate in pair.config.rates} | set(pair.arms)) > 1
 
 
-def test_a_pair_without_a_stand_in_is_left_out(monkeypatch: pytest.MonkeyPatch):
-    really = catalogue.protocol_of
-    monkeypatch.setattr(catalogue, "protocol_of", lambda pair, scale: None if pair == "b" else really(MAIN, scale))
+def test_a_pair_without_a_protocol_at_the_scale_is_skipped(monkeypatch: pytest.MonkeyPatch):
+    original = catalogue.protocol_of
+    monkeypatch.setattr(catalogue, "protocol_of", lambda pair, scale: None if pair == "b" else original(MAIN, scale))
     assert Study(name="x", title="X", question="?", makes="y", pairs=("a", "b", "c")).pairs_at("demo") == ("a", "c")
 
 
-def test_an_unknown_study_is_one_sentence_with_those_there_are():
+def test_the_error_of_an_unknown_study_lists_the_studies_and_the_nearest_name():
     with pytest.raises(ValueError, match="^there is no study ''; give all, or one of generalization, dynamics, "):
         studies_named("")
-    with pytest.raises(
-        ValueError, match=r"^there is no study 'generalisation' \(did you mean generalization\?\); give"
-    ):
+    with pytest.raises(ValueError, match=r"'generalisation' \(did you mean generalization\?\); give"):
         studies_named("generalisation")

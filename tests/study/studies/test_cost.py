@@ -1,7 +1,8 @@
-"""What runs will cost: images counted as training really sees them, operations as the layers have them."""
+"""The estimated cost of runs: the images that training really processes, and the operations of the layers."""
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -37,7 +38,7 @@ def run_config(
     data: dict[str, Any] | None = None,
     training: dict[str, Any] | None = None,
     measuring: dict[str, Any] | None = None,
-    **given: Any,
+    **fields: Any,
 ) -> RunConfig:
     recipe = Recipe(
         data=DataConfig(**{"subset": 100, "test_subset": 50, **(data or {})}),
@@ -46,14 +47,14 @@ def run_config(
         measuring=MeasuringConfig(**(measuring or {})),
         hardware=HardwareConfig(device="cpu"),
     )
-    return RunConfig(recipe=recipe, **{"rate": 0.1, "seed": 0, "trained_on": "100%", **given})
+    return RunConfig(recipe=recipe, **{"rate": 0.1, "seed": 0, "trained_on": "100%", **fields})
 
 
-# How many images -----------------------------------------------------------------------------------------------------
+# Images ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", get_args(LearntName))
-def test_every_data_set_is_known_with_its_size(name: str):
+def test_sizes_of_the_data_sets(name: str):
     size = SIZES[name]
     if name.startswith("digits"):
         dataset = digits_dataset(name)
@@ -65,11 +66,11 @@ def test_every_data_set_is_known_with_its_size(name: str):
         assert size == (50_000, 10_000, (3, 32, 32), 100 if "100" in name else 10)
 
 
-def counting(config: RunConfig, counts: list[int]) -> nn.Module:
-    """The network of a run; it counts the images it learns from, and those it only sees."""
+def counting_model(config: RunConfig, counts: list[int]) -> nn.Module:
+    """The network of a run, which counts the images with and without gradients."""
 
-    def count(module: nn.Module, given: Any) -> None:
-        counts[0 if torch.is_grad_enabled() else 1] += len(given[0])
+    def count(module: nn.Module, inputs: Any) -> None:
+        counts[0 if torch.is_grad_enabled() else 1] += len(inputs[0])
 
     model = network_of(config, DIGITS)()
     model.register_forward_pre_hook(count)
@@ -82,9 +83,9 @@ def counting(config: RunConfig, counts: list[int]) -> nn.Module:
     ids=str,
 )
 @pytest.mark.parametrize("trained_on", ["80%", "100%"])
-def test_the_images_are_those_that_the_network_really_sees(tmp_path: Path, measuring: dict[str, Any], trained_on: str):
-    """What an epoch adds is exact; at the end a look or two at the training images is left out, and weights that
-    several criteria chose are counted each time, though they are predicted once.
+def test_counted_images_are_those_the_network_processes(tmp_path: Path, measuring: dict[str, Any], trained_on: str):
+    """Exact for an epoch. At the end, one or two passes over the training images are not counted, and weights that
+    several criteria chose are counted each time, though they predict once.
     """
     seen: dict[int, list[int]] = {}
     for epochs in (2, 4):
@@ -92,11 +93,11 @@ def test_the_images_are_those_that_the_network_really_sees(tmp_path: Path, measu
             training={"epochs": epochs}, measuring=measuring, trained_on=trained_on, fingerprint=fingerprint(DIGITS)
         )
         counts = seen[epochs] = [0, 0]
-        run = run_job(Job(config), Place(runs=tmp_path), DIGITS, make_model=lambda c=config, n=counts: counting(c, n))
-        kept = {(r.weights, r.batchnorm, r.epoch, r.selected_by) for r in run.rows() if r.selected_by is not None}
-        once = {weights[:3] for weights in kept}
-        counts[1] += (len(kept) - len(once)) * 150
-        counts[1] += sum(80 for _, batchnorm, _, _ in kept if batchnorm == "recomputed")
+        run = run_job(Job(config), Place(runs=tmp_path), DIGITS, make_model=partial(counting_model, config, counts))
+        selected = {(r.weights, r.batchnorm, r.epoch, r.selected_by) for r in run.rows() if r.selected_by is not None}
+        once = {weights[:3] for weights in selected}
+        counts[1] += (len(selected) - len(once)) * 150
+        counts[1] += sum(80 for _, batchnorm, _, _ in selected if batchnorm == "recomputed")
         counts[1] -= sum(80 for _, batchnorm, _ in once if batchnorm == "recomputed")
         assert counts[0] == cost_of(config, TRAINING).seconds
         assert cost_of(config, FORWARD).seconds == pytest.approx(counts[1], abs=2 * 100)
@@ -116,16 +117,16 @@ def test_cost_grows_with_images_and_epochs():
     tuning = replace(one, trained_on="80%")
     assert cost_of(tuning, TRAINING).seconds == 0.8 * cost_of(one, TRAINING).seconds
     assert cost_of(run_config(data={"subset": None}), TRAINING).seconds == 4 * 1297
-    assert cost_of(run_config(data={"subset": 10**6}), TRAINING).seconds == 4 * 1297, "there are no more"
+    assert cost_of(run_config(data={"subset": 10**6}), TRAINING).seconds == 4 * 1297, "all images"
 
 
-def test_an_swa_run_is_trained_from_its_fork_on():
+def test_an_swa_run_counts_epochs_from_its_fork():
     config = run_config(training={"epochs": 20})
     assert cost_of(replace(config, constant_from=15, swa=True), TRAINING).seconds == 5 * 100
-    assert cost_of(replace(config, constant_from=15), TRAINING).seconds == 20 * 100, "its fork is not yet known"
+    assert cost_of(replace(config, constant_from=15), TRAINING).seconds == 20 * 100, "its fork is unknown before tuning"
 
 
-def test_transfer_adds_the_images_of_its_targets_for_each_set_of_weights():
+def test_transfer_counts_the_images_of_its_targets_for_each_set_of_weights():
     keep = (Keep(weights="live", epoch=2, batchnorm="own", selected_by="accuracy"),)
     config = run_config(keep=keep)
     for targets, count in ((("digits-0-4",), 649 + 252), (("digits-0-4", "digits"), 649 + 252 + 1297 + 500)):
@@ -134,13 +135,13 @@ def test_transfer_adds_the_images_of_its_targets_for_each_set_of_weights():
 
 
 @pytest.mark.parametrize(
-    ("flops", "words"), [(0.0, "0 MFLOP"), (1e9, "1 GFLOP"), (123.4e12, "123 TFLOP"), (7e19, "70 EFLOP")]
+    ("flops", "text"), [(0.0, "0 MFLOP"), (1e9, "1 GFLOP"), (123.4e12, "123 TFLOP"), (7e19, "70 EFLOP")]
 )
-def test_operations_are_told_in_a_fitting_unit(flops: float, words: str):
-    assert operations(flops) == words
+def test_operations_are_printed_in_a_fitting_unit(flops: float, text: str):
+    assert operations(flops) == text
 
 
-# How fast ------------------------------------------------------------------------------------------------------------
+# Speed ----------------------------------------------------------------------------------------------------------------
 
 
 def speed_of(network: str = "resnet8", **hardware: Any) -> Speed:
@@ -148,15 +149,15 @@ def speed_of(network: str = "resnet8", **hardware: Any) -> Speed:
 
 
 @pytest.mark.parametrize("network", ["resnet8", "vgg-small"])
-def test_operations_are_those_of_the_layers(network: str):
+def test_operations_equal_the_sum_over_the_layers(network: str):
     config = run_config(training={"network": network})
     model, counted = network_of(config, DIGITS)(), [0.0]
 
-    def count(layer: nn.Module, given: Any, made: torch.Tensor) -> None:
+    def count(layer: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         if isinstance(layer, nn.Conv2d):
-            counted[0] += 2 * made.numel() * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+            counted[0] += 2 * output.numel() * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
         elif isinstance(layer, nn.Linear):
-            counted[0] += 2 * made.numel() * layer.in_features
+            counted[0] += 2 * output.numel() * layer.in_features
 
     for layer in model.modules():
         layer.register_forward_hook(count)
@@ -167,23 +168,23 @@ def test_operations_are_those_of_the_layers(network: str):
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_it_measures_with_the_threads_and_memory_order_of_the_run_and_leaves_no_trace(
+def test_speed_uses_the_runs_threads_and_memory_format_and_restores_the_state(
     monkeypatch: pytest.MonkeyPatch, channels_last: bool
 ):
-    really = cost.build_network
+    original = cost.build_network
     seen: set[tuple[int, bool, bool]] = set()
 
-    def see(layer: nn.Conv2d, given: Any) -> None:
-        orders = (tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (given[0], layer.weight))
-        seen.add((torch.get_num_threads(), *orders))  # type: ignore[arg-type]
+    def record(layer: nn.Conv2d, inputs: Any) -> None:
+        formats = (tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (inputs[0], layer.weight))
+        seen.add((torch.get_num_threads(), *formats))  # type: ignore[arg-type]
 
-    def build(*given: Any, **more: Any) -> nn.Module:
-        model = really(*given, **more)
-        next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d)).register_forward_pre_hook(see)
+    def build(*args: Any, **kwargs: Any) -> nn.Module:
+        model = original(*args, **kwargs)
+        next(layer for layer in model.modules() if isinstance(layer, nn.Conv2d)).register_forward_pre_hook(record)
         return model
 
     monkeypatch.setattr(cost, "build_network", build)
-    monkeypatch.setitem(SIZES, "digits", SIZES["digits"]._replace(image=(3, 8, 8)))  # one channel has no order
+    monkeypatch.setitem(SIZES, "digits", SIZES["digits"]._replace(image=(3, 8, 8)))  # with 1 channel, formats are equal
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     speed_of(threads=2, channels_last=channels_last)
     assert seen == {(2, channels_last, channels_last)}

@@ -1,4 +1,4 @@
-"""What averages cost: a step and an update by turns, every repetition kept, and the memory that they really take."""
+"""The overhead of averages: times of alternating steps and updates, and the memory of the averages."""
 
 import json
 from dataclasses import fields, replace
@@ -21,20 +21,20 @@ DIGITS = digits_dataset()
 SMALL = ProtocolConfig(training=TrainingConfig(width=4, batch=8), hardware=HardwareConfig(device="cpu"))
 
 
-def test_it_is_what_the_report_reads_and_can_be_written_down():
+def test_overhead_is_json_with_the_fields_that_the_report_reads():
     found = measure_overhead(SMALL, DIGITS, repetitions=2)
     assert set(found) == {field.name for field in fields(Overhead)}
     again = json.loads(json.dumps(found, allow_nan=False))
     assert Overhead(**again).network == "resnet8"
-    assert (found["averages"], found["every"]) == (5, 16), "the paper's period, whatever the protocol's is"
+    assert (found["averages"], found["every"]) == (5, 16), "the paper's period, not the protocol's"
     conditions = found["conditions"]
     assert (conditions["batch"], conditions["device"], conditions["threads"]) == (8, "cpu", 1)
-    assert conditions["torch"] == metadata.version("torch"), "which may leave out what it was built for"
+    assert conditions["torch"] == metadata.version("torch")
 
 
 @pytest.mark.parametrize("network", ["resnet8", "vgg-small"])
 @pytest.mark.parametrize("half_lives", [(1.0,), (0.44, 0.88, 1.8, 3.5, 7.1)])
-def test_memory_is_that_of_parameters_and_statistics_once_for_each_average(network: Any, half_lives: tuple[float, ...]):
+def test_memory_is_one_copy_of_parameters_and_statistics_per_average(network: Any, half_lives: tuple[float, ...]):
     config = replace(
         SMALL, training=replace(SMALL.training, network=network), averages=AveragesConfig(half_lives=half_lives)
     )
@@ -48,17 +48,17 @@ def test_memory_is_that_of_parameters_and_statistics_once_for_each_average(netwo
     assert len(half_lives) * averaged <= found["bytes"] <= len(half_lives) * (averaged + counters)
 
 
-def test_the_time_of_a_step_is_not_that_of_an_update(monkeypatch: pytest.MonkeyPatch):
-    """With a clock of the test's own: a step takes 3, an update 1, and each turn is longer than the one before."""
-    clock = {"now": 0.0, "turn": 0.0}
+def test_steps_and_updates_are_timed_separately(monkeypatch: pytest.MonkeyPatch):
+    """On a fake clock: a step takes 3, an update 1, and each call takes longer than the one before."""
+    clock = {"now": 0.0, "calls": 0.0}
 
-    def passing(seconds: float, really: Any) -> Any:
-        def act(self: Any) -> Any:
-            clock["turn"] += 0.5
-            clock["now"] += seconds + (0.01 * clock["turn"])
-            return really(self)
+    def slowed(seconds: float, original: Any) -> Any:
+        def call(self: Any) -> Any:
+            clock["calls"] += 0.5
+            clock["now"] += seconds + (0.01 * clock["calls"])
+            return original(self)
 
-        return act
+        return call
 
     class Time:
         @staticmethod
@@ -66,18 +66,18 @@ def test_the_time_of_a_step_is_not_that_of_an_update(monkeypatch: pytest.MonkeyP
             return clock["now"]
 
     monkeypatch.setattr(overhead, "time", Time)
-    monkeypatch.setattr(torch.optim.SGD, "step", passing(3.0, torch.optim.SGD.step))
-    monkeypatch.setattr(EMABank, "update", passing(1.0, EMABank.update))
+    monkeypatch.setattr(torch.optim.SGD, "step", slowed(3.0, torch.optim.SGD.step))
+    monkeypatch.setattr(EMABank, "update", slowed(1.0, EMABank.update))
     found = measure_overhead(SMALL, DIGITS, repetitions=3)
     assert found["step_seconds"] == pytest.approx((3.025, 3.035, 3.045))
     assert found["update_seconds"] == pytest.approx((1.03, 1.04, 1.05))
 
 
-def test_a_step_is_computed_as_in_a_run(monkeypatch: pytest.MonkeyPatch):
-    really, seen = overhead.build_network, []
+def test_steps_use_the_runs_precision_and_memory_format(monkeypatch: pytest.MonkeyPatch):
+    original, seen = overhead.build_network, []
 
-    def build(*given: Any, **more: Any) -> torch.nn.Module:
-        model = really(*given, **more)
+    def build(*args: Any, **kwargs: Any) -> torch.nn.Module:
+        model = original(*args, **kwargs)
         first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d))
         first.register_forward_hook(
             lambda _, inputs, output: seen.append(
@@ -95,12 +95,12 @@ def test_a_step_is_computed_as_in_a_run(monkeypatch: pytest.MonkeyPatch):
     assert found["conditions"]["precision"] == "bf16"
 
 
-def test_threads_random_numbers_and_data_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch):
-    really, threads = overhead.build_network, []
+def test_threads_random_state_and_data_are_restored(monkeypatch: pytest.MonkeyPatch):
+    original, threads = overhead.build_network, []
 
-    def build(*given: Any, **more: Any) -> torch.nn.Module:
+    def build(*args: Any, **kwargs: Any) -> torch.nn.Module:
         threads.append(torch.get_num_threads())
-        return really(*given, **more)
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(overhead, "build_network", build)
     config = replace(SMALL, hardware=HardwareConfig(device="auto", threads=2))

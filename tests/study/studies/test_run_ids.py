@@ -1,4 +1,4 @@
-"""A configuration means the same run for ever: the ids of all runs that `emabank run all` plans, at every scale."""
+"""The ids of all runs that `emabank run all` plans never change, at every scale."""
 
 import json
 from dataclasses import replace
@@ -15,12 +15,12 @@ from emabank.study.studies.scales import SCALES, Scale
 from emabank.study.studies.scheduler import variant_jobs
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "run_ids.json"
-DATA = "0123456789abcdef"  # in place of fingerprints of files that are not here
+DATA = "0123456789abcdef"  # stands for the fingerprints of data sets
 PLACE = Place()
 
 
-def chosen(config: ProtocolConfig, *, average: int, epoch: int) -> Chosen:
-    """What follows when every seed chooses its first rate, this average and this epoch, by all criteria."""
+def make_chosen(config: ProtocolConfig, *, average: int, epoch: int) -> Chosen:
+    """The choices and jobs if every seed chooses its first rate, this average and this epoch, by all criteria."""
     best = config.averages.names[average], epoch
     noisy = config.data.has_wrong_labels
     averages = dict.fromkeys((*CRITERIA, *NOISY_CRITERIA) if noisy else CRITERIA, best)
@@ -44,10 +44,10 @@ def planned_ids(scale: Scale) -> dict[str, dict[str, list[str]]]:
         config = replace(config, hardware=replace(config.hardware, device="cpu")).completed()
         jobs = {"tune": tuning_jobs(config, data=DATA)}
         for average, epoch in ((-1, config.training.epochs), (1, 2 + config.training.epochs // 4)):
-            follow = chosen(config, average=average, epoch=epoch)
-            jobs |= {f"refit {epoch}": follow.refits, f"swa {epoch}": follow.swa}
-            jobs |= {f"{arm} {epoch}": variant_jobs(arm, config, follow, PLACE) for arm in setting.arms}
-        ids[setting.name] = {kind: [folder_of(job.config, PLACE).id for job in some] for kind, some in jobs.items()}
+            chosen = make_chosen(config, average=average, epoch=epoch)
+            jobs |= {f"refit {epoch}": chosen.refits, f"swa {epoch}": chosen.swa}
+            jobs |= {f"{arm} {epoch}": variant_jobs(arm, config, chosen, PLACE) for arm in setting.arms}
+        ids[setting.name] = {kind: [folder_of(job.config, PLACE).id for job in group] for kind, group in jobs.items()}
     return ids
 
 

@@ -1,4 +1,4 @@
-"""The scales: the paper's settings at paper scale, and short runs in which all averages really differ elsewhere."""
+"""The scales: the paper's settings at paper scale, and short runs with distinct averages at the other scales."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ def protocol(pair: str, scale: Any) -> ProtocolConfig:
 # Short runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_pair_has_a_stand_in_at_demo_scale_and_the_small_scale_has_both_kinds_of_labels():
+def test_demo_scale_has_every_pair_and_small_scale_has_clean_and_noisy_ones():
     assert all(protocol_of(pair, "demo") is not None for pair in PAIRS)
     small = [pair for pair in PAIRS if protocol_of(pair, "small") is not None]
     assert MAIN in small and CONSTANT in small and set(small) & set(NOISY)
@@ -35,7 +35,7 @@ def test_every_pair_has_a_stand_in_at_demo_scale_and_the_small_scale_has_both_ki
 
 
 def steps_of(config: ProtocolConfig) -> dict[str, int]:
-    """Steps of a run on 80% and on 100% of the images; the last batch of an epoch may be a smaller one."""
+    """Steps of a run on 80% and on 100% of the images; the last batch of an epoch may be smaller."""
     images = config.data.subset or SIZES[config.data.dataset].train
     return {
         trained_on: config.training.epochs * math.ceil(count / config.training.batch)
@@ -43,14 +43,14 @@ def steps_of(config: ProtocolConfig) -> dict[str, int]:
     }
 
 
-def distinct(averages: AveragesConfig, steps: int) -> set[int]:
-    """How many different weights the new sample has in the averages, over all steps of a run."""
-    made = rules(averages, steps).values()
-    found: set[int] = set()
+def distinct_counts(averages: AveragesConfig, steps: int) -> set[int]:
+    """The numbers of different weights that averages give to a new sample, over all steps of a run."""
+    all_rules = rules(averages, steps).values()
+    counts: set[int] = set()
     for step in range(averages.every, steps + 1, averages.every):
         at = {"steps": step, "elapsed": averages.every, "samples": step // averages.every - 1, "every": averages.every}
-        found.add(len({round(math.log(1 - rule.decay_at(**at)), 2) for rule in made}))
-    return found
+        counts.add(len({round(math.log(1 - rule.decay_at(**at)), 2) for rule in all_rules}))
+    return counts
 
 
 @pytest.mark.parametrize(("pair", "scale"), SHORT)
@@ -58,20 +58,20 @@ def test_the_five_averages_of_a_short_run_differ_at_every_step(pair: str, scale:
     config = protocol(pair, scale)
     assert (config.averages.decay_warmup, len(config.averages.names)) == ("none", 5)
     for steps in steps_of(config).values():
-        assert distinct(config.averages, steps) == {5}
+        assert distinct_counts(config.averages, steps) == {5}
 
 
-def test_control_with_the_papers_warm_up_some_would_coincide():
+def test_control_some_averages_coincide_with_the_papers_warm_up():
     config = protocol(MAIN, "demo")
     warmed = replace(config.averages, decay_warmup="steps")
-    assert distinct(warmed, steps_of(config)["80%"]) != {5}
+    assert distinct_counts(warmed, steps_of(config)["80%"]) != {5}
 
 
-# All of them ---------------------------------------------------------------------------------------------------------
+# All scales -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_network_fits_the_images_it_is_for_and_those_of_its_targets(scale: Any):
+def test_every_network_fits_its_images_and_those_of_its_targets(scale: Any):
     for pair in PAIRS:
         config = protocol_of(pair, scale)
         if config is None:
@@ -79,7 +79,7 @@ def test_every_network_fits_the_images_it_is_for_and_those_of_its_targets(scale:
         config = resolve(config)
         size, pixels = SIZES[config.data.dataset], config.data.size
         image = size.image if pixels is None else (size.image[0], pixels, pixels)
-        with torch.device("meta"):  # shapes alone
+        with torch.device("meta"):
             model = build_network(
                 config.training.network, classes=size.classes, channels=size.image[0], width=config.training.width
             )
@@ -88,7 +88,7 @@ def test_every_network_fits_the_images_it_is_for_and_those_of_its_targets(scale:
         assert config.data.dataset not in config.transfer
 
 
-def test_titles_say_what_is_trained_so_that_different_things_have_different_ones():
+def test_different_data_or_training_has_a_different_title():
     for scale in SCALES:
         by_title: dict[str, ProtocolConfig] = {}
         for pair in PAIRS:
@@ -98,9 +98,8 @@ def test_titles_say_what_is_trained_so_that_different_things_have_different_ones
                 assert (known.data, known.training) == (config.data, config.training)
     assert protocol(MAIN, "paper").title == "CIFAR-100, ResNet-18"
     assert protocol("cifar100-wrn-28-10", "paper").title == "CIFAR-100, WideResNet-28-10"
-    for given, said in (({"noise": 0.4}, "digits, 40% with wrong labels"), ({"subset": 4000}, "digits, 4,000 images")):
-        assert ProtocolConfig(data=DataConfig(**given)).title == f"{said}, ResNet-8"
+    for data, title in ((DataConfig(noise=0.4), "40% with wrong labels"), (DataConfig(subset=4000), "4,000 images")):
+        assert ProtocolConfig(data=data).title == f"digits, {title}, ResNet-8"
     assert protocol(MAIN, "small").title == "CIFAR-100, 10,000 images, at 16 × 16, ResNet-8 of width 32"
     assert protocol("cifar10n-resnet34", "small").title == "CIFAR-10N, 15,000 images, whitened CNN"
-    wide = ProtocolConfig(training=TrainingConfig(width=24))
-    assert wide.title == "digits, ResNet-8 of width 24"
+    assert ProtocolConfig(training=TrainingConfig(width=24)).title == "digits, ResNet-8 of width 24"

@@ -1,4 +1,4 @@
-"""Studies carried out: every run once, in order, noted on the way; what fails is set aside, the rest goes on."""
+"""Running studies: every run once, in order, with manifests on the way; a failure affects only its own pair."""
 
 import os
 import shutil
@@ -38,11 +38,11 @@ from tests.study.studies.small_studies import (
 
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Generator[list[str]]:
-    """Small stand-ins at every scale; the cost of averages is not measured, but noted by whom it was asked for."""
+    """Small protocols at every scale; the overhead is not measured, and the pairs that ask for it are recorded."""
     asked: list[str] = []
 
     def measure(config: ProtocolConfig, dataset: Dataset) -> dict[str, Any]:
-        asked.append(title_of_pair(config))
+        asked.append(next(pair for pair, known in PROTOCOLS.items() if known.completed() == config))
         return OVERHEAD
 
     with pytest.MonkeyPatch.context() as patch:
@@ -51,29 +51,26 @@ def small() -> Generator[list[str]]:
         yield asked
 
 
-def title_of_pair(config: ProtocolConfig) -> str:
-    return next(pair for pair, known in PROTOCOLS.items() if known.completed() == config)
-
-
-def carried_out(names: Iterable[str], counting: Counting, *, load: Any = lambda config: DIGITS) -> dict[str, Manifest]:
+def run_checked(names: Iterable[str], counting: Counting, *, load: Any = lambda config: DIGITS) -> dict[str, Manifest]:
+    """Run studies, and check that the manifests on disk are those returned."""
     written = run_here(names, counting, load=load)
     assert written == {name: as_written(manifests(counting.place)[name]) for name in written}
     return written
 
 
 def as_written(manifest: Manifest) -> Manifest:
-    """Ids are tuples before they are written."""
+    """The manifest with ids as tuples, which JSON makes lists."""
     pairs = tuple(replace(pair, arms={arm: tuple(ids) for arm, ids in pair.arms.items()}) for pair in manifest.pairs)
     return replace(manifest, pairs=pairs)
 
 
 Finished = tuple[dict[str, Manifest], Counting]
-"""What the fixture `finished_studies` gives: what was written, and who counted."""
+"""The manifests and the executor of the fixture `finished_studies`."""
 
 
 @pytest.fixture
 def copied(finished_studies: Finished, tmp_path: Path) -> Place:
-    """The folder of all studies once more, to be damaged."""
+    """A copy of the folder of all studies."""
     return Place(runs=Path(shutil.copytree(finished_studies[1].place.runs, tmp_path / "runs")))
 
 
@@ -81,22 +78,20 @@ def kind(config: RunConfig) -> str:
     return config.title.partition(", rate ")[0]
 
 
-# Everything once, in order -------------------------------------------------------------------------------------------
+# All studies ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_run_that_any_study_needs_is_trained_once(finished_studies: Finished):
+def test_every_run_is_trained_once(finished_studies: Finished):
     _, counting = finished_studies
     assert len(counting.trained) == len(set(counting.trained))
     assert set(counting.trained) == runs_in(counting.place)
     # Of the main pair: two rates, refit, SWA, step, two bootstraps, posthoc, three more periods (the first is the
-    # refit); of the wide one: tuning, refit, SWA; with wrong labels, for two pairs: these and the held rate.
+    # refit). Of the wide pair: tuning, refit, SWA. The pairs with wrong labels share these and the constant rate.
     assert len(counting.trained) == (2 + 1 + 1 + 1 + 2 + 1 + 3) + 3 + 4
     assert counting.counted == [(0, 18), (4, 18), (11, 18)], "one total, known before the first round"
 
 
-def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refits(
-    finished_studies: Finished,
-):
+def test_rounds_are_tuning_then_refits_then_runs_that_start_from_refits(finished_studies: Finished):
     rounds = [sorted(map(kind, configs)) for configs in finished_studies[1].rounds]
     epoch = next(
         config.constant_from for config in finished_studies[1].rounds[2] if config.constant_from and not config.swa
@@ -112,9 +107,7 @@ def test_first_all_tuning_then_what_follows_from_it_then_what_goes_on_from_refit
     ]
 
 
-def test_it_is_noted_before_the_first_round_and_after_each_that_studies_run(
-    finished_studies: Finished,
-):
+def test_manifests_are_running_during_every_round(finished_studies: Finished):
     _, counting = finished_studies
     assert len(counting.noted) == 3
     for noted in counting.noted:
@@ -125,9 +118,7 @@ def test_it_is_noted_before_the_first_round_and_after_each_that_studies_run(
             assert {pair.protocol for pair in manifest.pairs} == {None}
 
 
-def test_at_the_end_each_study_is_done_and_says_which_protocols_and_runs_are_its_own(
-    finished_studies: Finished,
-):
+def test_final_manifests_are_done_and_list_their_protocols_and_runs(finished_studies: Finished):
     written, counting = finished_studies
     assert {manifest.state for manifest in written.values()} == {"done"}
     assert {manifest.reason for manifest in written.values()} == {""}
@@ -149,14 +140,12 @@ def test_at_the_end_each_study_is_done_and_says_which_protocols_and_runs_are_its
             for ids in pair.arms.values():
                 assert [RunFolder(counting.place.runs / run).config()["seed"] for run in ids] == [0]
                 assert set(ids) <= set(counting.trained)
-    [ran] = written["sampling-period"].pairs
-    assert (
-        list(ran.arms["every 1"])
-        == read_json(counting.place.runs / str(ran.protocol) / "summary.json")["runs"]["refit"]
-    )
+    [pair] = written["sampling-period"].pairs
+    summary = read_json(counting.place.runs / str(pair.protocol) / "summary.json")
+    assert list(pair.arms["every 1"]) == summary["runs"]["refit"]
 
 
-def test_what_averages_cost_is_measured_for_the_study_that_asks_alone(
+def test_overhead_is_measured_only_for_the_study_that_reports_it(
     finished_studies: Finished, small: list[str], copied: Place
 ):
     written, _ = finished_studies
@@ -164,54 +153,54 @@ def test_what_averages_cost_is_measured_for_the_study_that_asks_alone(
     assert written["sampling-period"].overheads == (OVERHEAD,)
     asked = len(small)
     assert small[:asked] == [MAIN] * asked
-    carried_out(["dynamics", "bootstrap"], Counting(copied))
+    run_checked(["dynamics", "bootstrap"], Counting(copied))
     assert len(small) == asked
-    carried_out(["sampling-period"], Counting(copied))
+    run_checked(["sampling-period"], Counting(copied))
     assert len(small) == asked + 1
 
 
-def test_carried_out_again_nothing_is_trained_and_all_is_as_before(finished_studies: Finished, copied: Place):
+def test_a_second_run_trains_nothing_and_changes_no_file(finished_studies: Finished, copied: Place):
     def content() -> dict[str, bytes]:
         names = ("summary.json", "rows.jsonl", "done.json")
         return {str(path): path.read_bytes() for name in names for path in sorted(copied.runs.rglob(name))}
 
     before, counting = content(), Counting(copied)
-    assert carried_out(MOST, counting) == finished_studies[0]
+    assert run_checked(MOST, counting) == finished_studies[0]
     assert counting.trained == []
     assert content() == before
 
 
-# Some of it, and more later ------------------------------------------------------------------------------------------
+# Some studies, and more later -----------------------------------------------------------------------------------------
 
 
 def summary_of(place: Place, manifest: Manifest, pair: str) -> dict[str, Any]:
-    [protocol] = [str(each.protocol) for each in manifest.pairs if each.pair == pair]
+    [protocol] = [str(ran.protocol) for ran in manifest.pairs if ran.pair == pair]
     return read_json(place.runs / protocol / "summary.json")
 
 
-def test_calibration_alone_trains_no_refits_and_a_later_study_adds_them_to_the_same_summary(tmp_path: Path):
+def test_a_later_study_adds_its_refits_to_the_summary_of_an_earlier_one(tmp_path: Path):
     place = Place(runs=tmp_path / "runs")
     first = Counting(place)
-    calibration = carried_out(["calibration"], first)["calibration"]
+    calibration = run_checked(["calibration"], first)["calibration"]
     assert [sorted(map(kind, configs)) for configs in first.rounds] == [["tune"] * 3]
     tuned = summary_of(place, calibration, MAIN)
     assert (len(tuned["runs"]["tuning"]), tuned["runs"]["refit"], tuned["runs"]["swa"]) == (2, [], [])
 
     second = Counting(place)
-    batchnorm = carried_out(["batchnorm"], second)["batchnorm"]
+    batchnorm = run_checked(["batchnorm"], second)["batchnorm"]
     assert len(second.trained) == 1 and not set(second.trained) & set(first.trained)
     refitted = summary_of(place, batchnorm, MAIN)
     assert (refitted["runs"]["refit"], refitted["runs"]["tuning"]) == (second.trained, tuned["runs"]["tuning"])
     assert batchnorm.pairs[0].protocol == calibration.pairs[0].protocol
 
     third = Counting(place)
-    carried_out(["calibration"], third)
+    run_checked(["calibration"], third)
     assert third.trained == []
-    assert summary_of(place, calibration, MAIN) == refitted, "what is there is not taken away"
+    assert summary_of(place, calibration, MAIN) == refitted
     assert set(manifests(place)) == {"calibration", "batchnorm"}
 
 
-def test_an_arm_that_starts_from_refits_has_them_trained(tmp_path: Path):
+def test_an_arm_that_starts_from_refits_trains_them(tmp_path: Path):
     counting = Counting(Place(runs=tmp_path / "runs"))
     study = replace(STUDIES["constant-lr"], stages=("tune",))
     [manifest] = run_here([study], counting).values()
@@ -219,7 +208,7 @@ def test_an_arm_that_starts_from_refits_has_them_trained(tmp_path: Path):
     assert manifest.state == "done"
 
 
-def test_what_any_study_wants_of_a_pair_is_wanted_of_it_once():
+def test_settings_merge_the_arms_and_stages_of_all_studies():
     studies = [STUDIES[name] for name in ("bootstrap", "sampling-period", "generalization", "step-decay")]
     pairs = {pair.name: pair for pair in settings_of(studies, "demo")}
     assert list(pairs) == [MAIN, WIDE, WRONG]
@@ -230,15 +219,15 @@ def test_what_any_study_wants_of_a_pair_is_wanted_of_it_once():
     assert (alone.arms, alone.stages, alone.config.seeds) == (("bootstrap", "bootstrap every 5"), {"tune"}, 4)
 
 
-# When something fails ------------------------------------------------------------------------------------------------
+# Failures -------------------------------------------------------------------------------------------------------------
 
 
 def remove(place: Place, *kinds: str) -> None:
-    """Take away the runs of some kinds, so that they must be trained again."""
+    """Remove the runs of some kinds, so that they are trained again."""
     for run in runs_in(place):
         config = RunFolder(place.runs / run).config()
-        mine = "SWA" if config["swa"] else "held" if config["constant_from"] else config["trained_on"]
-        if mine in kinds:
+        name = "SWA" if config["swa"] else "held" if config["constant_from"] else config["trained_on"]
+        if name in kinds:
             shutil.rmtree(place.runs / run)
 
 
@@ -246,10 +235,10 @@ def is_wide(config: RunConfig) -> bool:
     return config.recipe.training.width == 5
 
 
-def test_a_run_that_fails_sets_its_pair_aside_and_the_others_finish(tmp_path: Path):
+def test_a_failed_run_stops_its_pair_and_the_other_pairs_finish(tmp_path: Path):
     place = Place(runs=tmp_path / "runs")
     counting = Counting(place, fails=is_wide)
-    written = carried_out(["lr-search", "consistency", "batchnorm"], counting)
+    written = run_checked(["lr-search", "consistency", "batchnorm"], counting)
     assert {name: manifest.state for name, manifest in written.items()} == {
         "lr-search": "failed",
         "consistency": "failed",
@@ -260,47 +249,42 @@ def test_a_run_that_fails_sets_its_pair_aside_and_the_others_finish(tmp_path: Pa
     title = f"{config.recipe.title}: tune, rate 0.1, seed 0"
     sentence = f"{WIDE}: 1 of 1 runs failed, the first with exit code 3: {title}; see {log}"
     assert written["lr-search"].reason == written["consistency"].reason == f"{sentence}, then start it again"
-    assert not any(map(is_wide, counting.rounds[1])), "nothing more of it is tried"
+    assert not any(map(is_wide, counting.rounds[1])), "no later run of the failed pair is started"
     assert counting.noted[1]["lr-search"].state == "failed" and counting.noted[1]["batchnorm"].state == "running"
     by_pair = {pair.pair: pair.protocol for pair in written["consistency"].pairs}
     assert by_pair[WIDE] is None and by_pair[MAIN] == written["batchnorm"].pairs[0].protocol is not None
 
     second = Counting(place)
-    assert {each.state for each in carried_out(["lr-search", "consistency"], second).values()} == {"done"}
-    assert len(second.trained) == 2, "tuning and refit of the pair that had failed"
+    assert {manifest.state for manifest in run_checked(["lr-search", "consistency"], second).values()} == {"done"}
+    assert len(second.trained) == 2, "tuning and refit of the failed pair"
 
 
 @pytest.mark.parametrize(
-    ("removed", "fails", "failed", "words"),
+    ("removed", "fails", "failed", "reason"),
     [
         ("SWA", lambda config: config.swa and is_wide(config), {"generalization"}, f"{WIDE}: 1 of 1 runs failed"),
-        (
-            "held",
-            lambda config: config.constant_from and not config.swa,
-            {"constant-lr"},
-            f"{CONSTANT}: 1 of 1 runs fai",
-        ),
+        ("held", lambda config: config.constant_from and not config.swa, {"constant-lr"}, f"{CONSTANT}: 1 of 1 runs"),
     ],
 )
-def test_a_failure_in_a_later_round_is_one_of_its_own_pair(
-    copied: Place, removed: str, fails: Any, failed: set[str], words: str
+def test_a_failure_in_a_later_round_fails_only_the_studies_of_its_pair(
+    copied: Place, removed: str, fails: Any, failed: set[str], reason: str
 ):
     remove(copied, removed)
     names = ["generalization", "constant-lr", "batchnorm", "label-noise"]
-    written = carried_out(names, Counting(copied, fails=fails))
+    written = run_checked(names, Counting(copied, fails=fails))
     assert {name for name, manifest in written.items() if manifest.state == "failed"} == failed
     assert {name for name, manifest in written.items() if manifest.state == "done"} == set(names) - failed
-    assert written[next(iter(failed))].reason.startswith(words)
+    assert written[next(iter(failed))].reason.startswith(reason)
 
 
-def test_data_that_is_not_there_sets_its_pairs_aside_before_anything_is_trained_of_them(copied: Place):
+def test_missing_data_fails_its_pairs_before_they_train(copied: Place):
     def load(config: ProtocolConfig) -> Dataset:
         if config.data.noise:
             raise FileNotFoundError("there is no file batches; fetch it with emabank data")
         return DIGITS
 
     counting = Counting(copied)
-    written = carried_out(["generalization", "label-noise", "batchnorm"], counting, load=load)
+    written = run_checked(["generalization", "label-noise", "batchnorm"], counting, load=load)
     assert {name: manifest.state for name, manifest in written.items()} == {
         "generalization": "failed",
         "label-noise": "failed",
@@ -310,26 +294,26 @@ def test_data_that_is_not_there_sets_its_pairs_aside_before_anything_is_trained_
     assert all(config.recipe.data.noise == 0 for configs in counting.rounds for config in configs)
 
 
-def test_when_every_pair_is_set_aside_nothing_is_started_and_every_study_says_why(tmp_path: Path):
+def test_when_all_data_is_missing_every_study_fails_with_the_reason(tmp_path: Path):
     def load(config: ProtocolConfig) -> Dataset:
         raise FileNotFoundError("no files")
 
     counting = Counting(Place(runs=tmp_path / "runs"))
-    written = carried_out(["lr-search", "sampling-period"], counting, load=load)
+    written = run_checked(["lr-search", "sampling-period"], counting, load=load)
     assert counting.rounds == []
     assert written["lr-search"].reason == f"{MAIN}: no files; {WIDE}: no files"
     assert (written["sampling-period"].state, written["sampling-period"].overheads) == ("failed", ())
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "reason"),
     [
         ({"subset": 10**6}, "subset"),
-        ({"milestones": (0.1, 0.2)}, "milestones are 0.1 0.2; give rising shares of the run, after the warm-up"),
+        ({"milestones": (0.1, 0.2)}, "milestones are 0.1 0.2; give rising shares of the run"),
     ],
 )
-def test_what_cannot_be_trained_is_found_before_anything_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+def test_impossible_settings_are_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], reason: str
 ):
     main = PROTOCOLS[MAIN]
     parts = {
@@ -338,43 +322,41 @@ def test_what_cannot_be_trained_is_found_before_anything_is(
     }
     small_scale(monkeypatch, {**PROTOCOLS, MAIN: replace(main, **parts)})
     counting = Counting(Place(runs=tmp_path / "runs"))
-    written = carried_out(["step-decay"], counting)["step-decay"]
+    written = run_checked(["step-decay"], counting)["step-decay"]
     assert (written.state, counting.rounds) == ("failed", [])
-    assert words in written.reason and "\n" not in written.reason
+    assert reason in written.reason and "\n" not in written.reason
 
 
-def test_training_that_diverges_everywhere_is_told_and_the_others_finish(
+def test_a_pair_that_diverges_at_every_rate_fails_and_the_other_pairs_finish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     small_scale(monkeypatch, {**PROTOCOLS, WIDE: replace(PROTOCOLS[WIDE], rates=(1e20,))})
-    written = carried_out(["lr-search", "bootstrap"], Counting(Place(runs=tmp_path / "runs")))
+    written = run_checked(["lr-search", "bootstrap"], Counting(Place(runs=tmp_path / "runs")))
     assert (written["lr-search"].state, written["bootstrap"].state) == ("failed", "done")
     assert written["lr-search"].reason.startswith(f"{WIDE}: with seed 0 the training diverged at every learning rate")
 
 
-# When it is interrupted ----------------------------------------------------------------------------------------------
+# Interruptions --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("last", [0, 2, 4])
-def test_interrupted_it_says_that_it_runs_and_goes_on_with_what_is_missing(
+def test_an_interrupted_study_stays_running_and_resumes_with_the_missing_runs(
     finished_studies: Finished, tmp_path: Path, last: int
 ):
     place, names = Place(runs=tmp_path / "runs"), ["lr-search", "step-decay"]
     first = Counting(place, last=last)
     with pytest.raises(KeyboardInterrupt):
-        carried_out(names, first)
+        run_checked(names, first)
     assert {name: manifest.state for name, manifest in manifests(place).items()} == dict.fromkeys(names, "running")
     second = Counting(place)
-    written = carried_out(names, second)
+    written = run_checked(names, second)
     assert {manifest.state for manifest in written.values()} == {"done"}
     assert not set(first.trained) & set(second.trained)
     assert len(first.trained) == last and len(first.trained + second.trained) == 2 + 1 + 1 + 1
-    assert set(first.trained + second.trained) <= set(finished_studies[1].trained), (
-        "the same runs as when nothing happens"
-    )
+    assert set(first.trained + second.trained) <= set(finished_studies[1].trained), "as without an interruption"
 
 
-def test_with_more_seeds_what_was_finished_stays_until_there_is_something_new(
+def test_with_more_seeds_the_old_protocols_stay_in_the_manifest_until_the_new_ones_finish(
     finished_studies: Finished, copied: Place
 ):
     def more_seeds(config: ProtocolConfig) -> ProtocolConfig:
@@ -392,45 +374,45 @@ def test_with_more_seeds_what_was_finished_stays_until_there_is_something_new(
     )
 
 
-def test_a_fault_of_the_program_is_not_taken_for_one_of_a_pair(tmp_path: Path):
+def test_a_programming_error_is_raised_and_not_recorded_as_a_failed_pair(tmp_path: Path):
     def load(config: ProtocolConfig) -> Dataset:
         raise TypeError("a fault")
 
     with pytest.raises(TypeError, match="a fault"):
-        carried_out(["batchnorm"], Counting(Place(runs=tmp_path / "runs")), load=load)
+        run_checked(["batchnorm"], Counting(Place(runs=tmp_path / "runs")), load=load)
 
 
-# Two processes that want the same study -------------------------------------------------------------------------------
+# Two processes with the same study ------------------------------------------------------------------------------------
 
 
-def alone(name: str, counting: Counting) -> Manifest:
+def run_one(name: str, counting: Counting) -> Manifest:
     [manifest] = run_here([name], counting).values()
     return manifest
 
 
-class Meanwhile(Counting):
-    """In the middle of each round someone else wants the same study, and another one."""
+class Competing(Counting):
+    """During each round, tries to run the same study; during the first, also another study."""
 
-    asked = 0
+    attempts = 0
 
     def __call__(self, jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
         before = manifests(self.place)
-        told = rf"the study lr-search at scale demo is in use by process {os.getpid()} on .*; wait until it has ended"
-        with pytest.raises(LockedError, match=told):
-            alone("lr-search", Counting(self.place))
+        message = rf"the study lr-search at scale demo is in use by process {os.getpid()} on .*; wait until"
+        with pytest.raises(LockedError, match=message):
+            run_one("lr-search", Counting(self.place))
         assert manifests(self.place) == before
-        if not self.asked:
-            assert alone("batchnorm", Counting(self.place)).state == "done", "another study is free"
-        self.asked += 1
+        if not self.attempts:
+            assert run_one("batchnorm", Counting(self.place)).state == "done", "another study is not locked"
+        self.attempts += 1
         return super().__call__(jobs, **counted)
 
 
-def test_the_second_is_told_who_has_the_study_and_notes_nothing(
+def test_a_study_in_use_is_refused_with_its_owner_and_changes_no_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_scale(monkeypatch)
-    counting = Meanwhile(Place(runs=tmp_path))
-    assert alone("lr-search", counting).state == "done"
-    assert counting.asked
+    counting = Competing(Place(runs=tmp_path))
+    assert run_one("lr-search", counting).state == "done"
+    assert counting.attempts
     assert manifests(counting.place)["lr-search"].state == "done"
-    assert alone("lr-search", Counting(counting.place)).state == "done", "it is free again"
+    assert run_one("lr-search", Counting(counting.place)).state == "done", "the lock is released"

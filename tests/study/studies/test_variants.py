@@ -1,4 +1,4 @@
-"""The kinds of runs that studies need, each with one thing changed: how many, with which horizons, and trained."""
+"""The kinds of runs that studies need: their number, their horizons, their changes, and their training."""
 
 import math
 from collections import Counter
@@ -32,7 +32,7 @@ from emabank.study.studies.variants import (
     variant_config,
     with_period,
 )
-from tests.study.small_runs import left
+from tests.study.small_runs import files_in
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import run
 
@@ -44,7 +44,7 @@ def refit_of(config: ProtocolConfig) -> RunConfig:
     return placeholder_choices(config, Place()).refits[0].config
 
 
-# How many ------------------------------------------------------------------------------------------------------------
+# Counts and changes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def refit_of(config: ProtocolConfig) -> RunConfig:
         (("tune",), ("every 1", "every 2"), {"tune": 6, "refit": 3, "every 2": 3}),
     ],
 )
-def test_what_is_wanted_is_counted_with_what_it_starts_from(stages: Any, arms: Any, needed: dict[str, int]):
+def test_needed_runs_include_those_they_start_from(stages: Any, arms: Any, needed: dict[str, int]):
     config = ProtocolConfig(rates=(0.1, 0.2), seeds=3)
     assert runs_needed(config, stages, arms) == Counter(needed)
     assert runs_needed(replace(config, swa=False), stages, arms) == Counter(
@@ -66,26 +66,26 @@ def test_what_is_wanted_is_counted_with_what_it_starts_from(stages: Any, arms: A
     )
 
 
-def test_what_is_known_before_tuning_loads_no_torch():
+def test_planning_modules_do_not_import_torch():
     code = "import sys\nimport emabank.study.studies.{0}\nassert 'torch' not in sys.modules"
     for module in ("catalogue", "variants", "listing", "scales"):
         assert run(code.format(module)).returncode == 0, module
-    assert "AssertionError" in run(code.format("scheduler")).stderr, "a control: what makes jobs of it does load torch"
+    assert "AssertionError" in run(code.format("scheduler")).stderr, "a control: the scheduler imports torch"
 
 
-def test_at_demo_and_small_scale_one_period_costs_nothing():
+def test_one_sampling_period_equals_the_refit_at_demo_and_small_scale():
     for scale, own in (("demo", 1), ("small", 4)):
         config = protocol_of("cifar100-resnet18", scale)
         assert config is not None
         assert [period for period in PERIODS[scale] if equals_refit(f"every {period}", config)] == [own]
 
 
-def test_a_tuning_run_at_another_rate_is_the_one_that_tuning_would_have():
-    made = variant_config("tune at 0.25", CONFIG, refit_of(CONFIG), held_from=1)
-    assert made == tuning_jobs(replace(CONFIG, rates=(0.25,)), data="")[0].config
+def test_a_tuning_run_at_another_rate_equals_that_of_tuning_at_this_rate():
+    config = variant_config("tune at 0.25", CONFIG, refit_of(CONFIG), held_from=1)
+    assert config == tuning_jobs(replace(CONFIG, rates=(0.25,)), data="")[0].config
 
 
-def test_averages_are_copied_back_once_an_epoch_or_the_fastest_every_five_steps():
+def test_bootstrap_copies_an_average_once_an_epoch_or_the_fastest_every_five_steps():
     plain, often = (
         variant_config(arm, CONFIG, refit_of(CONFIG), held_from=1) for arm in ("bootstrap", "bootstrap every 5")
     )
@@ -95,7 +95,7 @@ def test_averages_are_copied_back_once_an_epoch_or_the_fastest_every_five_steps(
     assert replace(often, recipe=replace(often.recipe, training=same)) == plain
 
 
-def test_only_what_starts_from_a_refit_or_is_one_waits_for_it():
+def test_only_arms_that_use_a_refit_need_one():
     arms = ("step", "bootstrap", "posthoc", "tune at 0.4", "constant", "every 1", "every 64")
     assert [needs_refits(arm) for arm in arms] == [False, False, False, False, True, True, True]
 
@@ -112,26 +112,22 @@ def test_every_period_has_the_same_horizon_in_steps(averages: AveragesConfig, pe
     assert (changed.every, changed.decay_warmup, len(changed.names)) == (period, "none", 5)
     before = [rule.per_step(averages.every) for rule in rules(averages, 5000).values()]
     after = [rule.per_step(period) for rule in rules(changed, 5000).values()]
-    assert [math.log(each) for each in after] == pytest.approx([math.log(each) for each in before], rel=1e-8)
+    assert [math.log(decay) for decay in after] == pytest.approx([math.log(decay) for decay in before], rel=1e-8)
     at = {"elapsed": period, "every": period}
     for sample in (0, 1, 100):
         weights = [
             rule.decay_at(steps=(sample + 1) * period, samples=sample, **at) for rule in rules(changed, 5000).values()
         ]
-        assert weights == pytest.approx([each**period for each in after]), "from the first sample on: no warm-up"
+        assert weights == pytest.approx([decay**period for decay in after]), "no warm-up"
 
 
-def test_the_decays_of_the_papers_table():
-    found = with_period(PAPER, 1).decays
-    assert found == pytest.approx([0.998, 0.999, 0.9995, 0.99975, 0.999875], abs=4e-5)
+def test_decays_per_step_are_those_of_the_papers_table_and_convert_back():
+    per_step = with_period(PAPER, 1)
+    assert per_step.decays == pytest.approx([0.998, 0.999, 0.9995, 0.99975, 0.999875], abs=4e-5)
+    assert with_period(per_step, 16).decays == pytest.approx(PAPER.decays, rel=1e-10)
 
 
-def test_a_period_and_back_is_the_same_average():
-    there_and_back = with_period(with_period(PAPER, 1), 16)
-    assert there_and_back.decays == pytest.approx(PAPER.decays, rel=1e-10)
-
-
-# What a refit becomes -------------------------------------------------------------------------------------------------
+# Jobs -----------------------------------------------------------------------------------------------------------------
 
 
 DIGITS = digits_dataset()
@@ -145,7 +141,7 @@ SMALL = ProtocolConfig(
 ).completed()
 PROTOCOL = ProtocolConfig(
     training=SMALL.training,
-    averages=AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps"),
+    averages=PAPER,
     measuring=SMALL.measuring,
     hardware=SMALL.hardware,
     rates=(0.1, 0.2),
@@ -155,7 +151,7 @@ PROTOCOL = ProtocolConfig(
 
 
 def chosen_for(config: ProtocolConfig, *, epoch: int = 3) -> Chosen:
-    """As if tuning had chosen: for seed 0 the first rate, for seed 1 the second."""
+    """The choices of a tuning in which seed 0 chose the first rate and seed 1 the second."""
     choices: list[Choice] = []
     refits: list[Job] = []
     for seed in range(config.seeds):
@@ -173,22 +169,16 @@ def chosen_for(config: ProtocolConfig, *, epoch: int = 3) -> Chosen:
     return Chosen(choices, [], refits, [])
 
 
-# One thing is changed ------------------------------------------------------------------------------------------------
-
-
-def test_with_fewer_averages_the_last_of_them_is_copied_back():
+def test_bootstrap_copies_the_last_of_fewer_averages():
     two = replace(PROTOCOL, averages=AveragesConfig(half_lives=(5.0, 1.0)))
     jobs = variant_jobs("bootstrap", two, chosen_for(two), Place())
     assert {job.config.recipe.training.bootstrap for job in jobs} == {"ema-5%"}
 
 
-def test_the_seeds_keep_the_rates_that_they_chose():
+def test_every_seed_keeps_its_chosen_rate():
     for arm in ("step", "every 4", "bootstrap", "posthoc", "constant", "every 16"):
         jobs = variant_jobs(arm, PROTOCOL, chosen_for(PROTOCOL), Place())
         assert [(job.config.seed, job.config.rate) for job in jobs] == [(0, 0.1), (1, 0.2)]
-
-
-# What is the refit anyway, and what goes on from it -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,7 +191,7 @@ def test_the_seeds_keep_the_rates_that_they_chose():
         (replace(SHORT, decay_warmup="updates"), None),
     ],
 )
-def test_where_the_refit_has_that_period_and_no_warm_up_it_is_the_arm(averages: AveragesConfig, same: str | None):
+def test_a_refit_with_the_same_period_and_no_warm_up_is_the_arm(averages: AveragesConfig, same: str | None):
     config = replace(PROTOCOL, averages=averages)
     chosen = chosen_for(config)
     for period in (1, 2, 4, 8, 16, 64):
@@ -214,7 +204,7 @@ def test_where_the_refit_has_that_period_and_no_warm_up_it_is_the_arm(averages: 
     assert not any(equals_refit(arm, config) for arm in ("step", "constant", "bootstrap"))
 
 
-def test_a_held_rate_goes_on_from_the_refits_own_checkpoint(tmp_path: Path):
+def test_a_constant_rate_run_starts_from_its_refits_fork(tmp_path: Path):
     place = Place(runs=tmp_path)
     noisy = replace(PROTOCOL, data=DataConfig(noise=0.4))
     chosen = chosen_for(noisy, epoch=2)
@@ -226,12 +216,12 @@ def test_a_held_rate_goes_on_from_the_refits_own_checkpoint(tmp_path: Path):
     )
 
 
-# Trained -------------------------------------------------------------------------------------------------------------
+# Training -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Chosen]:
-    """One seed, tuned and refitted."""
+    """The place and the choices of one seed, tuned and refitted."""
     place = Place(runs=tmp_path_factory.mktemp("runs"))
     planned = plan_protocol(SMALL, place, DIGITS)
     for job in planned.tuning:
@@ -242,52 +232,50 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Chosen]:
     return place, chosen
 
 
-def one(arm: str, trained: tuple[Place, Chosen], *, runs: Path | None = None, fork: bool = True) -> RunFolder:
-    """The only run of an arm, trained."""
+def run_arm(arm: str, trained: tuple[Place, Chosen], *, runs: Path | None = None, fork: bool = True) -> RunFolder:
+    """Train the only run of an arm."""
     place, chosen = trained
     [job] = variant_jobs(arm, SMALL, chosen, place)
     return run_job(job if fork else job._replace(fork=None), Place(runs=runs or place.runs), DIGITS)
 
 
-def test_a_held_rate_from_the_fork_is_byte_for_byte_one_from_the_beginning(
+def test_a_constant_rate_run_from_the_fork_equals_one_from_the_start_byte_for_byte(
     trained: tuple[Place, Chosen], tmp_path: Path
 ):
     place, chosen = trained
     [job] = variant_jobs("constant", SMALL, chosen, place)
     assert job.fork is not None and job.fork.exists()
-    forked, alone = one("constant", trained), one("constant", trained, runs=tmp_path, fork=False)
-    assert forked.id == alone.id
-    assert left(forked) == left(alone)
-    epoch = forked.config()["constant_from"]
+    forked, whole = run_arm("constant", trained), run_arm("constant", trained, runs=tmp_path, fork=False)
+    assert forked.id == whole.id
+    assert files_in(forked) == files_in(whole)
+    start = forked.config()["constant_from"]
     refit = folder_of(chosen.refits[0].config, place).history()
-    rates = [each["rate"] for each in forked.history()]
-    assert forked.history()[:epoch] == refit[:epoch]
-    assert len(set(rates[epoch:])) == 1 and rates[-1] > refit[-1]["rate"]
+    rates = [epoch["rate"] for epoch in forked.history()]
+    assert forked.history()[:start] == refit[:start]
+    assert len(set(rates[start:])) == 1 and rates[-1] > refit[-1]["rate"]
 
 
-def test_a_bootstrapped_run_has_the_images_of_tuning_and_other_weights_from_its_second_epoch_on(
-    trained: tuple[Place, Chosen],
-):
+def test_a_bootstrap_run_equals_its_tuning_run_in_the_first_epoch_only(trained: tuple[Place, Chosen]):
     _, chosen = trained
-    run, tuned = one("bootstrap", trained), chosen.tuned[0]
+    run, tuned = run_arm("bootstrap", trained), chosen.tuned[0]
     assert len(run.load_predictions("live-last")["train"].labels) == 80
     assert run.history()[0] == tuned.history()[0]
     assert run.history()[1]["training_loss"] != tuned.history()[1]["training_loss"]
     assert {row.split for row in run.rows() if row.selected_by is None} == {"val"}
 
 
-def test_averages_with_another_period_leave_the_training_as_it_is(trained: tuple[Place, Chosen]):
+def test_another_sampling_period_does_not_change_the_training(trained: tuple[Place, Chosen]):
     place, chosen = trained
     refit = folder_of(chosen.refits[0].config, place)
-    run = one("every 2", trained)
+    run = run_arm("every 2", trained)
     assert run.history() == refit.history()
-    assert one("every 1", trained).id == refit.id
+    assert run_arm("every 1", trained).id == refit.id
 
 
-def test_with_step_decay_the_warm_up_is_the_same_and_the_rest_is_not(trained: tuple[Place, Chosen]):
+def test_step_decay_divides_the_peak_rate_by_5_at_each_milestone(trained: tuple[Place, Chosen]):
     place, chosen = trained
-    refit, run = folder_of(chosen.refits[0].config, place), one("step", trained)
-    rates = [each["rate"] for each in run.history()]
+    refit, run = folder_of(chosen.refits[0].config, place), run_arm("step", trained)
+    rates = [epoch["rate"] for epoch in run.history()]
     peak = chosen.choices[0].rate
     assert rates == pytest.approx([peak, peak / 5, peak / 25, peak / 125]), "at 1.2, 2.4 and 3.2 of 4 epochs"
     assert run.history() != refit.history()

@@ -98,15 +98,15 @@ def average_files(arguments: AverageArguments, *, console: Console | None = None
     paths, weights = _paths_and_weights(arguments, listed.checkpoints)
     if len(paths) < 2:
         raise ValueError(f"an average needs two checkpoints or more; got {', '.join(map(str, paths)) or 'none'}")
-    for path in listed.left_out:
-        say(console, f"Left out: {path}. It has no number, so its position is unknown; name it to include it.")
+    for path in listed.skipped:
+        say(console, f"Skipped: {path}. It has no number, so its position is unknown; name it to include it.")
     if arguments.greedy is not None:
         _cook(arguments, paths, console)
         return
     _show_weights(paths, weights, console)
     is_sorted = arguments.like_decay is not None or list(paths) == sort_checkpoints(paths)
     if len(set(weights)) > 1 and not is_sorted and len(arguments.checkpoints) == len(paths):
-        say(console, "Your order is kept. It is not the order of the numbers: a shell sorts 1000 before 500.")
+        say(console, "Checkpoints stay in your order. Their numbers are not in order: a shell sorts 1000 before 500.")
     if arguments.dry_run or arguments.out is None:
         plan = plan_average(paths, weights, out=arguments.out, key=arguments.key, replace_out=arguments.force)
         _show_plan(plan, console)

@@ -170,7 +170,7 @@ class Finding:
     high: float | None = None
     missing: tuple[str, ...] = ()
     """The paper's pairs that the claim is about, but this does not cover."""
-    left_out: tuple[int, ...] = ()
+    skipped: tuple[int, ...] = ()
     """Seeds without a value in one of the settings."""
     paper: str = ""
     """The paper's value of the same statistic, with where it stands."""
@@ -192,7 +192,7 @@ class Finding:
 
     @property
     def note(self) -> str:
-        seeds = ", ".join(map(str, self.left_out))
+        seeds = ", ".join(map(str, self.skipped))
         texts = (f"without {'; '.join(self.missing)}" if self.missing else "", f"without seed {seeds}" if seeds else "")
         return "; ".join(text for text in (*texts, *self.notes) if text)
 
@@ -307,7 +307,7 @@ def find(spec: ClaimSpec, statistic: Statistic, samples: Sequence[Sample], role:
         low=estimate.low,
         high=estimate.high,
         missing=missing,
-        left_out=tuple(seed for seed in every if seed not in by_seed),
+        skipped=tuple(seed for seed in every if seed not in by_seed),
         paper=paper.claim_value(spec.number, statistic.key, first.pair, first.target) if one else "",
         notes=tuple(note for note in notes if note),
     )

@@ -1,4 +1,4 @@
-"""A real browser for the page's tests, what is on the page, and the hands that work it."""
+"""The content of the tested page, and helpers that operate it in a real browser."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from emabank.study.report.tables import Cell, Row, Table
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
-# What is on the page --------------------------------------------------------------------------------------------------
+# Content of the page --------------------------------------------------------------------------------------------------
 
 EPOCHS = np.arange(1, 41)
 LIVE, FAST = 40 + EPOCHS * 0.9, 45 + EPOCHS * 0.8 + np.sin(EPOCHS)
@@ -54,68 +54,68 @@ def tables() -> list[Table]:
 
 
 def claims() -> list[Claim]:
-    found = Finding(
+    finding = Finding(
         role="primary", key="gain", statistic="EMA minus SGD, points", setting="digits, ResNet-8", scale="demo",
         rule=above(), by_seed={0: 1.0, 1: 2.0, 2: 3.0}, mean=2.0, low=-0.5, high=4.5, verdict="inconclusive",
         paper="+0.92",
     )  # fmt: skip
-    return [Claim(number=str(number), title=f"A claim that needs several words to be said, and has the number {number}",
-                  studies=["dynamics"], findings=[found]) for number in (1, 2)]  # fmt: skip
+    return [Claim(number=str(number), title=f"A claim with a title of several words, and with the number {number}",
+                  studies=["dynamics"], findings=[finding]) for number in (1, 2)]  # fmt: skip
 
 
 # The browser --------------------------------------------------------------------------------------------------------
 
 
-def show(driver, *, width: int = 1300, height: int = 900, scheme: str = "light", motion: str = "reduce") -> None:
+def emulate(driver, *, width: int = 1300, height: int = 900, scheme: str = "light", motion: str = "reduce") -> None:
     features = [{"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": motion}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": features})
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
-def plot(browser, figure: str = "figure-dynamics-a", panel: int = 0):
-    """A panel's plot, drawn, in the middle of the window."""
-    found = browser.find_elements(By.CSS_SELECTOR, f"#{figure} .plot")[panel]
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-    WebDriverWait(browser, 10).until(lambda _: found.find_elements(By.CSS_SELECTOR, ".x-tick, rect"))
-    return found
+def find_plot(browser, figure: str = "figure-dynamics-a", panel: int = 0):
+    """Scroll to a panel's plot and wait until it is drawn."""
+    plot = browser.find_elements(By.CSS_SELECTOR, f"#{figure} .plot")[panel]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    WebDriverWait(browser, 10).until(lambda _: plot.find_elements(By.CSS_SELECTOR, ".x-tick, rect"))
+    return plot
 
 
-def area(browser, found) -> tuple[float, float, float]:
-    """Where the plot's own area begins, ends and lies, in pixels from the element's middle."""
-    script = """const all = [...arguments[0].querySelectorAll('.axis')].map(each => each.getBoundingClientRect()),
+def axes_extent(browser, plot) -> tuple[float, float, float]:
+    """The left and right edge of the axes, and a height inside them, in pixels from the element's middle."""
+    script = """const all = [...arguments[0].querySelectorAll('.axis')].map(axis => axis.getBoundingClientRect()),
     wide = all.sort((a, b) => b.width - a.width)[0], box = arguments[0].getBoundingClientRect();
     return [wide.left - box.left - box.width / 2, wide.right - box.left - box.width / 2, -box.height / 4]"""
-    return tuple(browser.execute_script(script, found))
+    return tuple(browser.execute_script(script, plot))
 
 
-def point(browser, found, share: float) -> None:
-    left, right, height = area(browser, found)
+def hover(browser, plot, share: float) -> None:
+    left, right, height = axes_extent(browser, plot)
     ActionChains(browser, duration=0).move_to_element_with_offset(
-        found, round(left + share * (right - left)), round(height)
+        plot, round(left + share * (right - left)), round(height)
     ).perform()
 
 
-def readout(found) -> tuple[str, dict[str, str]]:
-    """What stands over the read-out, and its values by label."""
-    shown = found.find_element(By.CSS_SELECTOR, ".readout")
+def readout(plot) -> tuple[str, dict[str, str]]:
+    """The heading of the readout, and its values by label."""
+    box = plot.find_element(By.CSS_SELECTOR, ".readout")
     rows = [
-        [cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in shown.find_elements(By.TAG_NAME, "tr")
+        [cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in box.find_elements(By.TAG_NAME, "tr")
     ]
-    return shown.find_element(By.TAG_NAME, "b").text, {label: text for _, label, text in rows}
+    return box.find_element(By.TAG_NAME, "b").text, {label: text for _, label, text in rows}
 
 
-def x_ticks(found) -> list[float]:
-    return [float(each.text.replace("−", "-")) for each in found.find_elements(By.CSS_SELECTOR, ".x-tick")]
+def x_ticks(plot) -> list[float]:
+    return [float(tick.text.replace("−", "-")) for tick in plot.find_elements(By.CSS_SELECTOR, ".x-tick")]
 
 
-def lines(found) -> set[str]:
-    return {each.get_attribute("data-label") for each in found.find_elements(By.CSS_SELECTOR, "path[data-label]")}
+def line_labels(plot) -> set[str]:
+    return {line.get_attribute("data-label") for line in plot.find_elements(By.CSS_SELECTOR, "path[data-label]")}
 
 
 def press(browser, *keys: str) -> None:
     ActionChains(browser, duration=0).send_keys(*keys).perform()
 
 
-def labels_of(browser) -> list[str]:
-    return [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".sheet tbody th")]
+def row_labels(browser) -> list[str]:
+    return [head.text for head in browser.find_elements(By.CSS_SELECTOR, ".sheet tbody th")]

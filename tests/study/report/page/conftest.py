@@ -1,4 +1,4 @@
-"""The page in a file, and a browser that shows it."""
+"""The page in a file, and a browser that opens it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,8 +10,8 @@ from selenium.webdriver.chrome.service import Service
 
 from emabank.study.report.page import page
 from emabank.study.runs.manifest import Manifest
-from tests.study.report.made_results import made_results, made_setting
-from tests.study.report.page.browsing import CHROMIUM, DRIVER, claims, figures, show, tables
+from tests.study.report.example_results import make_results, make_setting
+from tests.study.report.page.browsing import CHROMIUM, DRIVER, claims, emulate, figures, tables
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def path(tmp_path_factory) -> Path:
         Manifest(study=name, scale="demo", command="emabank run all --scale demo", state="done")
         for name in ("generalization", "dynamics", "batchnorm", "calibration")
     ]
-    results = replace(made_results(made_setting(), made_setting(scale="small")), studies=studies)
+    results = replace(make_results(make_setting(), make_setting(scale="small")), studies=studies)
     text = page(results, tables(), figures(), claims(), facts={"emabank": "0.4.0"})
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(text, encoding="utf-8")
@@ -30,9 +30,7 @@ def path(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory) -> Iterator[webdriver.Chrome]:
     if not (CHROMIUM and DRIVER):
-        pytest.skip(
-            "a browser is needed: chromium and chromedriver (Debian: chromium, chromium-driver) are not both there"
-        )
+        pytest.skip("needs a browser: install chromium and chromedriver (Debian: chromium, chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
     for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-quic", "no-first-run",
@@ -47,8 +45,8 @@ def driver(tmp_path_factory) -> Iterator[webdriver.Chrome]:
 
 @pytest.fixture
 def browser(driver, path):
-    """The page as it is when it has just been opened, in a wide window, light, and without animations."""
-    show(driver)
+    """The page, newly opened in a wide window, in the light scheme, without animations."""
+    emulate(driver)
     driver.get(path.as_uri())
     if driver.execute_script("const any = localStorage.length > 0; localStorage.clear(); return any"):
         driver.get(path.as_uri())

@@ -1,4 +1,4 @@
-"""The page in a real browser: by keyboard, on a phone, in the dark, without storage, without JavaScript."""
+"""The page in a real browser: keyboard, screen widths, colour schemes, no storage, no JavaScript."""
 
 import base64
 import re
@@ -13,29 +13,27 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from tests.study.report.page.browsing import (
     FAST,
     LIVE,
+    emulate,
     figures,
-    labels_of,
-    lines,
-    plot,
-    point,
+    find_plot,
+    hover,
+    line_labels,
     press,
     readout,
-    show,
+    row_labels,
     x_ticks,
 )
 
-# Hands, eyes and screens ----------------------------------------------------------------------------------------------
-
 
 def focused(browser) -> str:
-    """What has the focus, in a word."""
+    """The name of the focused element, or of the group of controls around it."""
     script = """const now = document.activeElement;
     for (const name of ['legend', 'tools', 'links']) if (now.closest('.' + name)) return name;
     return now.id || now.className || now.tagName"""
     return browser.execute_script(script)
 
 
-def test_the_keyboard_alone_reaches_and_works_everything(browser):
+def test_keyboard_reaches_and_operates_every_control(browser):
     wanted = {"skip", "theme", "scale", "links", "legend", "tools", "plot", "scroll", "sort"}
     reached: dict[str, object] = {}
     for _ in range(80):
@@ -46,71 +44,64 @@ def test_the_keyboard_alone_reaches_and_works_everything(browser):
         new = first == browser.switch_to.active_element
         if name == "sort" and new:
             press(browser, Keys.ENTER)
-            assert labels_of(browser) == [f"row {letter}" for letter in "abcdef"]
+            assert row_labels(browser) == [f"row {letter}" for letter in "abcdef"]
         elif name == "theme":
             press(browser, Keys.SPACE)
             assert browser.find_element(By.ID, "theme").text == "Light"
         elif name == "legend" and new:
             press(browser, Keys.SPACE)
-            assert lines(plot(browser)) == {"fast"}
+            assert line_labels(find_plot(browser)) == {"fast"}
             press(browser, Keys.SPACE)
         elif name == "plot":
             break
     assert wanted <= set(reached)
 
 
-def test_arrow_keys_walk_along_the_epochs_and_say_the_values(browser):
-    found = plot(browser)
-    spoken = found.find_element(By.XPATH, "following-sibling::p[@aria-live='polite']")
-    browser.execute_script("arguments[0].focus()", found)
-    said = []
-    for keys in (
-        (Keys.ARROW_RIGHT,),
-        (Keys.ARROW_RIGHT,),
-        (Keys.END,),
-        (Keys.ARROW_LEFT,),
-        (Keys.HOME,),
-        (Keys.PAGE_UP,),
-    ):
-        press(browser, *keys)
-        said.append(spoken.get_attribute("textContent"))
-    assert [int(re.match(r"epoch (\d+)", text)[1]) for text in said] == [1, 2, 40, 39, 1, 5]
-    assert said[1].startswith(f"epoch 2, n = 3: live weights {LIVE[1]:.2f} plus or minus 0.25; fast {FAST[1]:.2f}")
-    assert readout(found)[0] == "epoch 5, n = 3"
-    before = x_ticks(found)
+def test_arrow_keys_step_through_epochs_and_announce_the_values(browser):
+    plot = find_plot(browser)
+    spoken = plot.find_element(By.XPATH, "following-sibling::p[@aria-live='polite']")
+    browser.execute_script("arguments[0].focus()", plot)
+    announced = []
+    for key in (Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.END, Keys.ARROW_LEFT, Keys.HOME, Keys.PAGE_UP):
+        press(browser, key)
+        announced.append(spoken.get_attribute("textContent"))
+    assert [int(re.match(r"epoch (\d+)", text)[1]) for text in announced] == [1, 2, 40, 39, 1, 5]
+    assert announced[1].startswith(f"epoch 2, n = 3: live weights {LIVE[1]:.2f} plus or minus 0.25; fast {FAST[1]:.2f}")
+    assert readout(plot)[0] == "epoch 5, n = 3"
+    before = x_ticks(plot)
     press(browser, "+", "+")
-    zoomed = x_ticks(found)
+    zoomed = x_ticks(plot)
     assert zoomed != before
-    press(browser, Keys.END)  # what is read out is in view
-    assert readout(found)[0] == "epoch 40, n = 3" and max(x_ticks(found)) == 40
+    press(browser, Keys.END)  # the zoomed range follows the readout
+    assert readout(plot)[0] == "epoch 40, n = 3" and max(x_ticks(plot)) == 40
     press(browser, "-")
-    assert x_ticks(found) != zoomed
+    assert x_ticks(plot) != zoomed
     press(browser, Keys.ESCAPE)
-    assert x_ticks(found) == before and not found.find_element(By.CSS_SELECTOR, ".readout").is_displayed()
+    assert x_ticks(plot) == before and not plot.find_element(By.CSS_SELECTOR, ".readout").is_displayed()
 
 
-def test_arrow_keys_walk_a_heat_map_in_both_directions(browser):
-    found = plot(browser, "figure-batchnorm-a")
-    browser.execute_script("arguments[0].focus()", found)
+def test_arrow_keys_move_through_a_heat_map_in_both_directions(browser):
+    plot = find_plot(browser, "figure-batchnorm-a")
+    browser.execute_script("arguments[0].focus()", plot)
     press(browser, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ARROW_DOWN)
-    assert readout(found) == ("epoch 2", {"slow": "9.000"})
+    assert readout(plot) == ("epoch 2", {"slow": "9.000"})
 
 
-def test_everything_that_can_be_pressed_has_a_name(browser):
+def test_every_control_has_an_accessible_name(browser):
     nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
     roles = ("button", "link", "combobox", "application", "table", "region")
-    found = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
-    assert {role for role, _ in found} >= {"button", "link", "combobox", "application", "table"}
-    assert [(role, name) for role, name in found if role in roles and not name.strip()] == []
+    controls = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node["ignored"]]
+    assert {role for role, _ in controls} >= {"button", "link", "combobox", "application", "table"}
+    assert [(role, name) for role, name in controls if role in roles and not name.strip()] == []
 
 
 @pytest.mark.parametrize("width", [360, 800, 1300])
-def test_the_page_itself_never_scrolls_sideways(browser, path, width):
-    show(browser, width=width, height=760)
+def test_page_never_scrolls_sideways(browser, path, width):
+    emulate(browser, width=width, height=760)
     browser.get(path.as_uri())
     for figure in figures():
-        found = plot(browser, "figure-" + figure.name.replace("/", "-"))
-        ActionChains(browser, duration=0).move_to_element_with_offset(found, found.size["width"] // 2 - 20, 0).perform()
+        plot = find_plot(browser, "figure-" + figure.name.replace("/", "-"))
+        ActionChains(browser, duration=0).move_to_element_with_offset(plot, plot.size["width"] // 2 - 20, 0).perform()
         # A phone zooms out of a page that is too wide, so that innerWidth grows with it.
         assert browser.execute_script("return Math.max(document.documentElement.scrollWidth, innerWidth)") <= width
     boxes = browser.find_elements(By.CSS_SELECTOR, ".sheet .scroll")
@@ -124,13 +115,13 @@ def background(browser) -> str:
     return browser.execute_script("return getComputedStyle(document.body).backgroundColor")
 
 
-def test_dark_follows_the_system_and_the_button_is_remembered(browser, path):
+def test_dark_scheme_follows_the_system_and_the_button_is_remembered(browser, path):
     light = background(browser)
-    show(browser, scheme="dark")
+    emulate(browser, scheme="dark")
     dark = background(browser)
     assert dark != light
     button = browser.find_element(By.ID, "theme")
-    WebDriverWait(browser, 10).until(lambda _: button.text == "Light")  # told by an event
+    WebDriverWait(browser, 10).until(lambda _: button.text == "Light")  # an event changes it
     button.click()
     assert background(browser) == light
     # Chromium stores the choice in its own time, and the page reads it as it loads.
@@ -138,7 +129,7 @@ def test_dark_follows_the_system_and_the_button_is_remembered(browser, path):
     assert browser.find_element(By.ID, "theme").text == "Dark"
 
 
-def test_without_storage_the_button_works_all_the_same(browser, path):
+def test_theme_button_works_without_storage(browser, path):
     browser.get_log("browser")
     browser.get("data:text/html;base64," + base64.b64encode(path.read_bytes()).decode())
     before = background(browser)
@@ -147,49 +138,45 @@ def test_without_storage_the_button_works_all_the_same(browser, path):
     assert browser.get_log("browser") == []
 
 
-def test_nothing_moves_where_less_motion_is_wished_for(browser):
+def test_scrolling_is_not_animated_with_reduced_motion(browser):
     behaviour = "return getComputedStyle(document.documentElement).scrollBehavior"
     assert browser.execute_script(behaviour) == "auto"
-    show(browser, motion="no-preference")
+    emulate(browser, motion="no-preference")
     assert browser.execute_script(behaviour) == "smooth"
 
 
-def test_the_scale_switch_shows_one_scale(browser):
+def test_scale_menu_shows_only_one_scale(browser):
     Select(browser.find_element(By.ID, "scale")).select_by_visible_text("small")
-    shown = {each.get_attribute("data-scale") for each in browser.find_elements(By.CSS_SELECTOR, "[data-scale]")
-             if each.is_displayed()}  # fmt: skip
-    assert shown == {"small"}
-    studies = {
-        each.get_attribute("id"): each.is_displayed() for each in browser.find_elements(By.CSS_SELECTOR, ".study")
-    }
-    assert studies == {"study-generalization": False, "study-dynamics": False, "study-batchnorm": True,
-                       "study-calibration": False}  # fmt: skip
+    parts, studies = (browser.find_elements(By.CSS_SELECTOR, selector) for selector in ("[data-scale]", ".study"))
+    assert {part.get_attribute("data-scale") for part in parts if part.is_displayed()} == {"small"}
+    assert len(studies) == 4
+    assert [study.get_attribute("id") for study in studies if study.is_displayed()] == ["study-batchnorm"]
     assert not browser.find_element(By.CSS_SELECTOR, ".links a[href='#study-dynamics']").is_displayed()
     Select(browser.find_element(By.ID, "scale")).select_by_visible_text("all scales")
-    found = plot(browser)
-    point(browser, found, 0.5)
-    assert readout(found)[0].startswith("epoch ")
+    plot = find_plot(browser)
+    hover(browser, plot, 0.5)
+    assert readout(plot)[0].startswith("epoch ")
 
 
-def test_without_javascript_the_tables_are_there(browser, path):
-    def box(selector: str) -> float:
-        """The height at which it is shown, by the browser's own account, since no script may run; 0 if it is not."""
+def test_tables_are_readable_without_javascript(browser, path):
+    def height(selector: str) -> float:
+        """The height of an element in the layout, read without a script; 0 if it is hidden."""
         root = browser.execute_cdp_cmd("DOM.getDocument", {})["root"]["nodeId"]
         node = browser.execute_cdp_cmd("DOM.querySelector", {"nodeId": root, "selector": selector})["nodeId"]
         assert node, f"no {selector}"
         try:
             return browser.execute_cdp_cmd("DOM.getBoxModel", {"nodeId": node})["model"]["height"]
-        except WebDriverException:  # "Could not compute box model": it has none
+        except WebDriverException:  # "Could not compute box model": hidden
             return 0
 
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         browser.execute_cdp_cmd("Page.navigate", {"url": path.as_uri()})
-        # Between two pages there is neither a document to ask nor, for a moment, what it will hold.
+        # While the page loads, the document or the element is missing.
         wait = WebDriverWait(browser, 10, ignored_exceptions=[WebDriverException, AssertionError])
-        wait.until(lambda _: box("#obtained") > 0)
-        assert box(".sheet table") > 100 and box(".headline") > 50 and box(".key .whisker") > 0
-        assert box("#figure-dynamics-a noscript") > 10
-        assert box(".controls") == 0  # what needs a script is not offered
+        wait.until(lambda _: height("#obtained") > 0)
+        assert height(".sheet table") > 100 and height(".headline") > 50 and height(".key .whisker") > 0
+        assert height("#figure-dynamics-a noscript") > 10
+        assert height(".controls") == 0, "controls need JavaScript"
     finally:
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})

@@ -1,4 +1,4 @@
-"""The page as a document, read strictly: whole, escaped, the same bytes each time; and what its script draws."""
+"""The page as a document, parsed strictly: well-formed, escaped, self-contained; and the data of its figures."""
 
 import base64
 import hashlib
@@ -20,17 +20,15 @@ from emabank.study.report.page import figure_json, page
 from emabank.study.report.results import Results, Skipped
 from emabank.study.report.tables import Cell, Row, Table
 from emabank.study.runs.manifest import Manifest
-from tests.study.report.made_results import made_results, made_setting
+from tests.study.report.example_results import make_results, make_setting
 
-# What a browser would silently repair is an error here ----------------------------------------------------------------
+# A strict parser ------------------------------------------------------------------------------------------------------
 
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Element:
-    """An element of a parsed page, with what is in it."""
-
     def __init__(self, tag: str, attributes: dict[str, str | None]):
         self.tag, self.attributes, self.inside = tag, attributes, []
 
@@ -39,17 +37,17 @@ class Element:
         return re.sub(r"\s+", " ", self._raw()).strip()
 
     def _raw(self) -> str:
-        return "".join(each if isinstance(each, str) else each._raw() for each in self.inside)
+        return "".join(child if isinstance(child, str) else child._raw() for child in self.inside)
 
     def all(self, tag: str = "", **wanted: str) -> list["Element"]:
-        """Every element below with this tag, and with these words in its attributes (class_ is class)."""
+        """The descendants with this tag and with these words in their attributes (`class_` is `class`)."""
         found: list[Element] = []
-        for each in self.inside:
-            if isinstance(each, Element):
-                words = {name: (each.attributes.get(name.strip("_")) or "").split() for name in wanted}
-                if tag in ("", each.tag) and all(word in words[name] for name, word in wanted.items()):
-                    found.append(each)
-                found += each.all(tag, **wanted)
+        for child in self.inside:
+            if isinstance(child, Element):
+                words = {name: (child.attributes.get(name.strip("_")) or "").split() for name in wanted}
+                if tag in ("", child.tag) and all(word in words[name] for name, word in wanted.items()):
+                    found.append(child)
+                found += child.all(tag, **wanted)
         return found
 
     def one(self, tag: str = "", **wanted: str) -> "Element":
@@ -59,7 +57,7 @@ class Element:
 
 
 class Parser(HTMLParser):
-    """Refuses what a browser would silently repair: an element that is not closed, or closed by another's end."""
+    """Rejects what a browser silently repairs: elements without an end tag, or with the end tag of another."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +81,7 @@ class Parser(HTMLParser):
         self.open[-1].inside.append(data)
 
 
-def parsed(text: str) -> Element:
+def parse(text: str) -> Element:
     parser = Parser()
     parser.feed(text)
     parser.close()
@@ -91,7 +89,7 @@ def parsed(text: str) -> Element:
     return parser.root
 
 
-# What is shown --------------------------------------------------------------------------------------------------------
+# Content --------------------------------------------------------------------------------------------------------------
 
 
 def finding(mean: float | None = 2.0, low: float | None = 1.5, high: float | None = 2.5, **more) -> Finding:
@@ -106,7 +104,7 @@ def claim(number: int, *findings: Finding) -> Claim:
 
 
 def table(**more) -> Table:
-    given = {
+    fields = {
         "name": "generalization/headline",
         "title": "Test accuracy",
         "columns": ["setting", "SGD", "EMA"],
@@ -119,7 +117,7 @@ def table(**more) -> Table:
         "item": "Table 1",
         "notes": ["Another data set than the paper's."],
     }
-    return Table(**{**given, **more})
+    return Table(**{**fields, **more})
 
 
 def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
@@ -127,9 +125,9 @@ def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
     noise = np.random.default_rng(epochs + count).random((count, epochs))
     lines = [Line(label=f"line {number}", x=x, y=60 + 10 * noise[number], std=noise[number], n=3, order=number)
              for number in range(count)]  # fmt: skip
-    given = {"name": "dynamics/a", "title": "Accuracy", "study": "dynamics", "scale": "demo",
-             "panels": [Panel(title="digits", lines=lines)]}  # fmt: skip
-    return Figure(**{**given, **more})
+    fields = {"name": "dynamics/a", "title": "Accuracy", "study": "dynamics", "scale": "demo",
+              "panels": [Panel(title="digits", lines=lines)]}  # fmt: skip
+    return Figure(**{**fields, **more})
 
 
 NOT_RUN = finding(None, verdict="not run", notes=("emabank run dynamics",))
@@ -141,67 +139,67 @@ CLAIMS = [
 
 
 def document(results=None, tables=(), figures=(), claims=(), **more) -> Element:
-    return parsed(page(results or Results(), tables, figures, claims, **more))
+    return parse(page(results or Results(), tables, figures, claims, **more))
 
 
-def a_full_page(**more) -> str:
-    return page(made_results(made_setting()), [table()], [figure()], CLAIMS, **more)
+def full_document() -> Element:
+    return document(make_results(make_setting()), [table()], [figure()], CLAIMS)
 
 
-def test_every_element_is_closed_and_every_link_leads_somewhere():
-    root = parsed(a_full_page())
-    ids = [each.attributes["id"] for each in root.all() if each.attributes.get("id")]
+def test_every_element_is_closed_and_every_link_has_a_target():
+    root = full_document()
+    ids = [element.attributes["id"] for element in root.all() if element.attributes.get("id")]
     assert [name for name, count in Counter(ids).items() if count > 1] == []
-    for each in root.all():
+    for element in root.all():
         for name in ("href", "aria-labelledby"):
-            target = each.attributes.get(name) or ""
+            target = element.attributes.get(name) or ""
             if name == "href" and not target.startswith("#"):
                 continue
             assert not target or target.lstrip("#") in ids, f"{name}={target}"
 
 
-def test_control_an_element_that_is_not_closed_is_seen():
+def test_control_an_unclosed_element_is_detected():
     with pytest.raises(AssertionError, match="</p> closes <b>"):
-        parsed("<p><b>bold</p>")
+        parse("<p><b>bold</p>")
 
 
-def test_headings_have_no_gaps_and_the_language_is_said():
-    root = parsed(a_full_page())
+def test_headings_skip_no_level_and_the_language_is_set():
+    root = full_document()
     assert root.one("html").attributes["lang"] == "en"
-    levels = [int(each.tag[1]) for each in root.all() if re.fullmatch(r"h[1-6]", each.tag)]
+    levels = [int(element.tag[1]) for element in root.all() if re.fullmatch(r"h[1-6]", element.tag)]
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(next_one <= level + 1 for level, next_one in pairwise(levels))
+    assert all(following <= level + 1 for level, following in pairwise(levels))
 
 
-def test_nothing_is_loaded_from_anywhere():
-    root = parsed(a_full_page())
-    for each in root.all():
+def test_page_loads_no_other_file():
+    root = full_document()
+    for element in root.all():
         for name in ("src", "href", "srcset", "action", "poster", "data"):
-            target = each.attributes.get(name)
-            assert target is None or target.startswith(("#", "data:")), (each.tag, target)
+            target = element.attributes.get(name)
+            assert target is None or target.startswith(("#", "data:")), (element.tag, target)
     assert not re.search(r"@import|url\((?!#)", root.one("style").text)
 
 
-def test_the_policy_allows_nothing_but_this_style_and_this_script():
-    root = parsed(a_full_page())
-    policy = next(each for each in root.all("meta") if each.attributes.get("http-equiv") == "Content-Security-Policy")
+def test_policy_allows_only_the_pages_own_style_and_script():
+    root = full_document()
+    policy = next(meta for meta in root.all("meta") if meta.attributes.get("http-equiv") == "Content-Security-Policy")
     rules = dict(rule.strip().split(" ", 1) for rule in policy.attributes["content"].split(";"))
     assert rules.pop("default-src") == "'none'"
     for kind, tag in (("script-src", "script"), ("style-src", "style")):
-        inline = [each for each in root.all(tag) if each.attributes.get("type") != "application/json"]
+        inline = [element for element in root.all(tag) if element.attributes.get("type") != "application/json"]
         content = "".join(inline[0].inside)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert len(inline) == 1 and rules.pop(kind) == f"'sha256-{digest}'"
     assert rules == {"img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
-    assert not [each for each in root.all() if "style" in each.attributes]  # the policy would not let them count
+    assert not [element for element in root.all() if "style" in element.attributes], "the policy blocks them"
 
 
 HOSTILE = "</script></style><script>alert(1)</script><b title='\"'>&amp;{{ 7 * 7 }}"
 
 
-def test_no_text_becomes_an_element():
+def test_hostile_text_adds_no_element():
     def with_text(text: str) -> Element:
-        results = made_results(replace(made_setting(), title=text, averages=(text, *made_setting().averages[1:])))
+        results = make_results(replace(make_setting(), title=text, averages=(text, *make_setting().averages[1:])))
         study = Manifest(study=text, scale="demo", command=text, state="failed", reason=text)
         results = replace(results, skipped=[Skipped(text, text)], studies=[study])
         rows = [Row(text, [Cell(text=text, paper=text), Cell.of([1.0], paper=text)])]
@@ -215,133 +213,117 @@ def test_no_text_becomes_an_element():
         return document(results, tables, figures, claims, title=text, command=text, facts={text: text})
 
     tame, hostile = with_text("tame"), with_text(HOSTILE)
-    assert [each.tag for each in hostile.all()] == [each.tag for each in tame.all()]
-    shown = re.sub(r"\s+", " ", HOSTILE)
-    assert hostile.one("h1").text == shown
-    assert hostile.one("title").text == shown
-    assert shown in hostile.one("noscript").text
+    assert [element.tag for element in hostile.all()] == [element.tag for element in tame.all()]
+    assert hostile.one("h1").text == hostile.one("title").text == HOSTILE
+    assert HOSTILE in hostile.one("noscript").text
     data = json.loads("".join(hostile.one("figure").one("script").inside))
     assert data["legend"][0]["label"] == data["panels"][0]["marks"][0][2] == HOSTILE
 
 
-def test_claims_that_were_run_are_listed_with_their_findings_and_the_others_are_one_folded_line():
+def test_claims_list_their_verdicts_and_claims_not_run_are_folded():
     root = document(claims=CLAIMS)
     listed = [item.one("summary").text for item in root.one("ol", class_="claims").all("li")]
     assert listed == [
         "1 reproduced Claim number 1 holds 3 of 3 seeds, 1 exception",
         "2 not reproduced Claim number 2 holds 0 of 1 seeds",
     ]
-    left = root.one("details", class_="not-run")
-    assert left.one("summary").text == "Claims not run: 3" and left.one("code").text == "emabank run dynamics"
-    for each in root.all("span", class_="verdict"):
-        symbol = each.one("use").attributes["href"]
-        assert root.one("symbol", id=symbol.lstrip("#")) and symbol == "#icon-" + each.text.replace(" ", "-")
+    not_run = root.one("details", class_="not-run")
+    assert not_run.one("summary").text == "Claims not run: 3" and not_run.one("code").text == "emabank run dynamics"
+    for verdict in root.all("span", class_="verdict"):
+        symbol = verdict.one("use").attributes["href"]
+        assert root.one("symbol", id=symbol.lstrip("#")) and symbol == "#icon-" + verdict.text.replace(" ", "-")
 
 
-def test_an_interval_is_printed_and_drawn_to_one_scale():
+def test_intervals_are_printed_and_drawn_to_the_same_scale():
     findings = [
         finding(),
         finding(-1.0, -2.0, 0.0, by_seed={0: -1.5, 1: -0.5}, verdict="not reproduced"),
         finding(None, None, None),
     ]
     root = document(claims=[claim(1, *findings)]).one("details", class_="claim")
-    drawn = root.all("svg", class_="whisker")
-    assert len(drawn) == 2  # what was not run has no interval
-    assert [each.text for each in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.00 [−2.00, 0.00]"]
+    whiskers = root.all("svg", class_="whisker")
+    assert len(whiskers) == 2, "a claim that was not run has no interval"
+    assert [amount.text for amount in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.00 [−2.00, 0.00]"]
 
-    def places(found: Element) -> dict[float, float]:
-        low, high = (float(found.all("line", class_="interval")[0].attributes[end].rstrip("%")) for end in ("x1", "x2"))
-        mean = float(found.one("circle", class_="mean").attributes["cx"].rstrip("%"))
-        bound = float(found.one("line", class_="bound").attributes["x1"].rstrip("%"))
-        return {"low": low, "mean": mean, "high": high, "bound": bound}
+    def positions(whisker: Element) -> list[float]:
+        interval, bound = whisker.all("line", class_="interval")[0], whisker.one("line", class_="bound")
+        ends = (interval, "x1"), (whisker.one("circle", class_="mean"), "cx"), (interval, "x2"), (bound, "x1")
+        return [float(element.attributes[name].rstrip("%")) for element, name in ends]
 
-    first, second = map(places, drawn)
-    values = np.array([1.5, 2.0, 2.5, 0.0, -2.0, -1.0, 0.0, 0.0])
-    where = np.array([*first.values(), *second.values()])
-    slope, start = np.polyfit(values, where, 1)
-    assert slope > 0 and np.allclose(start + slope * values, where, atol=0.02)
-    assert where.min() >= 0 and where.max() <= 100
+    values = np.array([1.5, 2.0, 2.5, 0.0, -2.0, -1.0, 0.0, 0.0])  # low, mean, high and bound of both
+    x = np.concatenate([positions(whisker) for whisker in whiskers])
+    slope, start = np.polyfit(values, x, 1)
+    assert slope > 0 and np.allclose(start + slope * values, x, atol=0.02)
+    assert x.min() >= 0 and x.max() <= 100
 
 
-def test_the_headline_is_the_paired_gain_of_the_slowest_average_over_the_live_weights_chosen_alike():
-    setting = made_setting()
+def test_headline_is_the_paired_gain_of_the_slowest_average_over_the_live_weights():
+    setting = make_setting()
     values = {column.title: np.array(column.values["accuracy"]) for column in setting.columns
               if column.trained_on == "100%"}  # fmt: skip
     best, last, average = (values[title] for title in ("SGD (best)", "SGD", "slowest (acc.)"))
     gain, over_last = 100 * (average - best), 100 * (average - last)
-    theirs = finding(setting=setting.title)
-    root = document(made_results(setting), claims=[claim(16, theirs)]).one("table", class_="headline")
+    claims = [claim(16, finding(setting=setting.title))]
+    root = document(make_results(setting), claims=claims).one("table", class_="headline")
     row = root.one("tbody").one("tr")
     assert row.one("td", class_="gain").text == f"+{gain.mean():.2f} ± {gain.std(ddof=1):.2f}"
     assert row.one("td", class_="over-last").text == f"+{over_last.mean():.2f} ± {over_last.std(ddof=1):.2f}"
     assert row.one("td", class_="count").text == "3"
     assert row.one("span", class_="theirs").text == "paper +0.92 (Table 1)"
     columns = [column for column in setting.columns if column.title != "slowest (acc.)"]
-    assert not document(made_results(replace(setting, columns=columns))).all("table", class_="headline")
+    assert not document(make_results(replace(setting, columns=columns))).all("table", class_="headline")
 
 
 FAILED = Manifest(study="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged")
 STOPPED = Manifest(study="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running")
 
 
-def test_what_was_skipped_failed_or_is_unfinished_is_said_with_commands_as_code():
+def test_skipped_failed_and_unfinished_studies_are_listed_with_their_commands():
     skipped = [Skipped("runs/3f2a", "interrupted; `emabank run dynamics` resumes"), Skipped("a ` b", "one ` alone")]
     root = document(Results(skipped=skipped, studies=[FAILED, STOPPED]))
     first, second = root.one("dl", class_="skipped").all("dd")
     assert first.one("code").text == "emabank run dynamics" and second.text == "one ` alone"
     assert "it diverged" in root.one("section", id="study-dynamics").text
     assert "interrupted" in root.one("section", id="study-batchnorm").text
-    assert [each.text for each in root.one("select").all("option")] == ["all scales", "small", "demo"]
+    assert [option.text for option in root.one("select").all("option")] == ["all scales", "small", "demo"]
     assert root.one("pre").text == "emabank run dynamics emabank run batchnorm --scale small"
 
 
-def test_the_page_begins_with_what_was_run_and_its_answer():
+def test_page_begins_with_the_study_and_its_result():
     done = Manifest(study="label-noise", scale="demo", command="emabank run label-noise", state="done")
-    settings = made_setting(), made_setting("cifar10-resnet18")
-    header = document(replace(made_results(*settings), studies=[done])).one("header", id="top")
+    settings = make_setting(), make_setting("cifar10-resnet18")
+    header = document(replace(make_results(*settings), studies=[done])).one("header", id="top")
     assert header.one("h1").text == "Weight averages: Label noise, demo scale"
-    gains = [
-        100
-        * np.mean(
-            np.subtract(
-                *(
-                    next(
-                        column.values["accuracy"]
-                        for column in setting.columns
-                        if (column.title, column.trained_on) == (title, "100%")
-                    )
-                    for title in ("slowest (acc.)", "SGD (best)")
-                )
-            )
-        )
-        for setting in settings
-    ]
-    assert "in 2 of 2 settings" in header.one("p").text and f"+{gains[0]:.2f}" in header.one("p").text
+    accuracy = {column.title: np.mean(column.values["accuracy"]) for column in settings[0].columns
+                if column.trained_on == "100%"}  # fmt: skip
+    gain = 100 * (accuracy["slowest (acc.)"] - accuracy["SGD (best)"])
+    assert "in 2 of 2 settings" in header.one("p").text and f"+{gain:.2f}" in header.one("p").text
 
 
-def test_studies_that_were_run_stand_in_the_reports_order_and_the_rest_is_folded_at_the_end():
+def test_studies_stand_in_the_reports_order_and_those_not_run_are_folded_last():
     tables = [table(study="my own"), table(study="transfer", name="t"), table(study="generalization", name="g")]
     root = document(Results(studies=[FAILED]), tables=tables, figures=[figure(study="dynamics")])
     wanted = ["study-dynamics", "study-generalization", "study-transfer", "study-my-own"]
     sections = root.all(class_="study")
-    assert [each.attributes["id"] for each in sections] == wanted
-    assert [each.tag for each in sections] == ["section", "details", "details", "details"]
-    links = [each.attributes["href"] for each in root.one("ul", class_="links").all("a")]
+    assert [section.attributes["id"] for section in sections] == wanted
+    assert [section.tag for section in sections] == ["section", "details", "details", "details"]
+    links = [link.attributes["href"] for link in root.one("ul", class_="links").all("a")]
     assert links == [*(f"#{name}" for name in wanted), "#obtained"]
-    assert {each.tag for each in document(tables=tables).all(class_="study")} == {"section"}
+    assert {section.tag for section in document(tables=tables).all(class_="study")} == {"section"}
 
 
-def test_neighbours_share_a_title_and_a_caption():
+def test_adjacent_figures_share_a_title_and_a_caption():
     figures = [figure(name=name, caption=caption) for name, caption in (("a", "one"), ("b", "one"), ("c", "two"))]
-    drawn = document(figures=figures).all("figure")
-    assert [each.one("h3").attributes.get("class") for each in drawn] == [None, "spoken", "spoken"]
-    assert [[caption.text for caption in each.one("figcaption").all("p")] for each in drawn] == [[], ["one"], ["two"]]
+    elements = document(figures=figures).all("figure")
+    assert [element.one("h3").attributes.get("class") for element in elements] == [None, "spoken", "spoken"]
+    captions = [[line.text for line in element.one("figcaption").all("p")] for element in elements]
+    assert captions == [[], ["one"], ["two"]]
 
 
-def test_an_empty_folder_makes_a_page_too():
+def test_page_without_results_has_an_overview():
     root = document()
     assert not root.all("table") and not root.all("figure")
-    assert [each.attributes["id"] for each in root.all("section")] == ["overview", "obtained"]
+    assert [section.attributes["id"] for section in root.all("section")] == ["overview", "obtained"]
 
 
 # Figures as JSON ------------------------------------------------------------------------------------------------------
@@ -350,83 +332,72 @@ def test_an_empty_folder_makes_a_page_too():
 EPOCHS = np.arange(1, 201)
 
 
-def drawn(label="live weights", y=None, **more) -> Line:
+def line(label="live weights", y=None, **more) -> Line:
     return Line(**{"label": label, "x": EPOCHS, "y": 70 + 10 * np.sin(EPOCHS / 9) if y is None else y, **more})
 
 
-def read(*panels: Panel, **more) -> dict:
-    return json.loads(figure_json(Figure(name="study/figure", title="A figure", panels=panels, **more)))
+def to_json(*lines: Line) -> dict:
+    panel = Panel(title="a", lines=lines)
+    return json.loads(figure_json(Figure(name="study/figure", title="A figure", panels=[panel])))
 
 
-def x_of(found: dict, which: int) -> list[float]:
-    """The places of a line's points, as the script makes them."""
-    x = found["xs"][which]
-    return x if isinstance(x, list) else [x["from"] + place * x["step"] for place in range(x["count"])]
+def x_of(figure: dict) -> list[float]:
+    """The x of the first line's points, computed as the script does."""
+    x = figure["xs"][figure["panels"][0]["lines"][0]["x"]]
+    return x if isinstance(x, list) else [x["from"] + index * x["step"] for index in range(x["count"])]
 
 
-def test_every_value_is_there_to_a_digit_more_than_is_shown():
+def test_values_are_stored_with_one_more_digit_than_displayed():
     y, std = 100 * np.random.default_rng(0).random(200), np.random.default_rng(1).random(200)
-    found = read(Panel(title="a", lines=[drawn(y=y, std=std, n=3)]))
-    panel = found["panels"][0]
-    made = panel["lines"][0]
+    figure = to_json(line(y=y, std=std, n=3))
+    panel = figure["panels"][0]
+    stored = panel["lines"][0]
     half = 0.5 * 10.0 ** -(panel["digits"] + 1)
     assert panel["digits"] == 2  # as the tables print percentages
-    assert np.abs(np.array(made["y"]) - y).max() <= half + 1e-12
-    assert np.abs(np.array(made["std"]) - std).max() <= half + 1e-12
-    assert x_of(found, made["x"]) == EPOCHS.tolist()
-    assert made["n"] == 3
+    assert np.abs(np.array(stored["y"]) - y).max() <= half + 1e-12
+    assert np.abs(np.array(stored["std"]) - std).max() <= half + 1e-12
+    assert x_of(figure) == EPOCHS.tolist()
+    assert stored["n"] == 3
 
 
-def test_a_value_that_is_missing_stays_missing():
+def test_missing_values_stay_missing():
     y = np.where(EPOCHS % 5 == 0, 70.0, np.nan)
-    made = read(Panel(title="a", lines=[drawn(y=y, std=None)]))["panels"][0]["lines"][0]
-    assert [value is None for value in made["y"]] == np.isnan(y).tolist()
-    assert "std" not in made
+    stored = to_json(line(y=y, std=None))["panels"][0]["lines"][0]
+    assert [value is None for value in stored["y"]] == np.isnan(y).tolist()
+    assert "std" not in stored
 
 
 @pytest.mark.parametrize("x", [[1, 2, 4, 8], [0.1, 0.25, 0.3], [5], [3, 4], [0.05, 0.1, 0.15, 0.2]])
-def test_points_may_lie_anywhere(x):
-    made = Line(label="a", x=np.array(x), y=np.ones(len(x)))
-    found = read(Panel(title="a", lines=[made]))
-    assert x_of(found, found["panels"][0]["lines"][0]["x"]) == pytest.approx(x)
+def test_x_may_be_regular_or_irregular(x):
+    assert x_of(to_json(line(x=np.array(x), y=np.ones(len(x))))) == pytest.approx(x)
 
 
-def test_the_longer_the_memory_the_longer_the_dash():
-    lines = [drawn("live weights", kind="live")] + [drawn(f"ema {order}", order=order) for order in range(5)]
-    entries = read(Panel(title="a", lines=lines))["legend"]
-    lengths = [float(entry["dash"].split()[0]) if entry["dash"] else np.inf for entry in entries[1:]]
-    assert all(shorter < longer for shorter, longer in pairwise(lengths))
-    assert [entry["colour"] for entry in entries] == ["live", "a0", "a1", "a2", "a3", "a4"]
-
-
-def test_dashes_that_mean_something_keep_their_meaning():
-    lines = [drawn(f"{words} {order}", order=order, dashed=words == "averaged")
+def test_dashes_follow_the_field_dashed_where_lines_have_it():
+    lines = [line(f"{words} {order}", order=order, dashed=words == "averaged")
              for words in ("averaged", "recomputed") for order in (0, 4)]  # fmt: skip
-    entries = read(Panel(title="a", lines=lines))["legend"]
+    entries = to_json(*lines)["legend"]
     assert [bool(entry["dash"]) for entry in entries] == [True, True, False, False]
     assert entries[0]["colour"] == entries[2]["colour"] != entries[1]["colour"]
 
 
 def test_no_two_lines_look_the_same():
     kinds = ["live", "live", "best", "swa", "something", "else", *["average"] * 6]
-    lines = [drawn(f"line {number}", kind=kind, order=number) for number, kind in enumerate(kinds)]
-    entries = read(Panel(title="a", lines=lines))["legend"]
-    looks = {(entry["colour"], entry["dash"]) for entry in entries}
+    lines = [line(f"line {number}", kind=kind, order=number) for number, kind in enumerate(kinds)]
+    looks = {(entry["colour"], entry["dash"]) for entry in to_json(*lines)["legend"]}
     assert len(looks) == len(lines)
 
 
 @given(st.text(max_size=40))
-def test_no_text_breaks_out_of_its_element(text):
-    made = figure_json(Figure(name="a", title="a", panels=[Panel(title=text, y_label=text, lines=[drawn(text)])]))
-    assert not set(made) & set("<>&\u2028\u2029")
-    found = json.loads(made)
-    assert found["panels"][0]["title"] == found["legend"][0]["label"] == text
+def test_no_text_escapes_from_the_json(text):
+    encoded = figure_json(Figure(name="a", title="a", panels=[Panel(title=text, y_label=text, lines=[line(text)])]))
+    assert not set(encoded) & set("<>&\u2028\u2029")
+    figure = json.loads(encoded)
+    assert figure["panels"][0]["title"] == figure["legend"][0]["label"] == text
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"), [([97.1, 98.2], 2), ([0.4, 0.8], 4), ([1.02, 1.5, 40.0], 3), ([0.0], 2), ([5e5], 0)]
+    ("values", "digits"), [([97.1, 98.2], 2), ([0.4, 0.8], 4), ([1.02, 1.5, 40.0], 3), ([0.0], 2), ([5e5], 0)]
 )
-def test_digits_follow_the_size_of_the_values(values, wanted):
+def test_digits_follow_the_size_of_the_values(values, digits):
     y = np.array([*values, float("nan")])
-    made = Line(label="a", x=np.arange(len(y)), y=y)
-    assert read(Panel(title="a", lines=[made]))["panels"][0]["digits"] == wanted
+    assert to_json(line(x=np.arange(len(y)), y=y))["panels"][0]["digits"] == digits
