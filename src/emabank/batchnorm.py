@@ -268,7 +268,7 @@ def _check_moments(
             if pool.unnormalizable:
                 raise ValueError(
                     f"The batch-norm layer {name!r} got a single value per channel, which has no variance, before "
-                    f"{MIN_POOLED} other values: use batches of at least two samples; only the last ones may be smaller."
+                    f"{MIN_POOLED} other values: use batches of two samples or more; only the last may be smaller."
                 )
     if not any(pool.count for pools in moments.values() for pool in pools.values()):
         raise ValueError(
