@@ -60,6 +60,8 @@ def test_wrong_arguments_are_named(arguments: Any) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(arguments))} must"):
         BestTracker(BANK, **arguments)
     tracker = BestTracker(BANK)
+    with pytest.raises(ValueError, match="bank must be an EMABank; got a Linear"):
+        BestTracker(torch.nn.Linear(2, 1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="^patience must .* got 0"):
         tracker.should_stop(0)
     with pytest.raises(ValueError, match="batchnorm must be .* got 'fresh'"):

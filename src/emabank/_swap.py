@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from emabank._distributed import fsdp_modules, is_sharded, reset_fsdp, reshard, to_local
 from emabank._model import TensorRef, tensor_refs, unwrap, walk
-from emabank._storage import copy_all, have_streams
+from emabank._storage import TensorLayout, copy_all, have_streams
 from emabank.preserved import undone_by
 
 MAX_TOGETHER = 2**24  # elements, 64 MB in float32
@@ -114,9 +114,9 @@ def release(swap: Swap | None) -> None:
 def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> Generator[None]:
     """The values in the model's own tensors; afterwards, whatever happens, the live ones again.
 
-    Batch-norm statistics and counters are restored too, and buffers that a forward pass has replaced. Buffers that
-    neither the values nor a batch norm write are not copied. `values` is empty afterwards: each is released once it is
-    in place, so that at most one extra copy exists at any time (and 64 MB of values on their way from another device).
+    Buffers are restored too, also those that a forward pass has replaced; but not sparse ones, views with gaps or
+    overlaps, and caches that it has resized. `values` is empty afterwards: each is released once it is in place, so
+    that at most one extra copy exists at any time (and 64 MB of values on their way from another device).
     Without a `swap` the model's values still count as live.
     """
     saved: list[tuple[TensorRef, Tensor, Tensor | None]] = []
@@ -136,8 +136,8 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
         # Through .data: autograd's version counters stay as they are, because a graph that is alive across the swap
         # finds the same values again. Nothing is rebound: optimizers and captured graphs keep their pointers.
         for ref in refs:
-            is_written = ref.name in values or "running_mean" in ref.holder
-            before = to_local(ref.tensor).clone() if is_written else None
+            is_saved = ref.name in values or (not ref.is_parameter and _is_dense(ref.tensor))
+            before = to_local(ref.tensor).clone() if is_saved else None
             saved.append((ref, ref.tensor, before))
             if ref.name in values:
                 copies.add(to_local(ref.tensor), to_local(values.pop(ref.name)))
@@ -149,6 +149,10 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
             raise
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and TensorLayout.of(to_local(tensor)).is_dense
+
+
 def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
     """Restore in reverse order, so that tensors that share memory end with the live values.
 
@@ -158,8 +162,9 @@ def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
     for ref, tensor, before in reversed(saved):
         try:
             ref.holder[ref.key] = tensor  # a forward pass may have replaced a buffer
-            if before is not None:
-                to_local(tensor).copy_(before)
+            local = to_local(tensor)
+            if before is not None and (ref.is_parameter or local.shape == before.shape):
+                local.copy_(before)
         except Exception as error:
             failure = failure or error
     saved.clear()

@@ -269,8 +269,7 @@ class EMABank:
     def applied(self, name: str | float, *, batchnorm: Statistics | None = None) -> Generator[nn.Module]:
         """Put an average into the live model, in place; the live weights return at the end, whatever happens.
 
-        Evaluate inside the block, in eval mode: it restores parameters and batch-norm layers, but not other buffers
-        that a forward pass in training mode changes (vectors of spectral norm, counters of your own).
+        All buffers return too, such as counters that a forward pass inside the block has changed.
 
         >>> model = nn.Linear(2, 1)
         >>> bank = EMABank(model, [0.9])
@@ -358,6 +357,8 @@ class EMABank:
         True
         """
         self._check_not_applied("copy_to()")
+        if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"model must be a torch.nn.Module; got a {type(model).__name__}.")
         reshard(fsdp_modules(model))
         check_materialized(model)
         values = self._values(name, batchnorm)

@@ -514,7 +514,10 @@ def check_rule(saved: Mapping[str, Any], rule: Rule) -> None:
     if not isinstance(function, Mapping):
         other = rule_from_dict(saved)
         if other != rule:
-            raise ValueError(f"it was saved as {other}, this bank has it as {rule}: build the bank with the same rule.")
+            raise ValueError(
+                f"it was saved as {other}, this bank has it as {rule}: build the bank with the same rule "
+                "and the same steps=."
+            )
         return
     expected = rule_to_dict(rule)
     if {**saved, "decay": None} != {**expected, "decay": None} or not (isinstance(rule, EMA) and callable(rule.decay)):

@@ -78,6 +78,8 @@ class BestTracker:
         folder: str | os.PathLike[str] | None = None,
         unit: str = "epoch",
     ) -> None:
+        if not isinstance(bank, EMABank):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"bank must be an EMABank; got a {type(bank).__name__}.")
         is_mapping = isinstance(criteria, Mapping)
         if not is_mapping or not criteria or any(better not in ("max", "min") for better in criteria.values()):
             raise ValueError(

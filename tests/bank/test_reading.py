@@ -62,6 +62,12 @@ def test_functional_tensors_are_in_the_live_dtypes_and_buffers_are_copies() -> N
     assert tensors["0.weight"].data_ptr() == model[0].weight.data_ptr()
 
 
+def test_copy_to_refuses_what_is_not_a_model() -> None:
+    model, bank = small_bank()
+    with pytest.raises(ValueError, match="model must be a torch.nn.Module; got a float"):
+        bank.copy_to(0.9, model)  # type: ignore[arg-type]
+
+
 def test_copy_to_refuses_a_model_that_does_not_fit() -> None:
     _, bank = small_bank()
     with pytest.raises(ValueError, match="'4.weight' is"):

@@ -1,4 +1,4 @@
-"""`AveragedModel` and `update_bn` of torch.optim.swa_utils. The averaging functions there work with both classes."""
+"""`AveragedModel` and `update_bn` in place of torch.optim.swa_utils; the other names are torch's own."""
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
@@ -6,9 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import SWALR, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_avg_fn, get_swa_multi_avg_fn
 
 from emabank.batchnorm import recalibrate_batchnorm
 from emabank.compat._shared import OnNonfinite, Pair, copy_, is_skipped, lerp_, pair_modules
+
+__all__ = [
+    "SWALR",
+    "AveragedModel",
+    "get_ema_avg_fn",
+    "get_ema_multi_avg_fn",
+    "get_swa_avg_fn",
+    "get_swa_multi_avg_fn",
+    "update_bn",
+]
 
 AverageFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 MultiAverageFunction = Callable[[list[Tensor], list[Tensor], Tensor], Any]

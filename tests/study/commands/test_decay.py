@@ -84,6 +84,9 @@ def test_another_batch_size_keeps_the_half_life_in_samples():
     assert row(text, "decay per step") == ["0.9984"]
     assert row(text, "half-life, in steps") == ["433"]  # 6,931 steps of 256
     assert for_batch_size(for_batch_size(0.99, 32, 512), 512, 32) == pytest.approx(0.99)
+    text = output_of("--half-life-epochs", "2", "--steps-per-epoch", "195", "--batch", "256", "--to-batch", "1024")
+    assert row(text, "half-life, in steps") == ["97.5"]
+    assert next(line for line in text.splitlines() if "in epochs" in line).split()[-1] == "2.0"
 
 
 def test_table_of_several_decays_without_epochs():

@@ -56,7 +56,7 @@ class DecayArguments:
     every: int = 16
     """Optimizer steps between two updates."""
     steps_per_epoch: float | None = None
-    """Optimizer steps per epoch, to show everything in epochs as well."""
+    """Optimizer steps per epoch (at --batch), to show everything in epochs as well."""
 
     def __post_init__(self) -> None:
         check_at_least("every", self.every, 1)
@@ -135,7 +135,9 @@ def _table(asked: DecayArguments, decays: Sequence[float]) -> Table:
     ):
         table.add_row(name, *map(_steps, steps))
         if asked.steps_per_epoch is not None:
-            table.add_row("  in epochs", *(_epochs(count / asked.steps_per_epoch) for count in steps), style="dim")
+            # A larger batch makes an epoch of fewer steps.
+            per_epoch = asked.steps_per_epoch * (asked.batch or 1) / (asked.to_batch or 1)
+            table.add_row("  in epochs", *(_epochs(count / per_epoch) for count in steps), style="dim")
     return table
 
 
