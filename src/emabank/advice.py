@@ -60,8 +60,8 @@ class Advice:
         unit: what epochs are called, such as "step".
 
     >>> curves = {"live": {8: 0.79, 9: 0.80}, "slow": {8: 0.70, 9: 0.81}}
-    >>> advise(curves, criterion="f1", better="max", error=0.02).reason
-    'No clear gain: its f1 of 81.00 % is 1.0 ± 2.0 points better than that of the best live weights (epoch 9).'
+    >>> advise(curves, criterion="f1", better="max", error=0.02).reason.partition(" better")[0]
+    'No clear gain, so either will do: its f1 of 81.00 % is 1.0 ± 2.0 points'
     """
 
     criterion: str
@@ -121,7 +121,7 @@ class Advice:
                 "whether it is more than chance."
             )
         if not self.is_clear:
-            return f"No clear gain: {sentence}."
+            return f"No clear gain, so either will do: {sentence}."
         at_least = gain_text(self.bound, None, is_share=self.is_share)
         return f"A clear gain: {sentence}, and at least {at_least} with {100.0 * (1.0 - LEVEL):.0f} % confidence."
 
