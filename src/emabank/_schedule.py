@@ -49,7 +49,9 @@ class AverageSchedule:
                     "as in EMABank(model, steps=epochs * len(loader)), for five averages."
                 )
             averages = [EMA(half_life=f"{percent}%", warmup=None) for percent in HALF_LIVES]
-        self.rules: dict[str, Rule] = {name: rule.resolved(steps) for name, rule in _named_rules(averages).items()}
+        named = _named_rules(averages)
+        self.rules: dict[str, Rule] = {name: rule.resolved(steps) for name, rule in named.items()}
+        self.has_shares = self.rules != named  # of the run
         self.progress = {name: Progress(begin=rule.start) for name, rule in self.rules.items()}
         self.steps = steps
         self.every = every or self._default_period()

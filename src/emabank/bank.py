@@ -210,6 +210,13 @@ class EMABank:
     def _sample(self) -> bool:
         if self._pending_check is not None:
             self._finish_check()
+        steps = self._schedule.steps
+        if steps is not None and self._schedule.has_shares and steps < self._steps <= steps + self._every:
+            warnings.warn(
+                f"This is step {self._steps} of a bank built with steps={steps}: pass the number of optimizer steps of "
+                "the whole run, of which the half-lives are shares.",
+                stacklevel=4,
+            )
         self._tensors.refresh(sync_statistics=True)
         storage, finite = self._tensors.storage, None
         if self._on_nonfinite == "raise" and storage.is_on_accelerator:

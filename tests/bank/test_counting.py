@@ -118,3 +118,11 @@ def test_reset_restarts_one_average_or_all() -> None:
     assert states_equal(bank.weights(0.9), fresh.weights(0.9))
     bank.reset()
     assert states_equal(bank.weights(0.5), model.state_dict())
+
+
+def test_a_run_longer_than_its_steps_warns_once() -> None:
+    bank = EMABank(torch.nn.Linear(2, 1), steps=2)
+    bank.update(), bank.update()
+    with pytest.warns(UserWarning, match=r"step 3 of a bank built with steps=2: pass the number of optimizer steps"):
+        bank.update()
+    bank.update()
