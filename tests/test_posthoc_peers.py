@@ -187,9 +187,8 @@ def main(draws: int = 10) -> None:
     for (name, dtype, *_), cases in errors.items():
         ours, edm2, ema_pytorch = np.maximum(np.sqrt(np.square(cases).mean(0)), FLOOR)
         ratios[name, dtype].append(ours / min(edm2, ema_pytorch))
-    print(
-        "| trajectory | float32 snapshots, geometric mean | worst case | float16 snapshots, geometric mean | worst case |"
-    )
+    columns = [f"{dtype} snapshots, geometric mean | worst case" for dtype in ("float32", "float16")]
+    print(f"| trajectory | {' | '.join(columns)} |")
     print("|---|---|---|---|---|")
     for name in trajectories():
         cells = [ratios[name, dtype] for dtype in ("float32", "float16")]
