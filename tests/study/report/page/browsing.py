@@ -37,7 +37,15 @@ def figures() -> list[Figure]:
     heat = Panel(title="over epochs", y_label="", grid=np.arange(12.0).reshape(3, 4), x_ticks=["1", "2", "3", "4"],
                  y_ticks=["fast", "middle", "slow"], marks=[(3.0, 1.0, "best of the middle one")])  # fmt: skip
     return [
-        Figure(name="dynamics/a", title="Through training", panels=panels, columns=2, study="dynamics", scale="demo"),
+        Figure(
+            name="dynamics/a",
+            title="Through training",
+            panels=panels,
+            columns=2,
+            study="dynamics",
+            scale="demo",
+            caption="Mean of 3 seeds; not smoothed.",
+        ),
         Figure(name="calibration/a", title="Reliability", panels=[bars], study="calibration", scale="demo"),
         Figure(name="batchnorm/a", title="Heat map", panels=[heat], study="batchnorm", scale="small"),
     ]

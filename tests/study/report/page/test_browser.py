@@ -161,9 +161,11 @@ def test_smoothing_changes_the_curves_and_not_the_values_read_out(browser):
         return np.array([float(pair.split()[1]) for pair in path[1:].split("L")])
 
     plot, button = find_plot(browser), browser.find_element(By.ID, "smooth")
+    caption = browser.find_element(By.CSS_SELECTOR, "figcaption p")
     pixels = np.polyfit(FAST, heights(), 1)  # the axis is linear
     button.click()
     assert button.get_attribute("aria-pressed") == "true"
+    assert caption.text == "Mean of 3 seeds; smoothed over three epochs."
     means = np.array([FAST[0], *np.convolve(FAST, np.ones(3) / 3, mode="valid"), FAST[-1]])
     np.testing.assert_allclose(heights(), np.polyval(pixels, means), atol=0.1)
     hover(browser, plot, 0.5)
@@ -171,6 +173,7 @@ def test_smoothing_changes_the_curves_and_not_the_values_read_out(browser):
     epoch = int(re.fullmatch(r"epoch (\d+), n = 3", head)[1])
     assert values["fast"] == f"{FAST[epoch - 1]:.2f} ± 0.25"
     button.click()
+    assert caption.text == "Mean of 3 seeds; not smoothed."
     np.testing.assert_allclose(heights(), np.polyval(pixels, FAST), atol=0.1)
 
 

@@ -541,9 +541,16 @@
     for (const element of all.keys()) watch.observe(element);
     addEventListener("beforeprint", () => all.forEach(show));
     const button = document.getElementById("smooth");
+    const texts = [...document.querySelectorAll("figcaption *")].flatMap((element) => [...element.childNodes])
+      .filter((node) => node.nodeType === Node.TEXT_NODE && /not smoothed/i.test(node.data))
+      .map((node) => [node, node.data]);
     button.addEventListener("click", () => {
       isSmooth = !isSmooth;
       button.setAttribute("aria-pressed", isSmooth);
+      for (const [node, text] of texts) {
+        const smooth = text.replace("not smoothed", "smoothed over three epochs").replace("Not smoothed", "Smoothed over three epochs");
+        node.data = isSmooth ? smooth : text;
+      }
       for (const plot of [...all.values()].flat()) plot.draw();
     });
   }
