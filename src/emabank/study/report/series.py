@@ -5,12 +5,13 @@ May import numpy and the results.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from emabank.study.report.results import LIVE, TRANSFER, Column, Curve, Run, Setting
 
+T = TypeVar("T")
 BySeed = Mapping[int, float | None]
 """One value a seed; None where nothing was measured. Empty where not every run has the curve."""
 MakeCurve = Callable[[Run], np.ndarray | None]
@@ -172,9 +173,7 @@ def stack(setting: Setting, variant: str, make: MakeCurve) -> np.ndarray | None:
     return np.stack(curves)
 
 
-def by_seed(
-    setting: Setting, variant: str, make: MakeCurve, point: Callable[[np.ndarray], float | None]
-) -> dict[int, float | None]:
+def by_seed(setting: Setting, variant: str, make: MakeCurve, point: Callable[[np.ndarray], T]) -> dict[int, T]:
     """A point of the curve of every seed."""
     stacked = stack(setting, variant, make)
     if stacked is None:
