@@ -89,16 +89,18 @@ def _with_clean_choice(spec: ClaimSpec) -> ClaimSpec:
     return replace(spec, statistics=(primary, clean, *others))
 
 
-def _chosen(setting: Setting, seed: int, title: str = ACC) -> tuple[str, int] | None:
-    """The average and the epoch that validation chose for a seed: by noisy labels where a column has that choice."""
+def _chosen(setting: Setting, seed: int, title: str = ACC) -> tuple[str, int | None]:
+    """The average and the epoch that validation chose for a seed: by noisy labels where a column has that choice.
+
+    A seed without a choice has no epoch.
+    """
     for column in setting.columns:
         if column.title == BY_NOISY_LABELS[title] and seed in setting.seeds:
             index = setting.seeds.index(seed)
             return column.weights[index], column.epochs[index]
     if title != SGD_BEST:
-        return series.chosen(setting, seed, "accuracy" if title == ACC else "loss")
-    epochs = [choice["live_epoch"] for choice in setting.choices if choice["seed"] == seed]
-    return (LIVE, epochs[0]) if epochs else None
+        return series.chosen(setting, seed, "accuracy" if title == ACC else "loss") or ("", None)
+    return LIVE, next((choice["live_epoch"] for choice in setting.choices if choice["seed"] == seed), None)
 
 
 # How samples are taken ------------------------------------------------------------------------------------------------
@@ -195,8 +197,8 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 def _of_chosen(setting: Setting, run: Run, epoch: int | None = None) -> float | None:
     """The test accuracy of the average of the chosen decay, at the chosen epoch or at another one."""
-    choice = _chosen(setting, run.seed)
-    return None if choice is None else at(average(run, choice[0], "test"), epoch or choice[1])
+    name, chosen = _chosen(setting, run.seed)
+    return at(average(run, name, "test"), epoch or chosen)
 
 
 def _end(setting: Setting, run: Run) -> float | None:
@@ -229,8 +231,8 @@ def _share_ahead(curve: np.ndarray | None, run: Run) -> float | None:
 
 
 def _share_of_chosen(setting: Setting, run: Run) -> float | None:
-    choice = _chosen(setting, run.seed)
-    return None if choice is None else _share_ahead(average(run, choice[0], "test"), run)
+    name, _ = _chosen(setting, run.seed)
+    return _share_ahead(average(run, name, "test"), run)
 
 
 def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
@@ -244,14 +246,14 @@ def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
 
 def _when(setting: Setting, run: Run, title: str) -> float | None:
     """The epoch that validation chose, in percent of the run."""
-    choice = _chosen(setting, run.seed, title)
-    return None if choice is None else 100.0 * choice[1] / run.epochs
+    _, epoch = _chosen(setting, run.seed, title)
+    return None if epoch is None else 100.0 * epoch / run.epochs
 
 
 def _at_own_choices(setting: Setting, run: Run) -> float | None:
     """The average minus the live weights on test, each at the epoch that validation chose."""
-    of_live = _chosen(setting, run.seed, SGD_BEST)
-    return None if of_live is None else points(_of_chosen(setting, run), at(live(run, "test"), of_live[1]))
+    _, epoch = _chosen(setting, run.seed, SGD_BEST)
+    return points(_of_chosen(setting, run), at(live(run, "test"), epoch))
 
 
 def _steps_to_target(setting: Setting, run: Run) -> float | None:
@@ -281,8 +283,8 @@ def _early_gain(setting: Setting, run: Run) -> float | None:
 
 def _gain_at_choice(setting: Setting, run: Run) -> float | None:
     """The mean over both chosen epochs, because the claim makes no difference between them."""
-    choices, gain = [_chosen(setting, run.seed, title) for title in (ACC, LOSS)], _recomputing_gain(setting, run)
-    return _mean([None if choice is None else at(gain, choice[1]) for choice in choices])
+    gain = _recomputing_gain(setting, run)
+    return _mean([at(gain, _chosen(setting, run.seed, title)[1]) for title in (ACC, LOSS)])
 
 
 def _slope(setting: Setting, run: Run, value: Callable[[series.Peak], float]) -> float | None:

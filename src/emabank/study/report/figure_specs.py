@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,11 +33,12 @@ from emabank.study.report.figures import (
     line_of,
     mark,
     mark_at,
+    mark_of,
     percent_text,
     training_panel,
 )
 from emabank.study.report.results import LIVE, Results, Setting
-from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, MakeCurve, OnTrain, average, best_of, sgd
+from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, OnTrain, average_of, best_of, sgd
 from emabank.study.report.tables import settings_for
 from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, Scale
 
@@ -64,11 +65,8 @@ def make_figures(results: Results) -> list[Figure]:
 # Live weights and the best average ------------------------------------------------------------------------------------
 
 
-def _live_and_best(
-    setting: Setting, variant: str, *, until: int | None = None, prefix: str = "", dashed: bool = False
-) -> list[Line]:
+def _live_and_best(setting: Setting, variant: str, *, prefix: str = "", **look: Any) -> list[Line]:
     """The two lines of the paper's Figure 1a for a variant with test curves; none where one of them is missing."""
-    look = {"dashed": dashed, "until": until}
     return complete(
         line_of(setting, variant, sgd("test"), f"{prefix}live weights", kind="live", **look),
         line_of(setting, variant, best_of(setting, "test"), f"{prefix}{BEST_ON_TEST}", kind="best", **look),
@@ -82,12 +80,9 @@ def _dynamics_panels(setting: Setting) -> list[Panel]:
 def _chosen_mark(setting: Setting) -> list[Mark]:
     """Where validation chose, with the test accuracy of the refits there: beside the oracle's curve, what one gets."""
     column = series.column(setting, "EMA (acc.)", REFIT)
-    values = column.values.get("accuracy", ()) if column else ()
-    known = [value for value in values if value is not None]
-    if not column or not known or len(known) < len(values):
+    if column is None:
         return []
-    label = f"{column.title}, chosen on validation: {percent_text(known)}, {epochs_text(column.epochs)}"
-    return mark(column.epochs, known, label)
+    return mark_of(column.epochs, column.values.get("accuracy", ()), f"{column.title}, chosen on validation")
 
 
 def dynamics(results: Results, scale: Scale) -> list[Figure]:
@@ -131,14 +126,13 @@ def _fork(setting: Setting, best: Line) -> list[Mark]:
 
 def _bootstrap_panels(setting: Setting) -> list[Panel]:
     copied = series.copied_back(setting) or ""  # of "" there is no curve
-    copied_curve: MakeCurve = lambda run: average(run, copied, "val")  # noqa: E731
     lines = [
         line_of(setting, variant, curve, f"{words}: {label}", kind=kind, dashed=variant == "bootstrap")
         for variant, words in (("tune", "plain"), ("bootstrap", "bootstrapped"))
         for label, curve, kind in (
             ("live weights", sgd("val"), "live"),
             # Not in the shade it has among the five, which is as light as the live weights' grey.
-            (copied, copied_curve, "best"),
+            (copied, average_of(copied, "val"), "best"),
         )
     ]
     return training_panel(setting, complete(*lines), "tune", y_label=ON_VALIDATION)
@@ -174,8 +168,7 @@ BOOTSTRAP = FigureSpec(
 def _averages(setting: Setting, batchnorm: str) -> dict[str, Floats]:
     """The test accuracy of every average in the refits, [seeds, epochs]; none where one of them was not measured."""
     stacks = {
-        name: drawable(setting, "refit", lambda run, n=name: average(run, n, "test", batchnorm=batchnorm))
-        for name in setting.averages
+        name: drawable(setting, "refit", average_of(name, "test", batchnorm=batchnorm)) for name in setting.averages
     }
     known = {name: curves for name, curves in stacks.items() if curves is not None}
     return known if len(known) == len(stacks) else {}
@@ -286,7 +279,7 @@ SAMPLING_PERIOD = FigureSpec(
 
 def _noise_panels(setting: Setting) -> list[Panel]:
     for batchnorm in ("recomputed", "averaged"):  # recomputed if that was measured every epoch
-        slowest: MakeCurve = lambda run, b=batchnorm: average(run, setting.slowest, "test", batchnorm=b)  # noqa: E731
+        slowest = average_of(setting.slowest, "test", batchnorm=batchnorm)
         words = f"{setting.slowest}, {batchnorm} statistics" if setting.has_batchnorm else setting.slowest
         lines = complete(
             line_of(setting, "refit", sgd("test"), "live weights", kind="live"),

@@ -213,13 +213,18 @@ def mark(epochs: Sequence[float], shares: Sequence[float], label: str) -> list[M
     return [(float(np.mean(epochs)), 100 * float(np.mean(shares)), label)]
 
 
+def mark_of(epochs: Sequence[int], shares: Sequence[float | None], words: str) -> list[Mark]:
+    """The same with epochs and shares in the label; none where a seed has no value."""
+    known = [share for share in shares if share is not None]
+    if not known or len(known) < len(shares):
+        return []
+    return mark(epochs, known, f"{words}: {percent_text(known)}, {epochs_text(epochs)}")
+
+
 def mark_at(drawn: Line, epochs: Sequence[int], words: str) -> list[Mark]:
     """The mean of the seeds' epochs and of their curves at these; none where one has no value."""
     values = [series.at(curve / 100, epoch) for curve, epoch in zip(drawn.curves, epochs, strict=False)]
-    known = [value for value in values if value is not None]
-    if len(epochs) != drawn.n or len(known) < drawn.n:
-        return []
-    return mark(epochs, known, f"{words}: {percent_text(known)}, {epochs_text(epochs)}")
+    return mark_of(epochs, values, words) if len(epochs) == drawn.n else []
 
 
 def percent_text(shares: Sequence[float]) -> str:

@@ -92,6 +92,11 @@ def sgd(split: str) -> MakeCurve:
     return lambda run: live(run, split)
 
 
+def average_of(name: str, split: str, *, batchnorm: str = "averaged") -> MakeCurve:
+    """The curve of an average, of any run."""
+    return lambda run: average(run, name, split, batchnorm=batchnorm)
+
+
 def best_of(setting: Setting, split: str) -> MakeCurve:
     """The curve of the best of all averages of a setting, of any run."""
     return lambda run: best(run, setting.averages, split)
@@ -206,7 +211,7 @@ def posthoc(setting: Setting, metric: str = "accuracy") -> dict[str, np.ndarray]
 
 def kept_beside(setting: Setting, name: str) -> np.ndarray | None:
     """The validation accuracy of an average that the runs with snapshots kept as well, [seeds, epochs]."""
-    return stack(setting, "posthoc", lambda run: average(run, name, "val", batchnorm=setting.statistics))
+    return stack(setting, "posthoc", average_of(name, "val", batchnorm=setting.statistics))
 
 
 # What was chosen ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from emabank.study.report.series import (
     MakeCurve,
     Reached,
     Stage,
+    average_of,
     best_of,
     by_seed,
     chosen_epoch,
@@ -217,16 +218,15 @@ def _stage_table(setting: Setting, stage: Stage, name: str) -> list[Table]:
             rows.append(Row(shown.title, with_best(cells, range(len(cells)), lower=shown.lower_is_better)))
     if not rows:
         return []
-    choices = {
-        "epochs": [[str(epoch) for epoch in column.epochs] for column in columns],
-        "decay": [[_short(weights) for weights in column.weights] for column in columns],
-        "rate": [[f"{choice['rate']:g}" for choice in setting.choices]] * len(columns),
-    }
-    titles = {"epochs": "epochs", "decay": "decay (average)", "rate": "learning rate"}
+    choices = (
+        ("epochs", "epochs", [[str(epoch) for epoch in column.epochs] for column in columns]),
+        ("decay", "decay (average)", [[_short(weights) for weights in column.weights] for column in columns]),
+        ("rate", "learning rate", [[f"{choice['rate']:g}" for choice in setting.choices]] * len(columns)),
+    )
     chosen = [
-        Row(titles[metric], [Cell(text=_by_seed(values), paper=printed(column.title, metric))
-                             for column, values in zip(columns, by_column, strict=True)])
-        for metric, by_column in choices.items()
+        Row(title, [Cell(text=_by_seed(values), paper=printed(column.title, metric))
+                    for column, values in zip(columns, by_column, strict=True)])
+        for metric, title, by_column in choices
     ]  # fmt: skip
     bn = {ACC: "EMA (acc.) (BN)", LOSS: "EMA (loss) (BN)"}
     measured = "validation" if stage == TUNED else "test"
@@ -481,7 +481,7 @@ def _bootstrap_lines(setting: Setting) -> Lines:
     copied = series.copied_back(setting)
     if copied is None:
         return {}
-    curves: dict[str, MakeCurve] = {"SGD": sgd("val"), copied: lambda run: series.average(run, copied, "val")}
+    curves = {"SGD": sgd("val"), copied: average_of(copied, "val")}
     lines: dict[str, list[Cell]] = {}
     for weights, curve in curves.items():
         printed = [
@@ -521,7 +521,7 @@ def _sensitivity_lines(setting: Setting) -> Lines:
     for index, name in enumerate(setting.averages):
         cells: list[Cell] = []
         for batchnorm in ("recomputed", "averaged"):
-            curve: MakeCurve = lambda run, n=name, b=batchnorm: series.average(run, n, "test", batchnorm=b)  # noqa: E731
+            curve = average_of(name, "test", batchnorm=batchnorm)
             # The paper's decays stand for ours by their order, from fast to slow.
             printed = [
                 paper.lookup("Table 24", row=decays[index], column=column)
@@ -609,7 +609,7 @@ def _period_cells(setting: Setting, variant: str, shortest: str) -> list[Cell]:
     best = best_of(setting, "test")
     tops, ends = (by_seed(setting, variant, best, point) for point in (height, end))
     chosen = _at_chosen(setting, variant, best)
-    slowest = by_seed(setting, variant, lambda run: series.average(run, setting.slowest, "test"), height)
+    slowest = by_seed(setting, variant, average_of(setting.slowest, "test"), height)
     differences = [
         percent_cell(minus(tops, by_seed(setting, shortest, best, height))),
         percent_cell(minus(chosen, _at_chosen(setting, shortest, best))),
