@@ -216,7 +216,8 @@ def _validated(setting: Setting, run: Run) -> np.ndarray | None:
         return None
     for metric in ("noisy_accuracy", "accuracy"):
         ranked = [tuned.curves.get(Curve(name, "averaged", "val", metric)) for name in setting.averages]
-        if all(one is not None and other is not None for one, other in zip(ranked, curves, strict=True)):
+        pairs = zip(ranked, curves, strict=True)
+        if all(one is not None and other is not None and len(one) == len(other) for one, other in pairs):
             first = np.argmax(np.nan_to_num(np.array(ranked, dtype=float), nan=-1.0), axis=0)
             return np.array(curves, dtype=float)[first, np.arange(len(first))]
     return None
