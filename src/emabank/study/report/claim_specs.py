@@ -231,11 +231,6 @@ def _share_ahead(curve: np.ndarray | None, run: Run) -> float | None:
     return mean(100.0 * (known > 0) + 50.0 * (known == 0))
 
 
-def _share_of_chosen(setting: Setting, run: Run) -> float | None:
-    name, _ = _chosen(setting, run.seed)
-    return _share_ahead(average(run, name, "test"), run)
-
-
 def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
     """By how many points the best average is ahead on test, in the first quarter and in the other three."""
     lead = gap(best(run, setting.averages, "test"), live(run, "test"))
@@ -364,10 +359,6 @@ def _periods(value: Callable[[Setting, Run, Run], float | None]) -> Samples:
     return sample
 
 
-def _periods_at_choice(setting: Setting, sampled: Run, every_step: Run) -> float | None:
-    return points(_of_chosen(setting, sampled), _of_chosen(setting, every_step))
-
-
 def _all_curves(setting: Setting, sampled: Run, every_step: Run) -> float | None:
     return _mean(
         [mean(gap(average(sampled, name, "test"), average(every_step, name, "test"))) for name in setting.averages]
@@ -410,7 +401,8 @@ CLAIMS = (
                   "SGD on test, %", above(THROUGHOUT),
                   runs("refit", lambda setting, run: _share_ahead(_validated(setting, run), run))),
         Statistic("chosen", "share of epochs at which the average of the chosen decay is ahead of SGD on test, %",
-                  above(THROUGHOUT), runs("refit", _share_of_chosen)),
+                  above(THROUGHOUT), runs("refit", lambda setting, run: _share_ahead(
+                      average(run, _chosen(setting, run.seed)[0], "test"), run))),
         Statistic("early", "best average minus SGD, test accuracy, mean over the first quarter, points", above(),
                   runs("refit", lambda setting, run: _leads(setting, run)[0]), _ORACLE),
         Statistic("most", "the same lead in the first quarter minus in the other three, points", above(),
@@ -431,7 +423,7 @@ CLAIMS = (
     )),
     ClaimSpec("4", "Sampling every 16 steps gives what sampling every step gives", ("sampling-period",), (MAIN,), (
         Statistic("choice", "T = 16 minus T = 1: chosen average at the chosen epoch, test accuracy, points", within(),
-                  _periods(_periods_at_choice)),
+                  _periods(lambda setting, one, other: points(_of_chosen(setting, one), _of_chosen(setting, other)))),
         Statistic("curves", "T = 16 minus T = 1: test accuracy, mean over all averages and epochs, points", within(),
                   _periods(_all_curves)),
     ), note="at equal horizon, and without a warm-up of the decay, which would not be the same for both"),
