@@ -89,16 +89,18 @@ def _with_clean_choice(spec: ClaimSpec) -> ClaimSpec:
     return replace(spec, statistics=(primary, clean, *others))
 
 
-def _chosen(setting: Setting, seed: int, title: str = ACC) -> tuple[str, int] | None:
-    """The average and the epoch that validation chose for a seed: by noisy labels where a column has that choice."""
+def _chosen(setting: Setting, seed: int, title: str = ACC) -> tuple[str, int | None]:
+    """The average and the epoch that validation chose for a seed: by noisy labels where a column has that choice.
+
+    A seed without a choice has no epoch.
+    """
     for column in setting.columns:
         if column.title == BY_NOISY_LABELS[title] and seed in setting.seeds:
             index = setting.seeds.index(seed)
             return column.weights[index], column.epochs[index]
     if title != SGD_BEST:
-        return series.chosen(setting, seed, "accuracy" if title == ACC else "loss")
-    epochs = [choice["live_epoch"] for choice in setting.choices if choice["seed"] == seed]
-    return (LIVE, epochs[0]) if epochs else None
+        return series.chosen(setting, seed, "accuracy" if title == ACC else "loss") or ("", None)
+    return LIVE, next((choice["live_epoch"] for choice in setting.choices if choice["seed"] == seed), None)
 
 
 # How samples are taken ------------------------------------------------------------------------------------------------
@@ -195,8 +197,8 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 def _of_chosen(setting: Setting, run: Run, epoch: int | None = None) -> float | None:
     """The test accuracy of the average of the chosen decay, at the chosen epoch or at another one."""
-    choice = _chosen(setting, run.seed)
-    return None if choice is None else at(average(run, choice[0], "test"), epoch or choice[1])
+    name, chosen = _chosen(setting, run.seed)
+    return at(average(run, name, "test"), epoch or chosen)
 
 
 def _end(setting: Setting, run: Run) -> float | None:
@@ -214,7 +216,8 @@ def _validated(setting: Setting, run: Run) -> np.ndarray | None:
         return None
     for metric in ("noisy_accuracy", "accuracy"):
         ranked = [tuned.curves.get(Curve(name, "averaged", "val", metric)) for name in setting.averages]
-        if all(one is not None and other is not None for one, other in zip(ranked, curves, strict=True)):
+        pairs = zip(ranked, curves, strict=True)
+        if all(one is not None and other is not None and len(one) == len(other) for one, other in pairs):
             first = np.argmax(np.nan_to_num(np.array(ranked, dtype=float), nan=-1.0), axis=0)
             return np.array(curves, dtype=float)[first, np.arange(len(first))]
     return None
@@ -228,11 +231,6 @@ def _share_ahead(curve: np.ndarray | None, run: Run) -> float | None:
     return mean(100.0 * (known > 0) + 50.0 * (known == 0))
 
 
-def _share_of_chosen(setting: Setting, run: Run) -> float | None:
-    choice = _chosen(setting, run.seed)
-    return None if choice is None else _share_ahead(average(run, choice[0], "test"), run)
-
-
 def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
     """By how many points the best average is ahead on test, in the first quarter and in the other three."""
     lead = gap(best(run, setting.averages, "test"), live(run, "test"))
@@ -244,14 +242,14 @@ def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
 
 def _when(setting: Setting, run: Run, title: str) -> float | None:
     """The epoch that validation chose, in percent of the run."""
-    choice = _chosen(setting, run.seed, title)
-    return None if choice is None else 100.0 * choice[1] / run.epochs
+    _, epoch = _chosen(setting, run.seed, title)
+    return None if epoch is None else 100.0 * epoch / run.epochs
 
 
 def _at_own_choices(setting: Setting, run: Run) -> float | None:
     """The average minus the live weights on test, each at the epoch that validation chose."""
-    of_live = _chosen(setting, run.seed, SGD_BEST)
-    return None if of_live is None else points(_of_chosen(setting, run), at(live(run, "test"), of_live[1]))
+    _, epoch = _chosen(setting, run.seed, SGD_BEST)
+    return points(_of_chosen(setting, run), at(live(run, "test"), epoch))
 
 
 def _steps_to_target(setting: Setting, run: Run) -> float | None:
@@ -281,8 +279,8 @@ def _early_gain(setting: Setting, run: Run) -> float | None:
 
 def _gain_at_choice(setting: Setting, run: Run) -> float | None:
     """The mean over both chosen epochs, because the claim makes no difference between them."""
-    choices, gain = [_chosen(setting, run.seed, title) for title in (ACC, LOSS)], _recomputing_gain(setting, run)
-    return _mean([None if choice is None else at(gain, choice[1]) for choice in choices])
+    gain = _recomputing_gain(setting, run)
+    return _mean([at(gain, _chosen(setting, run.seed, title)[1]) for title in (ACC, LOSS)])
 
 
 def _slope(setting: Setting, run: Run, value: Callable[[series.Peak], float]) -> float | None:
@@ -361,10 +359,6 @@ def _periods(value: Callable[[Setting, Run, Run], float | None]) -> Samples:
     return sample
 
 
-def _periods_at_choice(setting: Setting, sampled: Run, every_step: Run) -> float | None:
-    return points(_of_chosen(setting, sampled), _of_chosen(setting, every_step))
-
-
 def _all_curves(setting: Setting, sampled: Run, every_step: Run) -> float | None:
     return _mean(
         [mean(gap(average(sampled, name, "test"), average(every_step, name, "test"))) for name in setting.averages]
@@ -407,7 +401,8 @@ CLAIMS = (
                   "SGD on test, %", above(THROUGHOUT),
                   runs("refit", lambda setting, run: _share_ahead(_validated(setting, run), run))),
         Statistic("chosen", "share of epochs at which the average of the chosen decay is ahead of SGD on test, %",
-                  above(THROUGHOUT), runs("refit", _share_of_chosen)),
+                  above(THROUGHOUT), runs("refit", lambda setting, run: _share_ahead(
+                      average(run, _chosen(setting, run.seed)[0], "test"), run))),
         Statistic("early", "best average minus SGD, test accuracy, mean over the first quarter, points", above(),
                   runs("refit", lambda setting, run: _leads(setting, run)[0]), _ORACLE),
         Statistic("most", "the same lead in the first quarter minus in the other three, points", above(),
@@ -428,7 +423,7 @@ CLAIMS = (
     )),
     ClaimSpec("4", "Sampling every 16 steps gives what sampling every step gives", ("sampling-period",), (MAIN,), (
         Statistic("choice", "T = 16 minus T = 1: chosen average at the chosen epoch, test accuracy, points", within(),
-                  _periods(_periods_at_choice)),
+                  _periods(lambda setting, one, other: points(_of_chosen(setting, one), _of_chosen(setting, other)))),
         Statistic("curves", "T = 16 minus T = 1: test accuracy, mean over all averages and epochs, points", within(),
                   _periods(_all_curves)),
     ), note="at equal horizon, and without a warm-up of the decay, which would not be the same for both"),

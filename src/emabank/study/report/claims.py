@@ -276,11 +276,14 @@ def conclude(spec: ClaimSpec, samples: Mapping[str, Sequence[Sample]], results: 
 def find(spec: ClaimSpec, statistic: Statistic, samples: Sequence[Sample], role: Role) -> Finding:
     """Judge a statistic by its mean over samples of one scale: per seed, and over those seeds that all of them have."""
     first = samples[0]
-    known = [{seed: value for seed, value in sample.by_seed.items() if _is_known(value)} for sample in samples]
+    known = [
+        {seed: value for seed, value in sample.by_seed.items() if value is not None and math.isfinite(value)}
+        for sample in samples
+    ]
     every = sorted({seed for sample in samples for seed in sample.by_seed})
     by_seed = {
         # Smaller digits are the rounding of a sum; + 0.0: no negative zero.
-        seed: round(statistics.fmean(values[seed] or 0.0 for values in known), _DIGITS) + 0.0
+        seed: round(statistics.fmean(values[seed] for values in known), _DIGITS) + 0.0
         for seed in every
         if all(seed in values for values in known)
     }
@@ -303,18 +306,12 @@ def find(spec: ClaimSpec, statistic: Statistic, samples: Sequence[Sample], role:
         setting=first.setting if one else f"mean of {len(samples)} settings",
         scale=first.scale,
         by_seed=by_seed,
-        mean=estimate.mean,
-        low=estimate.low,
-        high=estimate.high,
+        **estimate._asdict(),
         missing=missing,
         skipped=tuple(seed for seed in every if seed not in by_seed),
         paper=paper.claim_value(spec.number, statistic.key, first.pair, first.target) if one else "",
         notes=tuple(note for note in notes if note),
     )
-
-
-def _is_known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _not_run(spec: ClaimSpec, role: Role, results: Results) -> Finding:

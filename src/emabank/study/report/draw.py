@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from itertools import cycle
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal, NamedTuple
@@ -108,13 +109,9 @@ def _line_key(label: str, style: Style, x: Any = (), y: Any = (), *, points: boo
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
     """Points on top of everything, a shape each; on a heat map all the same."""
-    for (x, y, _), marker in zip(panel.marks, _markers(panel), strict=True):
+    markers = cycle(_MARKERS if panel.grid is None else _MARKERS[:1])
+    for (x, y, _), marker in zip(panel.marks, markers, strict=False):
         axes.scatter(x, y, s=52, color=_MARK, marker=marker, edgecolors="white", zorder=5, clip_on=False)
-
-
-def _markers(panel: Panel) -> list[str]:
-    shapes = _MARKERS if panel.grid is None else _MARKERS[:1]
-    return [shapes[number % len(shapes)] for number in range(len(panel.marks))]
 
 
 def _mark_keys(panel: Panel) -> list[Line2D]:
@@ -123,7 +120,7 @@ def _mark_keys(panel: Panel) -> list[Line2D]:
         return []
     return [
         Line2D((), (), color=_MARK, marker=marker, markeredgecolor="white", markersize=8, linewidth=0, label=label)
-        for (_, _, label), marker in zip(panel.marks, _markers(panel), strict=True)
+        for (_, _, label), marker in zip(panel.marks, cycle(_MARKERS), strict=False)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,22 +22,23 @@ from emabank.study.report.figures import (
     Figure,
     FigureSpec,
     Line,
-    LineSpec,
     Mark,
     Panel,
     average_note,
+    complete,
     drawable,
     epochs_text,
     focus,
     line,
-    lines_of,
+    line_of,
     mark,
     mark_at,
+    mark_of,
     percent_text,
     training_panel,
 )
 from emabank.study.report.results import LIVE, Results, Setting
-from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, MakeCurve, OnTrain, average, best_of, sgd
+from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, OnTrain, average_of, best_of, sgd
 from emabank.study.report.tables import settings_for
 from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, Scale
 
@@ -64,15 +65,11 @@ def make_figures(results: Results) -> list[Figure]:
 # Live weights and the best average ------------------------------------------------------------------------------------
 
 
-def _live_and_best(
-    setting: Setting, variant: str, *, until: int | None = None, prefix: str = "", dashed: bool = False
-) -> list[Line]:
+def _live_and_best(setting: Setting, variant: str, *, prefix: str = "", **look: Any) -> list[Line]:
     """The two lines of the paper's Figure 1a for a variant with test curves; none where one of them is missing."""
-    return lines_of(
-        setting,
-        LineSpec(f"{prefix}live weights", variant, sgd("test"), "live", dashed=dashed),
-        LineSpec(f"{prefix}{BEST_ON_TEST}", variant, best_of(setting, "test"), "best", dashed=dashed),
-        until=until,
+    return complete(
+        line_of(setting, variant, sgd("test"), f"{prefix}live weights", kind="live", **look),
+        line_of(setting, variant, best_of(setting, "test"), f"{prefix}{BEST_ON_TEST}", kind="best", **look),
     )
 
 
@@ -83,12 +80,9 @@ def _dynamics_panels(setting: Setting) -> list[Panel]:
 def _chosen_mark(setting: Setting) -> list[Mark]:
     """Where validation chose, with the test accuracy of the refits there: beside the oracle's curve, what one gets."""
     column = series.column(setting, "EMA (acc.)", REFIT)
-    values = column.values.get("accuracy", ()) if column else ()
-    known = [value for value in values if value is not None]
-    if not column or not known or len(known) < len(values):
+    if column is None:
         return []
-    label = f"{column.title}, chosen on validation: {percent_text(known)}, {epochs_text(column.epochs)}"
-    return mark(column.epochs, known, label)
+    return mark_of(column.epochs, column.values.get("accuracy", ()), f"{column.title}, chosen on validation")
 
 
 def dynamics(results: Results, scale: Scale) -> list[Figure]:
@@ -96,7 +90,7 @@ def dynamics(results: Results, scale: Scale) -> list[Figure]:
     specs = [
         FigureSpec(
             name=f"dynamics/{pair}", title="Live weights and the best average through training", pairs=[pair],
-            panels=_dynamics_panels, item=ITEMS.get(pair, ""), averaged=True, cut=True,
+            panels_of=_dynamics_panels, item=ITEMS.get(pair, ""), averaged=True, cut=True,
             caption="Cosine schedule. The point marks what validation chose.",
         )
         for pair in dict.fromkeys(setting.pair for setting in settings_for(results, scale))
@@ -132,36 +126,35 @@ def _fork(setting: Setting, best: Line) -> list[Mark]:
 
 def _bootstrap_panels(setting: Setting) -> list[Panel]:
     copied = series.copied_back(setting) or ""  # of "" there is no curve
-    copied_curve: MakeCurve = lambda run: average(run, copied, "val")  # noqa: E731
-    specs = [
-        LineSpec(f"{words}: {label}", variant, curve, kind, dashed=variant == "bootstrap")
+    lines = [
+        line_of(setting, variant, curve, f"{words}: {label}", kind=kind, dashed=variant == "bootstrap")
         for variant, words in (("tune", "plain"), ("bootstrap", "bootstrapped"))
         for label, curve, kind in (
             ("live weights", sgd("val"), "live"),
             # Not in the shade it has among the five, which is as light as the live weights' grey.
-            (copied, copied_curve, "best"),
+            (copied, average_of(copied, "val"), "best"),
         )
     ]
-    return training_panel(setting, lines_of(setting, *specs), "tune", y_label=ON_VALIDATION)
+    return training_panel(setting, complete(*lines), "tune", y_label=ON_VALIDATION)
 
 
 EARLY = FigureSpec(
-    name="dynamics/early", title="Early training: the first quarter enlarged", panels=_early_panels, columns=2,
+    name="dynamics/early", title="Early training: the first quarter enlarged", panels_of=_early_panels, columns=2,
     averaged=True,
 )  # fmt: skip
 STEP_DECAY = FigureSpec(
     name="step-decay/accuracy", title="Step decay of the learning rate", item="Figure 3", pairs=[MAIN],
-    panels=lambda setting: training_panel(setting, _live_and_best(setting, "step"), "step"),
+    panels_of=lambda setting: training_panel(setting, _live_and_best(setting, "step"), "step"),
     caption="The rate falls at three milestones instead of along a cosine.", averaged=True, cut=True,
 )  # fmt: skip
 CONSTANT_RATE = FigureSpec(
     name="constant-lr/accuracy", title="Wrong labels: the learning rate held constant, against the cosine",
-    item="Figure 8", pairs=[CONSTANT], panels=_constant_panels, averaged=True, cut=True,
+    item="Figure 8", pairs=[CONSTANT], panels_of=_constant_panels, averaged=True, cut=True,
     caption="The rate stays constant from the epoch that validation chose for EMA (acc.); until then both are one run.",
 )  # fmt: skip
 BOOTSTRAP = FigureSpec(
     name="bootstrap/accuracy", title="The average copied back into training once per epoch", item="Figure 5",
-    pairs=[MAIN], panels=_bootstrap_panels, averaged=True, cut=True,
+    pairs=[MAIN], panels_of=_bootstrap_panels, averaged=True, cut=True,
     caption="Trained on 80% of the training images, measured on the rest. Bootstrapped: after each epoch the average "
     "becomes the live weights.",
     about=lambda settings: " ".join(dict.fromkeys(average_note(series.copied_back(setting) or "")
@@ -175,8 +168,7 @@ BOOTSTRAP = FigureSpec(
 def _averages(setting: Setting, batchnorm: str) -> dict[str, Floats]:
     """The test accuracy of every average in the refits, [seeds, epochs]; none where one of them was not measured."""
     stacks = {
-        name: drawable(setting, "refit", lambda run, n=name: average(run, n, "test", batchnorm=batchnorm))
-        for name in setting.averages
+        name: drawable(setting, "refit", average_of(name, "test", batchnorm=batchnorm)) for name in setting.averages
     }
     known = {name: curves for name, curves in stacks.items() if curves is not None}
     return known if len(known) == len(stacks) else {}
@@ -190,7 +182,7 @@ def _both_statistics(setting: Setting) -> dict[str, dict[str, Floats]]:
 
 def _decay_panels(setting: Setting) -> list[Panel]:
     # The live weights' grey is as light as the second shade of the averages: dashes distinguish them without hue.
-    first = lines_of(setting, LineSpec("live weights", "refit", sgd("test"), "live", dashed=True))
+    first = complete(line_of(setting, "refit", sgd("test"), "live weights", kind="live", dashed=True))
     lines = {
         words: [*first, *(line(curves, name, kind="average", order=order)
                           for order, (name, curves) in enumerate(averages.items()))]
@@ -221,11 +213,8 @@ def _rate_panels(setting: Setting, tried: Sequence[float]) -> list[Panel]:
     lines: dict[str, list[Line]] = {"live weights": [], "best average at each epoch": []}
     for rate, variant in setting.rates().items():
         label, index = f"{words}rate {rate:g}", order.index(rate)
-        both = lines_of(
-            setting,
-            LineSpec(label, variant, sgd("val"), order=index),
-            LineSpec(label, variant, best_of(setting, "val"), order=index),
-        )
+        curves = (sgd("val"), best_of(setting, "val"))
+        both = complete(*(line_of(setting, variant, curve, label, order=index) for curve in curves))
         for own, drawn in zip(lines.values(), both, strict=False):
             own.append(drawn)
     if len(lines["live weights"]) < 2:  # one rate is no search
@@ -243,7 +232,7 @@ def lr_search(results: Results, scale: Scale) -> list[Figure]:
     tried = sorted({rate for setting in results.of(*pairs, scale=scale) for rate in setting.rates()})
     spec = FigureSpec(
         name="lr-search/curves", title="Initial learning rates, on validation", item="Figure 6", columns=2,
-        pairs=pairs, panels=lambda setting: _rate_panels(setting, tried), averaged=True, cut=True,
+        pairs=pairs, panels_of=lambda setting: _rate_panels(setting, tried), averaged=True, cut=True,
         caption="Trained on 80% of the training images, measured on the rest; the rate is the peak of the cosine. At "
         "each epoch the best average is chosen on this curve itself. A rate with which a seed diverged is skipped.",
     )  # fmt: skip
@@ -259,8 +248,8 @@ def _period_panels(setting: Setting) -> list[Panel]:
         return []
     shortest = min(periods)
     # Dashed, because the grey is as light as the second shade.
-    live_weights = LineSpec("live weights", setting.periods()[shortest], sgd("test"), "live", dashed=True)
-    lines = lines_of(setting, live_weights)
+    live_weights = (setting.periods()[shortest], sgd("test"), "live weights")
+    lines = complete(line_of(setting, *live_weights, kind="live", dashed=True))
     differences: list[Line] = []
     for order, (period, curves) in enumerate(periods.items()):
         lines.append(line(curves, f"T = {period}", kind="average", order=order))
@@ -275,12 +264,12 @@ def _period_panels(setting: Setting) -> list[Panel]:
 
 DECAYS = FigureSpec(
     name="batchnorm/decays", title="Every average, with averaged and with recomputed batch-norm statistics",
-    item="Figure 1b, Figure 9", pairs=[MAIN], panels=_decay_panels, columns=2, about=_slowest_note,
+    item="Figure 1b, Figure 9", pairs=[MAIN], panels_of=_decay_panels, columns=2, about=_slowest_note,
     caption="Statistics are recomputed after every epoch.",
 )  # fmt: skip
 SAMPLING_PERIOD = FigureSpec(
     name="sampling-period/accuracy", title="Averages of the same horizon, updated every T steps", pairs=[MAIN],
-    panels=_period_panels, columns=2, averaged=True, cut=True,
+    panels_of=_period_panels, columns=2, averaged=True, cut=True,
     caption=f"{ORACLE} The difference is paired by seed; the paper samples every 16 steps.",
 )  # fmt: skip
 
@@ -290,12 +279,11 @@ SAMPLING_PERIOD = FigureSpec(
 
 def _noise_panels(setting: Setting) -> list[Panel]:
     for batchnorm in ("recomputed", "averaged"):  # recomputed if that was measured every epoch
-        slowest: MakeCurve = lambda run, b=batchnorm: average(run, setting.slowest, "test", batchnorm=b)  # noqa: E731
+        slowest = average_of(setting.slowest, "test", batchnorm=batchnorm)
         words = f"{setting.slowest}, {batchnorm} statistics" if setting.has_batchnorm else setting.slowest
-        lines = lines_of(
-            setting,
-            LineSpec("live weights", "refit", sgd("test"), "live"),
-            LineSpec(words, "refit", slowest, order=len(setting.averages) - 1),
+        lines = complete(
+            line_of(setting, "refit", sgd("test"), "live weights", kind="live"),
+            line_of(setting, "refit", slowest, words, order=len(setting.averages) - 1),
         )
         if lines:
             choices = {choice["seed"]: choice for choice in setting.choices}
@@ -339,13 +327,13 @@ def _reached_mark(curves: OnTrain, words: str) -> list[Mark]:
 
 NOISE_ACCURACY = FigureSpec(
     name="label-noise/accuracy", title="Trained on wrong labels: the live weights and the slowest average",
-    item="Figure 2", pairs=NOISY, panels=_noise_panels, columns=2, about=_slowest_note, cut=True,
+    item="Figure 2", pairs=NOISY, panels_of=_noise_panels, columns=2, about=_slowest_note, cut=True,
     caption="Accuracy on test images, whose labels are clean. Points: the mean over seeds at the epochs that "
     "validation chose for the live weights and for the average.",
 )  # fmt: skip
 MEMORISATION = FigureSpec(
     name="label-noise/memorisation", title="Wrong labels memorised, beside clean training images learnt",
-    item="Figure 7", pairs=NOISY, panels=_memorisation_panels, columns=2, about=_slowest_note,
+    item="Figure 7", pairs=NOISY, panels_of=_memorisation_panels, columns=2, about=_slowest_note,
     caption="On the training images: the share of wrongly labelled ones predicted as that label (memorised), and the "
     "accuracy on those with a right label (clean). Points: what is memorised when the clean accuracy first reaches "
     f"{REACHED:.0%}, from each seed's own curve; weights without a point do not reach it with every seed.",
@@ -445,14 +433,14 @@ def _posthoc_note(setting: Setting) -> str:
 
 DECAY_HEATMAP = FigureSpec(
     name="batchnorm/heatmap", title="Test accuracy over average and epoch; points: the best epoch of each, on test",
-    pairs=[MAIN], panels=_heat_panels, columns=2,
+    pairs=[MAIN], panels_of=_heat_panels, columns=2,
     caption="From the average with the shortest memory to that with the longest. Points: the best epoch of each "
     "average's mean over seeds, found on test itself: an oracle's choice. Not smoothed.",
     about=lambda settings: f"{_slowest_note(settings)} {_spread_note(settings)}",
 )  # fmt: skip
 POSTHOC_HEATMAP = FigureSpec(
     name="posthoc/heatmap", title="Window and stopping epoch, chosen after one run; the point: the best field",
-    panels=_posthoc_panels, columns=2,
+    panels_of=_posthoc_panels, columns=2,
     caption="Left: averages that no run kept, synthesized after the training from snapshots of two power-function "
     "averages. Right: those of them that were kept during training. From the shortest window to the longest; a "
     "percentage is the half-life as a share of the run. Trained on 80% of the training images, measured on the rest, "
@@ -486,7 +474,7 @@ def reliability(results: Results, scale: Scale) -> list[Figure]:
 
     spec = FigureSpec(
         name="calibration/reliability", title="Confidence against accuracy on the test images", pairs=CLEAN,
-        panels=panels, columns=4,
+        panels_of=panels, columns=4,
         caption="Networks trained on 80% of the training images: the live weights at their best validation epoch, and "
         "the slowest average at the epoch of lowest loss, statistics recomputed. TS: temperature scaling, fitted on "
         f"the other 20%. Bins of equal mass, at most {_MOST_BINS}; bars meet halfway between mean confidences. Points "

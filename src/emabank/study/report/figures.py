@@ -6,7 +6,7 @@ The same panels become SVG and PDF files (draw.py) and the interactive curves of
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from emabank.study.metrics.classification import Floats
 from emabank.study.report import series
 from emabank.study.report.results import Results, Setting
 from emabank.study.report.series import MakeCurve
-from emabank.study.report.tables import Cell, selection_note, settings_for
+from emabank.study.report.tables import Cell, Item, selection_note, settings_for
 from emabank.study.studies.scales import PAIRS, Scale
 
 Mark = tuple[float, float, str]
@@ -69,48 +69,33 @@ class Panel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One figure of the report: which of the paper it answers to, and its panels."""
+class Figure(Item):
+    """One figure: its panels."""
 
-    name: str
-    """Of its files, such as "dynamics/cifar100-resnet18"."""
-    title: str
-    panels: Sequence[Panel]
+    panels: Sequence[Panel] = ()
     columns: int = 1
     """Panels beside each other."""
-    caption: str = ""
-    item: str = ""
-    """The paper's own name for it, such as "Figure 1a"; empty where the paper has none."""
-    study: str = ""
-    scale: Literal["demo", "small", "paper", ""] = ""
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureSpec:
-    """A figure with the panels of some settings of a scale; called with results and a scale, it makes that figure.
+class FigureSpec(Figure):
+    """A figure without its panels; called with results and a scale, it has those of every setting of that scale.
 
     A setting without panels is not in it, and without any there is no figure.
     """
 
-    name: str
-    """The study, a slash, and the figure's own name."""
-    title: str
-    panels: Callable[[Setting], Sequence[Panel]]
+    panels_of: Callable[[Setting], Sequence[Panel]]
     pairs: Sequence[str] = ()
     """Empty: all."""
-    caption: str = ""
     about: Callable[[Sequence[Setting]], str] = lambda settings: ""
     """What the caption says of these settings, behind the rest."""
     averaged: bool = False
     """Whether its averages have averaged batch-norm statistics; the caption says so."""
     cut: bool = False
     """Whether the vertical axis omits the first rise; the caption says so."""
-    columns: int = 1
-    item: str = ""
 
     def __call__(self, results: Results, scale: Scale) -> list[Figure]:
-        by_setting = [(setting, self.panels(setting)) for setting in settings_for(results, scale, self.pairs)]
+        by_setting = [(setting, self.panels_of(setting)) for setting in settings_for(results, scale, self.pairs)]
         settings = [setting for setting, panels in by_setting if panels]
         panels = [panel for _, own in by_setting for panel in own]
         if not panels:
@@ -136,10 +121,10 @@ class FigureSpec:
             if scale != "paper" and setting.pair in PAIRS
         ]
         return [
-            Figure(
-                name=f"{scale}/{self.name}", title=title, panels=panels, columns=min(self.columns, len(panels)),
-                caption=" ".join(filter(None, sentences)), item=self.item, study=self.name.partition("/")[0],
-                scale=scale, notes=tuple(dict.fromkeys(notes)),
+            replace(
+                self, name=f"{scale}/{self.name}", title=title, panels=panels, columns=min(self.columns, len(panels)),
+                caption=" ".join(filter(None, sentences)), study=self.name.partition("/")[0], scale=scale,
+                notes=tuple(dict.fromkeys(notes)),
             )
         ]  # fmt: skip
 
@@ -154,7 +139,7 @@ def drawable(setting: Setting, variant: str, make: MakeCurve) -> Floats | None:
 
 
 def line(
-    curves: Floats, label: str, *, kind: str, order: int = 0, dashed: bool = False, until: int | None = None
+    curves: Floats, label: str, *, kind: str = "average", order: int = 0, dashed: bool = False, until: int | None = None
 ) -> Line:
     """The mean of curves [seeds, epochs] and their standard deviation (of a sample), fractions become percent.
 
@@ -171,25 +156,16 @@ def line(
     )  # fmt: skip
 
 
-class LineSpec(NamedTuple):
-    """Which curve of the runs of a variant is a line, and how it looks."""
-
-    label: str
-    variant: str
-    curve: MakeCurve
-    kind: str = "average"
-    order: int = 0
-    dashed: bool = False
+def line_of(setting: Setting, variant: str, make: MakeCurve, label: str, **look: Any) -> Line | None:
+    """The line of a curve of every run of a variant; None where it cannot be drawn."""
+    curves = drawable(setting, variant, make)
+    return None if curves is None else line(curves, label, **look)
 
 
-def lines_of(setting: Setting, *specs: LineSpec, until: int | None = None) -> list[Line]:
+def complete(*lines: Line | None) -> list[Line]:
     """The lines of a panel; none where one of them cannot be drawn."""
-    lines: list[Line] = []
-    for label, variant, curve, kind, order, dashed in specs:
-        curves = drawable(setting, variant, curve)
-        if curves is not None:
-            lines.append(line(curves, label, kind=kind, order=order, dashed=dashed, until=until))
-    return lines if len(lines) == len(specs) else []
+    drawn = [line for line in lines if line is not None]
+    return drawn if len(drawn) == len(lines) else []
 
 
 def training_panel(
@@ -237,13 +213,18 @@ def mark(epochs: Sequence[float], shares: Sequence[float], label: str) -> list[M
     return [(float(np.mean(epochs)), 100 * float(np.mean(shares)), label)]
 
 
+def mark_of(epochs: Sequence[int], shares: Sequence[float | None], words: str) -> list[Mark]:
+    """The same with epochs and shares in the label; none where a seed has no value."""
+    known = [share for share in shares if share is not None]
+    if not known or len(known) < len(shares):
+        return []
+    return mark(epochs, known, f"{words}: {percent_text(known)}, {epochs_text(epochs)}")
+
+
 def mark_at(drawn: Line, epochs: Sequence[int], words: str) -> list[Mark]:
     """The mean of the seeds' epochs and of their curves at these; none where one has no value."""
     values = [series.at(curve / 100, epoch) for curve, epoch in zip(drawn.curves, epochs, strict=False)]
-    known = [value for value in values if value is not None]
-    if len(epochs) != drawn.n or len(known) < drawn.n:
-        return []
-    return mark(epochs, known, f"{words}: {percent_text(known)}, {epochs_text(epochs)}")
+    return mark_of(epochs, values, words) if len(epochs) == drawn.n else []
 
 
 def percent_text(shares: Sequence[float]) -> str:

@@ -49,7 +49,7 @@ def page(
     """
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     filters: dict[str, Any] = environment.filters
-    filters.update(code=_code, minus=_minus, number=_number, sentence=_sentence, slug=_slug, rows=_rows)
+    filters.update(code=_code, minus=_minus, number=_number, sentence=_sentence, slug=_slug)
     style = _asset("page.css")
     # One script, whose names are shared with nothing else.
     script = f'"use strict";\n(() => {{\n{_asset("plot.js")}\n{_asset("page.js")}}})();\n'
@@ -74,6 +74,8 @@ def page(
         sections=_sections(results, tables, figures),
         conditions=conditions,
         render=render,
+        figure_json=figure_json,
+        styles_of=styles_of,
         estimate=render_claims.estimate,
     )
     return made + "\n"
@@ -134,45 +136,25 @@ def _sections(results: Results, tables: Sequence[Table], figures: Sequence[Figur
                 "folded": bool(asked) and name not in asked,
                 "unfinished": [study for study in results.studies if study.study == name and study.state != "done"],
                 "tables": _items("table", own_tables),
-                "figures": [
-                    {**shown, "data": Markup(figure_json(figure)), "labels": list(styles_of(figure))}
-                    for shown, figure in zip(_items("figure", own_figures), own_figures, strict=True)
-                ],
+                "figures": _items("figure", own_figures),
             })  # fmt: skip
     return sections
 
 
 def _items(kind: str, items: Sequence[Table] | Sequence[Figure]) -> list[dict[str, Any]]:
     """Tables or figures with their anchors; of neighbours, the same title is shown first, the same caption last."""
-
-    def caption(index: int) -> tuple[str, Sequence[str]]:
-        item = items[index]
-        return render.caption_of(item) if isinstance(item, Table) else item.caption, tuple(item.notes)
-
+    captions = [render.caption_of(item) if isinstance(item, Table) else item.caption for item in items]
+    explained = [(caption, tuple(item.notes)) for caption, item in zip(captions, items, strict=True)]
     return [
         {
             "id": f"{kind}-{_slug(item.name)}",
             "item": item,
             "titled": index == 0 or items[index - 1].title != item.title,
-            "caption": caption(index)[0],
-            "explained": index == len(items) - 1 or caption(index + 1) != caption(index),
+            "caption": captions[index],
+            "explained": explained[index + 1 : index + 2] != [explained[index]],
         }
         for index, item in enumerate(items)
     ]
-
-
-def _rows(table: Table) -> list[dict[str, Any]]:
-    """Rows with the group that they share with a neighbour, which is shown once."""
-    groups = [row.group for row in table.rows]
-    rows: list[dict[str, Any]] = []
-    for index, row in enumerate(table.rows):
-        above, below = groups[index - 1 : index], groups[index + 1 : index + 2]
-        rule = index > 0 and index in table.breaks
-        shared = bool(row.group) and row.group in (*above, *below)
-        again = shared and row.group in above and not rule
-        rows.append({"label": row.label, "full_label": row.full_label, "group": row.group if shared else "",
-                     "again": again, "cells": row.cells, "rule": rule})  # fmt: skip
-    return rows
 
 
 # Drawings that need no script -----------------------------------------------------------------------------------------
@@ -282,27 +264,21 @@ def _panel(panel: Panel, indices: dict[str, int], xs: list[Any]) -> dict[str, An
     """A panel without what it does not have."""
     grid = [] if panel.grid is None else panel.grid.ravel()
     shown = _digits([*(value for line in panel.lines for value in line.y), *(bar[2] for bar in panel.bars), *grid])
-    made: dict[str, Any] = {
-        "title": panel.title,
-        "xLabel": panel.x_label,
-        "yLabel": panel.y_label,
-        "digits": shown,
-        "lines": [{"of": indices[line.label], **_line(line, xs, shown)} for line in panel.lines],
+    lines = [{"of": indices[line.label], **_line(line, xs, shown)} for line in panel.lines]
+    rate = panel.rate
+    finest = 0 if rate is None else _digits(rate.y)
+    parts: dict[str, Any] = {
+        "rate": rate and {"label": rate.label, "digits": finest, **_line(rate, xs, finest)},
+        "marks": [[*_rounded((x, y), shown + 1), label] for x, y, label in panel.marks],
+        "xLimits": panel.x_limits and _rounded(panel.x_limits, 6),
+        "yLimits": panel.y_limits and _rounded(panel.y_limits, 6),
+        "bars": [[*_rounded(bar[:2], 6), *_rounded(bar[2:], shown + 1)] for bar in panel.bars],
+        "grid": [] if panel.grid is None else [_rounded(row, shown + 1) for row in panel.grid],
+        "xTicks": list(panel.x_ticks),
+        "yTicks": list(panel.y_ticks),
     }
-    if panel.rate is not None:
-        finest = _digits(panel.rate.y)
-        made["rate"] = {"label": panel.rate.label, "digits": finest, **_line(panel.rate, xs, finest)}
-    if len(panel.marks):
-        made["marks"] = [[*_rounded((x, y), shown + 1), label] for x, y, label in panel.marks]
-    for name, limits in (("xLimits", panel.x_limits), ("yLimits", panel.y_limits)):
-        if limits is not None:
-            made[name] = _rounded(limits, 6)
-    if len(panel.bars):
-        made["bars"] = [[*_rounded(bar[:2], 6), *_rounded(bar[2:], shown + 1)] for bar in panel.bars]
-    if panel.grid is not None:
-        made["grid"] = [_rounded(row, shown + 1) for row in panel.grid]
-        made["xTicks"], made["yTicks"] = list(panel.x_ticks), list(panel.y_ticks)
-    return made
+    labels = {"title": panel.title, "xLabel": panel.x_label, "yLabel": panel.y_label}
+    return {**labels, "digits": shown, "lines": lines, **{name: part for name, part in parts.items() if part}}
 
 
 def _digits(values: Iterable[float]) -> int:

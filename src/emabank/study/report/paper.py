@@ -75,6 +75,7 @@ def _everything() -> Mapping[str, Sequence[Printed]]:
     return by_item
 
 
+@cache
 def _asset(name: str) -> Any:
     return json.loads((files("emabank.study.report") / "assets" / name).read_text(encoding="utf-8"))
 
@@ -130,17 +131,12 @@ def _mean(text: str) -> Decimal | None:
         return None
 
 
-@cache
-def _claim_values() -> Mapping[str, Mapping[str, Mapping[str, str]]]:
-    return _asset("claim_values.json")
-
-
 def claim_value(number: str, key: str, pair: str, target: str = "") -> str:
     """What the paper has for a statistic of a claim in one of its pairs; empty where it has nothing.
 
     A transfer to a data set that the paper does not transfer to has its value to those that it does.
     """
-    values = _claim_values().get(number, {}).get(key, {})
+    values: Mapping[str, str] = _asset("claim_values.json").get(number, {}).get(key, {})
     exact = values.get(f"{pair} {target}" if target else pair)
     texts = [exact] if exact else [text for place, text in values.items() if target and place.startswith(f"{pair} ")]
     return ", ".join([*texts, *([PAIRS[pair]] if texts and pair in PAIRS else [])])

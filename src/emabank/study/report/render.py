@@ -178,7 +178,7 @@ def table_csv(table: Table) -> str:
             if number(cell) or cell.text or cell.paper:
                 index = (table.name, table.title, table.scale, table.item, row.full_label, group, title)
                 lines.append([*index, *_csv_values(cell), cell.paper, *_printed_numbers(cell.paper)])
-    return _csv(CSV_FIELDS, lines)
+    return csv_text(CSV_FIELDS, lines)
 
 
 def _csv_values(cell: Cell) -> list[object]:
@@ -194,7 +194,8 @@ def _printed_numbers(text: str) -> tuple[str, str]:
     return (match[1].replace("−", "-"), match[2] or "") if match else ("", "")
 
 
-def _csv(fields: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+def csv_text(fields: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A line of names, then the others."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([fields, *lines])
     return out.getvalue()

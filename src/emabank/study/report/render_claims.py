@@ -1,7 +1,5 @@
 """Claims as people read them: on a terminal, as Markdown, CSV and JSON. Computes nothing."""
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from emabank.study.report.claims import Claim, Finding, Verdict
+from emabank.study.report.render import csv_text
 
 _STYLES: dict[Verdict, str] = {
     "reproduced": "green", "not reproduced": "bold red", "inconclusive": "yellow", "too few runs": "cyan",
@@ -150,13 +149,10 @@ def _rows(claims: Sequence[Claim]) -> list[dict[str, Any]]:
 
 def claims_csv(claims: Sequence[Claim]) -> str:
     """One line per finding, after a line of names."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_FIELDS)
-    for row in _rows(claims):
+    rows = _rows(claims)
+    for row in rows:
         row["by_seed"] = " ".join(f"{seed}:{value!r}" for seed, value in row["by_seed"].items())
-        writer.writerow(row[name] for name in _FIELDS)
-    return out.getvalue()
+    return csv_text(_FIELDS, [list(row.values()) for row in rows])
 
 
 def claims_json(claims: Sequence[Claim]) -> str:

@@ -276,8 +276,7 @@ class _Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.skipped: list[Skipped] = []
-        self._runs: dict[str, Run | str] = {}
-        """Or why it cannot be used."""
+        self._runs: dict[str, Run] = {}
         self._used: set[str] = set()
 
     def read(self) -> Results:
@@ -367,10 +366,8 @@ class _Reader:
         runs: list[Run] = []
         self._used.update(ids)
         for name in ids:
-            run = self._run(name)
             try:
-                if isinstance(run, str):
-                    raise ValueError(run)
+                run = self._run(name)
                 runs.append(_renamed(run, config.averages.names) if variant.startswith(EVERY) else run)
             except ValueError as error:
                 self._skip(what, f"run {name}: {error}")
@@ -380,12 +377,9 @@ class _Reader:
                 self._skip(what, f"run {name}, seed {run.seed}: {why}")
         return tuple(runs)
 
-    def _run(self, name: str) -> Run | str:
+    def _run(self, name: str) -> Run:
         if name not in self._runs:
-            try:
-                self._runs[name] = read_run(RunFolder(self.folder / _plain_name(name)))
-            except ValueError as error:
-                self._runs[name] = str(error)
+            self._runs[name] = read_run(RunFolder(self.folder / _plain_name(name)))
         return self._runs[name]
 
     def _overhead(self, manifest: Manifest, cost: Mapping[str, Any]) -> Overhead | None:
@@ -451,7 +445,7 @@ def _read_protocol(folder: Path) -> tuple[dict[str, Any], ProtocolConfig, list[R
 
 def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
     def is_epoch(value: object) -> bool:
-        return _is_count(value) and value in range(1, config.training.epochs + 1)
+        return type(value) is int and 1 <= value <= config.training.epochs  # True is 1, too
 
     choices, runs = summary["choices"], summary["runs"]
     if [choice["seed"] for choice in choices] != list(config.seed_numbers) or not all(
@@ -668,10 +662,6 @@ def _printable(text: str) -> str:
 def _is_text(value: object) -> bool:
     """Whether it is a text that a file can hold: JSON can have half a character."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_number(value: object) -> bool:

@@ -5,12 +5,13 @@ May import numpy and the results.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from emabank.study.report.results import LIVE, TRANSFER, Column, Curve, Run, Setting
 
+T = TypeVar("T")
 BySeed = Mapping[int, float | None]
 """One value a seed; None where nothing was measured. Empty where not every run has the curve."""
 MakeCurve = Callable[[Run], np.ndarray | None]
@@ -89,6 +90,11 @@ def best(run: Run, names: Sequence[str], split: str) -> np.ndarray | None:
 def sgd(split: str) -> MakeCurve:
     """The curve of the live weights, of any run."""
     return lambda run: live(run, split)
+
+
+def average_of(name: str, split: str, *, batchnorm: str = "averaged") -> MakeCurve:
+    """The curve of an average, of any run."""
+    return lambda run: average(run, name, split, batchnorm=batchnorm)
 
 
 def best_of(setting: Setting, split: str) -> MakeCurve:
@@ -172,9 +178,7 @@ def stack(setting: Setting, variant: str, make: MakeCurve) -> np.ndarray | None:
     return np.stack(curves)
 
 
-def by_seed(
-    setting: Setting, variant: str, make: MakeCurve, point: Callable[[np.ndarray], float | None]
-) -> dict[int, float | None]:
+def by_seed(setting: Setting, variant: str, make: MakeCurve, point: Callable[[np.ndarray], T]) -> dict[int, T]:
     """A point of the curve of every seed."""
     stacked = stack(setting, variant, make)
     if stacked is None:
@@ -207,7 +211,7 @@ def posthoc(setting: Setting, metric: str = "accuracy") -> dict[str, np.ndarray]
 
 def kept_beside(setting: Setting, name: str) -> np.ndarray | None:
     """The validation accuracy of an average that the runs with snapshots kept as well, [seeds, epochs]."""
-    return stack(setting, "posthoc", lambda run: average(run, name, "val", batchnorm=setting.statistics))
+    return stack(setting, "posthoc", average_of(name, "val", batchnorm=setting.statistics))
 
 
 # What was chosen ------------------------------------------------------------------------------------------------------

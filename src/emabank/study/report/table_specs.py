@@ -19,6 +19,7 @@ from emabank.study.report.series import (
     MakeCurve,
     Reached,
     Stage,
+    average_of,
     best_of,
     by_seed,
     chosen_epoch,
@@ -217,16 +218,15 @@ def _stage_table(setting: Setting, stage: Stage, name: str) -> list[Table]:
             rows.append(Row(shown.title, with_best(cells, range(len(cells)), lower=shown.lower_is_better)))
     if not rows:
         return []
-    choices = {
-        "epochs": [[str(epoch) for epoch in column.epochs] for column in columns],
-        "decay": [[_short(weights) for weights in column.weights] for column in columns],
-        "rate": [[f"{choice['rate']:g}" for choice in setting.choices]] * len(columns),
-    }
-    titles = {"epochs": "epochs", "decay": "decay (average)", "rate": "learning rate"}
+    choices = (
+        ("epochs", "epochs", [[str(epoch) for epoch in column.epochs] for column in columns]),
+        ("decay", "decay (average)", [[_short(weights) for weights in column.weights] for column in columns]),
+        ("rate", "learning rate", [[f"{choice['rate']:g}" for choice in setting.choices]] * len(columns)),
+    )
     chosen = [
-        Row(titles[metric], [Cell(text=_by_seed(values), paper=printed(column.title, metric))
-                             for column, values in zip(columns, by_column, strict=True)])
-        for metric, by_column in choices.items()
+        Row(title, [Cell(text=_by_seed(values), paper=printed(column.title, metric))
+                    for column, values in zip(columns, by_column, strict=True)])
+        for metric, title, by_column in choices
     ]  # fmt: skip
     bn = {ACC: "EMA (acc.) (BN)", LOSS: "EMA (loss) (BN)"}
     measured = "validation" if stage == TUNED else "test"
@@ -436,11 +436,8 @@ _PEAKS_NOTES = (
 
 def _at_chosen(setting: Setting, variant: str, curve: MakeCurve) -> dict[int, float | None]:
     """The value of each seed at the epoch that it chose on validation."""
-    stacked = series.stack(setting, variant, curve)
-    runs = setting.variants.get(variant, ())
-    if stacked is None:
-        return {}
-    return {run.seed: series.at(own, chosen_epoch(setting, run.seed)) for run, own in zip(runs, stacked, strict=True)}
+    curves = by_seed(setting, variant, curve, lambda curve: curve)
+    return {seed: series.at(own, chosen_epoch(setting, seed)) for seed, own in curves.items()}
 
 
 Curves = tuple[str, MakeCurve]
@@ -484,7 +481,7 @@ def _bootstrap_lines(setting: Setting) -> Lines:
     copied = series.copied_back(setting)
     if copied is None:
         return {}
-    curves: dict[str, MakeCurve] = {"SGD": sgd("val"), copied: lambda run: series.average(run, copied, "val")}
+    curves = {"SGD": sgd("val"), copied: average_of(copied, "val")}
     lines: dict[str, list[Cell]] = {}
     for weights, curve in curves.items():
         printed = [
@@ -520,11 +517,11 @@ def _sensitivity_lines(setting: Setting) -> Lines:
     """A row for each average; none where statistics were not recomputed after every epoch."""
     decays = list(paper.rows_of("Table 24"))
     compares = setting.pair == MAIN and len(setting.averages) == len(decays)
-    rows: list[list[Cell]] = []
+    lines: dict[str, list[Cell]] = {}
     for index, name in enumerate(setting.averages):
         cells: list[Cell] = []
         for batchnorm in ("recomputed", "averaged"):
-            curve: MakeCurve = lambda run, n=name, b=batchnorm: series.average(run, n, "test", batchnorm=b)  # noqa: E731
+            curve = average_of(name, "test", batchnorm=batchnorm)
             # The paper's decays stand for ours by their order, from fast to slow.
             printed = [
                 paper.lookup("Table 24", row=decays[index], column=column)
@@ -536,11 +533,9 @@ def _sensitivity_lines(setting: Setting) -> Lines:
                 epoch_cell(by_seed(setting, "refit", curve, peak_epoch), paper=printed[1]),
                 percent_cell(_at_chosen(setting, "refit", curve)),
             ]
-        rows.append(cells)
-    if not any(has_values(cells[:1]) for cells in rows):
-        return {}
-    names = [name.removeprefix("ema-") for name in setting.averages]
-    return dict(zip(names, with_best_by_column(rows, (0, 2, 3, 5)), strict=True))
+        lines[name.removeprefix("ema-")] = cells
+    measured = any(has_values(cells[:1]) for cells in lines.values())
+    return with_best_by_column(lines, (0, 2, 3, 5)) if measured else {}
 
 
 SENSITIVITY = TableSpec(
@@ -561,12 +556,8 @@ SENSITIVITY = TableSpec(
 
 
 def _rate_lines(setting: Setting) -> Lines:
-    if len(setting.rates()) < 2:
-        return {}
-    rows = with_best_by_column(
-        [_rate_cells(setting, rate, variant) for rate, variant in setting.rates().items()], (0, 1)
-    )
-    return {f"{rate:g}": cells for rate, cells in zip(setting.rates(), rows, strict=True)}
+    lines = {f"{rate:g}": _rate_cells(setting, rate, variant) for rate, variant in setting.rates().items()}
+    return with_best_by_column(lines, (0, 1)) if len(lines) > 1 else {}
 
 
 def _rate_cells(setting: Setting, rate: float, variant: str) -> list[Cell]:
@@ -618,7 +609,7 @@ def _period_cells(setting: Setting, variant: str, shortest: str) -> list[Cell]:
     best = best_of(setting, "test")
     tops, ends = (by_seed(setting, variant, best, point) for point in (height, end))
     chosen = _at_chosen(setting, variant, best)
-    slowest = by_seed(setting, variant, lambda run: series.average(run, setting.slowest, "test"), height)
+    slowest = by_seed(setting, variant, average_of(setting.slowest, "test"), height)
     differences = [
         percent_cell(minus(tops, by_seed(setting, shortest, best, height))),
         percent_cell(minus(chosen, _at_chosen(setting, shortest, best))),
@@ -709,23 +700,20 @@ def _window_lines(setting: Setting) -> Lines:
     accuracy, errors, distances = (
         series.posthoc(setting, metric) for metric in ("accuracy", "profile_error", "weight_distance")
     )
-    rows: list[list[Cell]] = []
+    lines: dict[str, list[Cell]] = {}
     for name, curves in accuracy.items():
         at = int(np.nanargmax(curves.mean(axis=0)))
         kept = series.kept_beside(setting, name)
         beside = kept[:, at] if kept is not None and kept.shape == curves.shape else None
-        rows.append(
-            [
-                Cell(text=str(at + 1)),
-                Cell.of(curves[:, at], scale=100),
-                Cell.of(() if beside is None else beside, scale=100),
-                Cell.of(() if beside is None else curves[:, at] - beside, scale=100),
-                Cell.of(errors[name][:, at] if name in errors else (), digits=4),
-                Cell.of(distances[name][:, -1] if name in distances else (), scale=100, digits=3),
-            ]
-        )
-    names = [name.removeprefix("ema-") for name in accuracy]
-    return dict(zip(names, with_best_by_column(rows, (1, 2)) if rows else rows, strict=True))
+        lines[name.removeprefix("ema-")] = [
+            Cell(text=str(at + 1)),
+            Cell.of(curves[:, at], scale=100),
+            Cell.of(() if beside is None else beside, scale=100),
+            Cell.of(() if beside is None else curves[:, at] - beside, scale=100),
+            Cell.of(errors[name][:, at] if name in errors else (), digits=4),
+            Cell.of(distances[name][:, -1] if name in distances else (), scale=100, digits=3),
+        ]
+    return with_best_by_column(lines, (1, 2))
 
 
 WINDOWS = TableSpec(

@@ -64,35 +64,44 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """One table: which of the paper it answers to, its head, its rows, and what a reader must know."""
+class Item:
+    """A table or a figure: which of the paper it answers to, and what a reader must know."""
 
     name: str
     """Of its files, such as "generalization/headline"."""
     title: str
-    columns: Sequence[str]
-    """Titles; the first is that of the labels."""
-    rows: Sequence[Row]
-    groups: Sequence[tuple[str, int]] = ()
-    """Titles above several columns, with how many each spans, the first column included; empty: none."""
-    breaks: Sequence[int] = ()
-    """Rows before which a rule stands."""
     caption: str = ""
-    over: str = "seeds"
-    """What its numbers are means over; the caption says it, with n."""
-    bold: str = ""
-    """What its bold cells are; the caption says it where there are any."""
     item: str = ""
     """The paper's own name for it, such as "Table 1"; empty where the paper has none."""
     study: str = ""
     scale: Literal["demo", "small", "paper", ""] = ""
     notes: Sequence[str] = ()
     """What a reader must know to compare it with the paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Item):
+    """One table: its head and its rows."""
+
+    columns: Sequence[str]
+    """Titles; the first is that of the labels."""
+    rows: Sequence[Row] = ()
+    groups: Sequence[tuple[str, int]] = ()
+    """Titles above several columns, with how many each spans, the first column included; empty: none."""
+    breaks: Sequence[int] = ()
+    """Rows before which a rule stands."""
+    over: str = "seeds"
+    """What its numbers are means over; the caption says it, with n."""
+    bold: str = ""
+    """What its bold cells are; the caption says it where there are any."""
     folded: bool = False
     """Whether the page hides it until the reader unfolds it."""
 
 
 # Cells ----------------------------------------------------------------------------------------------------------------
+
+Lines = Mapping[str, Sequence[Cell]]
+"""The rows of one setting by label; an empty label: the setting's own is enough."""
 
 
 class Metric(NamedTuple):
@@ -178,12 +187,13 @@ def with_best(cells: Sequence[Cell], indices: Iterable[int], *, lower: bool | No
     return [replace(cell, best=True) if means.get(at) == best else cell for at, cell in enumerate(cells)]
 
 
-def with_best_by_column(rows: Sequence[Sequence[Cell]], columns: Iterable[int]) -> list[list[Cell]]:
+def with_best_by_column(lines: Lines, columns: Iterable[int]) -> Lines:
     """The same rows, the best of each of these columns marked."""
-    marked = [list(column) for column in zip(*rows, strict=True)]
-    for index in columns:
-        marked[index] = with_best(marked[index], range(len(rows)))
-    return [list(row) for row in zip(*marked, strict=True)]
+    by_column = [
+        with_best(cells, range(len(lines)) if index in columns else ())
+        for index, cells in enumerate(zip(*lines.values(), strict=True))
+    ]
+    return dict(zip(lines, zip(*by_column, strict=True), strict=False))
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -239,30 +249,18 @@ def selection_note(settings: Iterable[Setting]) -> str:
 
 # Builders -------------------------------------------------------------------------------------------------------------
 
-Lines = Mapping[str, Sequence[Cell]]
-"""The rows of one setting by label; an empty label: the setting's own is enough."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class TableSpec:
-    """A table with the rows of every setting of a scale; called with results and a scale, it makes that table.
+class TableSpec(Table):
+    """A table without its rows; called with results and a scale, it has those of every setting of that scale.
 
     A setting without a value has no rows, and without any setting there is no table. Where a setting has several rows,
     a setting that is alone is named in the title; several are groups, with a rule between them.
     """
 
-    name: str
-    title: str
-    columns: Sequence[str]
     lines: Callable[[Setting], Lines]
     pairs: Sequence[str] = ()
     """Empty: all."""
-    groups: Sequence[tuple[str, int]] = ()
-    item: str = ""
-    caption: str = ""
-    over: str = "seeds"
-    bold: str = ""
-    notes: Sequence[str] = ()
     paper_notes: Sequence[str] = ()
     """Shown if the paper prints something in the table."""
     quoted: Sequence[Row] = ()
@@ -285,12 +283,11 @@ class TableSpec:
             return []
         breaks += [len(rows)] if self.quoted else []
         printed = any(cell.paper for row in rows for cell in row.cells)
+        paper_notes = (*self.paper_notes, *reference_note(settings)) if printed else ()
         return [
-            Table(
-                name=self.name, title=title, columns=self.columns, rows=[*rows, *self.quoted], groups=self.groups,
-                breaks=breaks, caption=self.caption + selection_note(settings), over=self.over, bold=self.bold,
-                item=self.item, study=self.name.partition("/")[0], scale=scale,
-                notes=(*self.notes, *((*self.paper_notes, *reference_note(settings)) if printed else ())),
+            replace(
+                self, title=title, rows=[*rows, *self.quoted], breaks=breaks, study=self.name.partition("/")[0],
+                scale=scale, caption=self.caption + selection_note(settings), notes=(*self.notes, *paper_notes),
             )
         ]  # fmt: skip
 

@@ -4,7 +4,7 @@ A file is complete or not there, and none is left that only an earlier report ha
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -93,7 +93,7 @@ def write_files(
     What writes a file is given a path beside it. `progress` is called with how many of how many are done.
     """
     earlier = _listed(folder)
-    _write_list(folder, {*earlier, *files})  # whatever happens on the way, they are known as ours
+    write_json(folder / REPORT_FILES, sorted({*earlier, *files}))  # whatever happens on the way, they are known as ours
     for parent in {(folder / name).parent for name in files}:
         remove_temporary(parent)
     for done, (name, write) in enumerate(files.items(), start=1):
@@ -101,7 +101,7 @@ def write_files(
         progress(done, len(files))
     for name in sorted(earlier - set(files)):
         _remove(folder, name)
-    _write_list(folder, files)
+    write_json(folder / REPORT_FILES, sorted(files))
 
 
 def _listed(folder: Path) -> set[str]:
@@ -110,10 +110,6 @@ def _listed(folder: Path) -> set[str]:
     except (OSError, ValueError):
         return set()
     return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
-
-
-def _write_list(folder: Path, names: Iterable[str]) -> None:
-    write_json(folder / REPORT_FILES, sorted(names))
 
 
 def _remove(folder: Path, name: str) -> None:
