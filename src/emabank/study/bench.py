@@ -75,8 +75,8 @@ def paired_ratio(times: Sequence[float], reference: Sequence[float]) -> Spread:
 class BackgroundLoad:
     """Watches, from now on, how much of the machine processes other than this one and its children use."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc, self._children = proc, [child.pid for child in multiprocessing.active_children()]
+    def __init__(self) -> None:
+        self._children = [child.pid for child in multiprocessing.active_children()]
         self._start = self._ticks()
 
     def share(self) -> float | None:
@@ -88,11 +88,11 @@ class BackgroundLoad:
 
     def _ticks(self) -> tuple[int, int, float] | None:
         try:
-            cores = [int(field) for field in (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+            cores = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
             own = (os.times().user + os.times().system) * os.sysconf("SC_CLK_TCK")
             for pid in self._children:
                 # The name in brackets may contain anything; user and system time are fields 12 and 13 after it.
-                fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 own += int(fields[11]) + int(fields[12])
         except (OSError, ValueError):
             return None
