@@ -216,7 +216,7 @@ def train(dataset_name: str, folder: Path, epochs: int) -> tuple[Parts, DataConf
     models: dict[tuple[str, str], nn.Module] = {}
 
     def observe(training: Training) -> None:
-        if training.epoch in (epochs // 8, epochs):
+        if training.epoch in (max(1, epochs // 8), epochs):
             for name in training.bank.names[-2:]:
                 models[f"epoch {training.epoch} of {epochs}", name] = training.bank.module(name)
 

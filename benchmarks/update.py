@@ -22,7 +22,7 @@ from benchmarks.harness import Case, count_of, make_case, make_parser, show_case
 from benchmarks.models import NAMES, build
 from benchmarks.peers import BANKS, Peer, decays, make_bank, peers_named, run_with_peers, versions
 from emabank import EMA, EMABank
-from emabank.study.bench import AGAIN, BANK, LIMIT, averaged_tensors, memory_limit
+from emabank.study.bench import AGAIN, BANK, LIMIT, Contestant, averaged_tensors, memory_limit
 
 DEFAULT = ["resnet18", "resnet20", "small1000", "gpt124m", "resnet18-bf16", "resnet20-bf16", "gpt124m-bf16"]
 
@@ -31,21 +31,14 @@ def measure(name: str, averages: int, peers: Sequence[Peer], *, seconds: float) 
     """Time one model with one number of averages."""
     model = build(name)
     tensors = averaged_tensors(model)
+    elements = sum(tensor.numel() for tensor in tensors)
+
+    def ours(banks: Sequence[str]) -> list[Contestant]:
+        return [memory_limit(model, averages), *(make_bank(bank, model, averages) for bank in banks)]
+
     title = f"{name}, {count_of(averages, 'average')}"
-    about = {
-        "model": name,
-        "averages": averages,
-        "elements": sum(tensor.numel() for tensor in tensors),
-        "tensors": len(tensors),
-    }
-    runs, missing = run_with_peers(
-        title,
-        model,
-        averages,
-        lambda banks: [memory_limit(model, averages), *(make_bank(bank, model, averages) for bank in banks)],
-        peers,
-        seconds=seconds,
-    )
+    runs, missing = run_with_peers(title, model, averages, ours, peers, seconds=seconds)
+    about = {"model": name, "averages": averages, "elements": elements, "tensors": len(tensors)}
     gated = {bank: "lower" for bank in BANKS if bank != AGAIN}
     return make_case(title, runs, over=(LIMIT, BANK), better=gated, about=about, missing=missing)
 
