@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOWEST := .venv-lowest
 # What is about packages that the lowest environment has not: the frameworks, the site, the peers.
 NOT_LOWEST := src/emabank/integrations tests/integrations tests/compat tests/test_site.py tests/test_benchmarks.py tests/on_ranks/sharded_frameworks.py
-# Peers of the drop-ins without what they bring: timm wants torchvision, and the tests need one file of it.
+# Peers without what they bring: timm wants torchvision, and tests and benchmarks need one file of it.
 PEERS := timm diffusers
 SAY_SO = @echo "Installing packages into $(VENV), torch first; this takes minutes the first time.";
 INSTALL = $(SAY_SO) $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e
@@ -96,7 +96,8 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/bench.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) ".[study,bench]"
+	$(INSTALL) ".[study,bench,transformers]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --no-deps $(PEERS)
 	@touch $@
 
 $(VENV)/cluster.stamp: pyproject.toml constraints.txt | $(BIN)/python

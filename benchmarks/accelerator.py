@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/acc
 
 from benchmarks.harness import text_table
 from benchmarks.models import build
-from benchmarks.peers import PEERS, NotAvailable, Packages, Peer, decays
+from benchmarks.peers import PEERS, NotAvailable, Peer, decays
 from emabank import EMA, EMABank, recalibrate_batchnorm
 
 META = torch.device("meta")
@@ -217,7 +217,7 @@ def of_bank(policy: Any) -> Update:
 
 
 def of_peer(peer: Peer) -> Update:
-    return lambda model, count: peer.build(Packages(), model, count).update
+    return lambda model, count: peer.build(model, count).update
 
 
 SHOWN = ("torch AveragedModel", "timm ModelEmaV3", "ema-pytorch, foreach")

@@ -166,21 +166,13 @@ def _t(differences: Tensor) -> float:
     return float(differences.mean() / differences.std()) * math.sqrt(len(differences))
 
 
-# What is shown -------------------------------------------------------------------------------------------------------
-
 HEADER = (
     "true gain", "metric", "curves", "candidates", "samples", "averages", "epochs", "repeats",
     "per-sample", "`samples=`", "chosen before",
 )  # fmt: skip
 
 
-def table(results: Sequence[Result]) -> str:
-    """The results in Markdown."""
-    rows = [HEADER, ["---"] * len(HEADER), *map(_row, results)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def _row(result: Result) -> list[str]:
+def table_row(result: Result) -> list[str]:
     case = result.case
     rates = (result.paired, result.unpaired, result.chosen_before)
     return [
@@ -190,22 +182,22 @@ def _row(result: Result) -> list[str]:
     ]  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=2_000, help="of each case (2000); a fifth above 1,000 samples")
-    parser.add_argument("--seed", type=int, default=0, help="of the simulated samples (0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep everything in this file")
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
     results: list[Result] = []
+    for row in (HEADER, ["---"] * len(HEADER)):
+        print(f"| {' | '.join(row)} |")
     for case in (*NO_GAIN, *GAIN):
-        repeats = asked.repeats if case.samples <= 1_000 else max(1, asked.repeats // 5)
-        results.append(measure(case, repeats, asked.seed))
-        print(" ".join(_row(results[-1])), flush=True)
-    print(table(results))
-    if asked.json:
-        command = "python benchmarks/advice.py"
+        repeats = arguments.repeats if case.samples <= 1_000 else max(1, arguments.repeats // 5)
+        results.append(measure(case, repeats, seed=0))
+        print(f"| {' | '.join(table_row(results[-1]))} |", flush=True)
+    if arguments.json:
         kept = [asdict(result) for result in results]
-        write_json(asked.json, {"command": command, "conditions": conditions(), "results": kept})
+        known = {"command": "python benchmarks/advice.py", "conditions": conditions()}
+        write_json(arguments.json, {**known, "results": kept})
     return 0
 
 

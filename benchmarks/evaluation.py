@@ -9,26 +9,25 @@ import argparse
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/evaluation.py`
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from benchmarks.harness import (
     Case,
-    case_text,
     count_of,
     make_case,
     make_parser,
     run_interleaved,
-    show_progress,
+    show_cases,
     start,
     text_table,
     write_result,
@@ -43,65 +42,51 @@ from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts, seeded_generator
 from emabank.study.executors.worker import keep_freed_memory
 from emabank.study.metrics.classification import accuracy
-from emabank.study.models import NETWORKS, build_network
+from emabank.study.models import build_network
 from emabank.study.predict import predict, predict_each
 from emabank.study.run_job import network_of
 from emabank.study.train import Training
 
 SHARED, COPIES, SECOND = "one shared pass", "each alone, module copies", "each alone, copied into a second model"
 APPLIED, UPDATE_BN = "each alone, bank.applied()", "each alone, torch's update_bn"
-TASKS = ("evaluation", "recalibration")
-BATCH = 128
+NETWORK, AVERAGES, BATCH = "resnet8", 5, 128
 TOLERANCE = 1e-3
+SOURCES = {"memory": "batches in memory", "loader": "DataLoader, 2 workers"}
 
 Batches = Iterable[tuple[Tensor, Tensor]]
-
-
-class Way(NamedTuple):
-    """One way to do a task: what is timed, and how to see its results, a tensor per set of weights."""
-
-    run: Callable[[], object]
-    results: Callable[[], list[Tensor]]
+Curve = dict[str, Any]
+Ways = Mapping[str, Callable[[], list[Tensor]]]
+"""Ways to do a task, by name; each returns a tensor per set of weights."""
 
 
 # One pass, or one per average -----------------------------------------------------------------------------------------
 
 
-class Subject(NamedTuple):
-    """A model in training, its bank, and a module per average, as libraries that keep deep copies have."""
-
-    model: nn.Module
-    bank: EMABank
-    copies: list[nn.Module]
-
-
-def make_subject(network: str, averages: int) -> Subject:
+def make_bank() -> EMABank:
     """A network with random weights, and averages that all differ."""
     torch.manual_seed(0)
-    model = build_network(network, classes=10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    bank = EMABank(model, [EMA(decay, warmup=None) for decay in decays(averages)], every=1)
+    model = build_network(NETWORK, classes=10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    bank = EMABank(model, [EMA(decay, warmup=None) for decay in decays(AVERAGES)], every=1)
     for _ in range(4):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter) * parameter.abs().mean()
             model(torch.randn(8, 3, 32, 32))  # moves the batch-norm statistics
         bank.update()
-    return Subject(model, bank, [bank.module(name) for name in bank.names])
+    return bank
 
 
-class _Normalised(Dataset[tuple[Tensor, int]]):
-    """A data set that normalises one image at a time."""
+class _Normalised(TensorDataset):
+    """Images that are normalised one at a time."""
 
     def __init__(self, images: Images) -> None:
+        super().__init__(images.images, images.labels)
         normalisation = normalisation_of(images)
-        self._images, self._labels = images.images, images.labels.tolist()
         self._mean, self._std = (torch.tensor(v).view(-1, 1, 1) for v in (normalisation.mean, normalisation.std))
 
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return (self._images[index].float() - self._mean) / self._std, self._labels[index]
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        image, label = super().__getitem__(index)
+        return (image.float() - self._mean) / self._std, label
 
 
 def random_images(count: int) -> Images:
@@ -110,14 +95,12 @@ def random_images(count: int) -> Images:
     return make_images(pixels, torch.arange(count) % 10)
 
 
-def make_batches(images: Images, workers: int | None) -> Batches:
+def make_batches(images: Images, source: str) -> Batches:
     """Batches sliced out of memory, or from a DataLoader whose workers stay alive between passes."""
-    if workers is None:
+    if source == "memory":
         order = torch.channels_last
         return batches(images, size=BATCH, normalisation=normalisation_of(images), memory_format=order)
-    return DataLoader(
-        _Normalised(images), BATCH, collate_fn=_channels_last, num_workers=workers, persistent_workers=workers > 0
-    )
+    return DataLoader(_Normalised(images), BATCH, collate_fn=_channels_last, num_workers=2, persistent_workers=True)
 
 
 def _channels_last(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
@@ -125,10 +108,10 @@ def _channels_last(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
     return inputs.contiguous(memory_format=torch.channels_last), labels
 
 
-def evaluations(subject: Subject, data: Batches) -> dict[str, Way]:
+def evaluations(bank: EMABank, data: Batches) -> Ways:
     """Logits of the live weights and of every average: in one pass, as the study does it, and as people write it."""
-    model, bank, copies = subject
-    second = bank.module(bank.names[0])
+    model, second = bank.model, bank.module(bank.names[0])
+    copies = [bank.module(name) for name in bank.names]
 
     def logits(model: nn.Module) -> Tensor:
         model.eval()
@@ -149,151 +132,135 @@ def evaluations(subject: Subject, data: Batches) -> dict[str, Way]:
         with bank.applied(name):
             return logits(model)
 
-    actions = {
+    return {
         SHARED: shared,
         COPIES: lambda: [logits(module) for module in (model, *copies)],
         SECOND: lambda: [logits(model), *map(copied, bank.names)],
         APPLIED: lambda: [logits(model), *map(applied, bank.names)],
     }
-    return {name: Way(action, action) for name, action in actions.items()}
 
 
-def recalibrations(subject: Subject, data: Batches) -> dict[str, Way]:
+def recalibrations(bank: EMABank, data: Batches) -> Ways:
     """Batch-norm statistics of every average: in one pass, and with a pass of torch's `update_bn` for each.
 
     The results are means alone: `update_bn` averages the variances of batches, which is not the variance of the data.
     """
-    _, bank, copies = subject
+    copies = [bank.module(name) for name in bank.names]
 
     def means(state: dict[str, Tensor]) -> Tensor:
         return torch.cat([state[key] for key in state if key.endswith("running_mean")])
 
-    def alone() -> None:
-        for copy in copies:
-            update_bn(data, copy)
-
-    def shared_means() -> list[Tensor]:
+    def shared() -> list[Tensor]:
         recalibrate_batchnorm(bank, data)
         return [means(bank.weights(name, batchnorm="recomputed")) for name in bank.names]
 
-    def means_alone() -> list[Tensor]:
-        alone()
+    def alone() -> list[Tensor]:
+        for copy in copies:
+            update_bn(data, copy)
         return [means(copy.state_dict()) for copy in copies]
 
-    return {SHARED: Way(lambda: recalibrate_batchnorm(bank, data), shared_means), UPDATE_BN: Way(alone, means_alone)}
+    return {SHARED: shared, UPDATE_BN: alone}
 
 
-def check_same(ways: dict[str, Way]) -> None:
+TASKS = {"evaluation": evaluations, "recalibration": recalibrations}
+
+
+def check_same(ways: Ways) -> None:
     """Raise unless all ways give the same, and the sets of weights differ, so that a mix-up would show."""
 
     def differ(one: Tensor, other: Tensor) -> bool:
         scale = other.square().mean(-1, keepdim=True).sqrt()
         return one.shape != other.shape or not bool(((one - other).abs() <= TOLERANCE * scale).all())
 
-    reference = ways[SHARED].results()
+    reference = ways[SHARED]()
     if not all(differ(one, other) for one, other in pairwise(reference)):
         raise RuntimeError("two sets of weights give the same results, so a mix-up would not show")
     for name, way in ways.items():
-        results = way.results()
+        results = way()
         if len(results) != len(reference) or any(map(differ, results, reference)):
             raise RuntimeError(f"{name} gives other results than {SHARED}")
 
 
-def measure_passes(
-    task: Literal["evaluation", "recalibration"], network: str, workers: int | None, arguments: argparse.Namespace
-) -> Case:
+def measure_passes(task: str, source: str, *, images: int, seconds: float) -> Case:
     """Time one shared pass and all other ways, after a check that all give the same."""
-    subject = make_subject(network, arguments.averages)
-    data = make_batches(random_images(arguments.images), workers)
-    ways = (evaluations if task == "evaluation" else recalibrations)(subject, data)
+    ways = TASKS[task](make_bank(), make_batches(random_images(images), source))
     check_same(ways)
-    source = "batches in memory" if workers is None else f"DataLoader, {count_of(workers, 'worker')}"
-    averages = count_of(arguments.averages, "average")
     threads = count_of(torch.get_num_threads(), "thread")
-    title = f"{task} of {network}, {averages}, {arguments.images} images, {source}, {threads}"
-    contestants = [Contestant(name, way.run, [torch.ones(1)]) for name, way in ways.items()]
-    run = run_interleaved(contestants, seconds=arguments.seconds, progress=show_progress(title))
-    del contestants, ways, data
+    title = f"{task} of {NETWORK}, {AVERAGES} averages, {images} images, {SOURCES[source]}, {threads}"
+    contestants = [Contestant(name, way, [torch.ones(1)]) for name, way in ways.items()]
+    run = run_interleaved(contestants, seconds=seconds, title=title)
+    del contestants, ways
     gc.collect()  # ends the workers
-    about = {"task": task, "model": network, "averages": arguments.averages, "source": source, "threads": threads}
+    about = {"task": task, "model": NETWORK, "averages": AVERAGES, "source": SOURCES[source], "threads": threads}
     better = {name: "higher" for name in run.times if name != SHARED}
-    return make_case(title, [run], over=(SHARED,), better=better, about=about)  # type: ignore[arg-type]
+    return make_case(title, [run], over=(SHARED,), better=better, about=about)
 
 
 # How many samples a recalibration needs -------------------------------------------------------------------------------
 
 SIZES = tuple(32 * 2**k for k in range(9))  # 32 to 8,192
 WITHIN = 0.001  # of accuracy: 0.1 points
+DRAWS = 4  # per number of images
 
 
-def train(arguments: argparse.Namespace) -> tuple[Parts, DataConfig, dict[tuple[str, str], nn.Module]]:
+def train(dataset_name: str, folder: Path, epochs: int) -> tuple[Parts, DataConfig, dict[tuple[str, str], nn.Module]]:
     """Train a network; its slowest averages early and at the end, by stage and name."""
     recipe = Recipe(
-        data=DataConfig(dataset=arguments.dataset, subset=arguments.subset),
-        training=TrainingConfig(network="resnet8", epochs=arguments.epochs),
+        data=DataConfig(dataset=dataset_name, subset=10_000 if dataset_name == "cifar10" else None),  # type: ignore[arg-type]
+        training=TrainingConfig(network=NETWORK, epochs=epochs),
         hardware=HardwareConfig(device="cpu"),
     )
-    dataset = load_dataset(recipe.data, arguments.data)
+    dataset = load_dataset(recipe.data, folder)
     config = RunConfig(recipe=recipe, rate=0.4, seed=0, trained_on="100%")
     parts = load_parts(recipe.data, dataset, config.trained_on)
     models: dict[tuple[str, str], nn.Module] = {}
 
     def observe(training: Training) -> None:
-        if training.epoch in (arguments.early, arguments.epochs):
+        if training.epoch in (max(1, epochs // 8), epochs):
             for name in training.bank.names[-2:]:
-                models[f"epoch {training.epoch} of {arguments.epochs}", name] = training.bank.module(name)
+                models[f"epoch {training.epoch} of {epochs}", name] = training.bank.module(name)
 
     training = Training(config, parts, network_of(config, dataset), device=torch.device("cpu"))
     training.run(observe=observe)
     return parts, config.recipe.data, models
 
 
-def measure_samples(
-    parts: Parts, data: DataConfig, models: dict[tuple[str, str], nn.Module], draws: int
-) -> list[dict[str, Any]]:
+def measure_samples(parts: Parts, data: DataConfig, models: Mapping[tuple[str, str], nn.Module]) -> list[Curve]:
     """A curve per average, without and with augmentation: accuracy after recalibrating on n training images."""
     known: dict[str, Any] = {"normalisation": parts.normalisation, "memory_format": torch.channels_last}
     total, labels = len(parts.train), parts.test.labels.numpy()
 
-    def score(model: nn.Module, images: int, draw: int, augmented: bool) -> float:
-        if images:
-            generator = seeded_generator(f"recalibration on {images}", draw)
-            part = (
-                parts.train.take(torch.randperm(total, generator=generator)[:images]) if images < total else parts.train
-            )
-            size = min(BATCH, images)
-            plain = batches(part, size=size, **known)
-            augment = Loader(part, size=size, crop=data.crop or 0, flip=bool(data.flip), seed=draw, **known)
-            recalibrate_batchnorm(model, augment if augmented else plain)
+    def score(model: nn.Module) -> float:
         return accuracy(predict(model, batches(parts.test, size=BATCH, **known)), labels)
 
-    curves: list[dict[str, Any]] = []
+    def recalibrated(model: nn.Module, images: int, draw: int, augmented: bool) -> float:
+        generator = seeded_generator(f"recalibration on {images}", draw)
+        part = parts.train if images == total else parts.train.take(torch.randperm(total, generator=generator)[:images])
+        size = min(BATCH, images)
+        augment = {"crop": data.crop or 0, "flip": bool(data.flip), "seed": draw}
+        recalibrate_batchnorm(
+            model, Loader(part, size=size, **augment, **known) if augmented else batches(part, size=size, **known)
+        )
+        return score(model)
+
+    curves: list[Curve] = []
     for (stage, weights), model in models.items():
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        own = score(model, 0, 0, False)  # with the averaged statistics, before the first recalibration
-        full = score(model, total, 0, False)
+        own = score(model)  # with the averaged statistics, before the first recalibration
+        full = recalibrated(model, total, 0, False)
+        about = {"stage": stage, "weights": weights, "accuracy": full, "without": own - full}
+        about["standard_error"] = math.sqrt(full * (1 - full) / len(labels))
         for augmented in (False, True) if data.crop or data.flip else (False,):
             points: list[dict[str, Any]] = []
             for images in [size for size in SIZES if size < total]:
-                differences = [score(model, images, draw, augmented) - full for draw in range(draws)]
+                differences = [recalibrated(model, images, draw, augmented) - full for draw in range(DRAWS)]
                 points.append({"images": images, "worst": min(differences), "accuracy": spread(differences)})
-            error = math.sqrt(full * (1 - full) / len(labels))
-            curves.append(
-                {
-                    "stage": stage,
-                    "weights": weights,
-                    "augmented": augmented,
-                    "accuracy": full,
-                    "standard_error": error,
-                    "without": own - full,
-                    "points": points,
-                }
-            )
+            curves.append({**about, "augmented": augmented, "points": points})
             print(curve_text(curves[-1]), end="\n\n", flush=True)
     return curves
 
 
-def enough(curves: Sequence[dict[str, Any]]) -> int | None:
+def enough(curves: Sequence[Curve]) -> int | None:
     """The fewest images from which on every average is as good as with all of them; None if all are needed.
 
     As good: the mean over draws is at most 0.1 points lower, and no draw is lower by more than a standard error.
@@ -307,7 +274,7 @@ def enough(curves: Sequence[dict[str, Any]]) -> int | None:
     return next((size for size in sizes if all(good[larger] for larger in sizes if larger >= size)), None)
 
 
-def curve_text(curve: dict[str, Any]) -> str:
+def curve_text(curve: Curve) -> str:
     """One curve as a table."""
     augmented = "with" if curve["augmented"] else "without"
     heading = (
@@ -324,57 +291,45 @@ def curve_text(curve: dict[str, Any]) -> str:
 # The script -----------------------------------------------------------------------------------------------------------
 
 
-def parse_source(text: str) -> int | None:
-    """`memory`, or the number of a DataLoader's workers."""
-    if text != "memory" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"source must be memory or a number of workers; got {text}")
-    return None if text == "memory" else int(text)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = make_parser(
-        "Time the evaluation of live weights and M averages, and the recalibration of their batch norm, in one shared "
-        "pass over the data and in one pass each. With --samples: how many images a recalibration needs.",
+        "Time the evaluation of live weights and five averages, and the recalibration of their batch norm, in one "
+        "shared pass over the data and in one pass each. With --samples: how many images a recalibration needs.",
         "Default: about 10 minutes. --samples trains a ResNet-8 on 10,000 images of CIFAR-10 first: 15 minutes.",
         seconds=60,
         result="evaluation.json",
     )
     add = parser.add_argument
-    add("--networks", nargs="+", default=["resnet8"], choices=list(NETWORKS), metavar="NETWORK",
-        help=f"of {', '.join(NETWORKS)} (default: resnet8)")  # fmt: skip
-    add("--tasks", nargs="+", default=TASKS, choices=TASKS, help="(default: both)")
-    add("--sources", nargs="+", type=parse_source, default=[None, 2], metavar="SOURCE",
-        help="of batches: memory, or the number of a DataLoader's workers (memory 2)")  # fmt: skip
-    add("--averages", type=int, default=5, metavar="M", help="how many averages (5)")
+    add("--sources", nargs="+", default=list(SOURCES), choices=list(SOURCES), help="of batches (default: both)")
     add("--images", type=int, default=1024, help="images per pass (%(default)s)")
     add("--samples", action="store_true", help="measure how many images a recalibration needs, in place of times")
-    add("--data", type=Path, default=Path("data"), metavar="DIR", help="for --samples: has CIFAR-10 (%(default)s)")
     add("--dataset", default="cifar10", choices=["cifar10", "digits"], help="for --samples (%(default)s)")
-    add("--subset", type=int, default=10_000, help="for --samples: training images (%(default)s)")
+    add("--data", type=Path, default=Path("data"), metavar="DIR", help="for --samples: has CIFAR-10 (%(default)s)")
     add("--epochs", type=int, default=16, help="for --samples (%(default)s)")
-    add("--early", type=int, default=2, help="for --samples: the early epoch (%(default)s)")
-    add("--draws", type=int, default=4, help="for --samples: draws per number of images (%(default)s)")
     arguments = parser.parse_args(words)
     if not arguments.samples:
         arguments.threads = arguments.threads or 1  # as in the study
     known = start(arguments, memory="kept by the process" if keep_freed_memory() else "returned by malloc")
     if arguments.samples:
-        parts, data, models = train(arguments)
-        curves = measure_samples(parts, data, models, arguments.draws)
-        known |= {"data": arguments.dataset, "images": len(parts.train), "test_images": len(parts.test)}
-        few = {a: enough([c for c in curves if c["augmented"] is a]) for a in sorted({c["augmented"] for c in curves})}
-        for augmented, size in few.items():
-            print(f"{'with' if augmented else 'without'} augmentation, enough: {size or 'all images'}")
-        if arguments.json:
-            write_result(arguments.json, known, curves=curves, enough=[[a, size] for a, size in few.items()])
+        main_samples(arguments, known)
         return 0
-    cases: list[Case] = []
-    for network, task, workers in product(arguments.networks, arguments.tasks, arguments.sources):
-        cases.append(measure_passes(task, network, workers, arguments))
-        print(case_text(cases[-1]), end="\n\n", flush=True)
-    if arguments.json:
-        write_result(arguments.json, known, cases, add=arguments.add)
+    cases = (
+        measure_passes(task, source, images=arguments.images, seconds=arguments.seconds)
+        for task, source in product(TASKS, arguments.sources)
+    )
+    write_result(arguments, known, show_cases(cases))
     return 0
+
+
+def main_samples(arguments: argparse.Namespace, known: dict[str, Any]) -> None:
+    """How many images a recalibration needs: prints and writes it."""
+    parts, data, models = train(arguments.dataset, arguments.data, arguments.epochs)
+    curves = measure_samples(parts, data, models)
+    few = {a: enough([c for c in curves if c["augmented"] is a]) for a in sorted({c["augmented"] for c in curves})}
+    for augmented, size in few.items():
+        print(f"{'with' if augmented else 'without'} augmentation, enough: {size or 'all images'}")
+    known |= {"data": arguments.dataset, "images": len(parts.train), "test_images": len(parts.test)}
+    write_result(arguments, known, curves=curves, enough=list(few.items()))
 
 
 if __name__ == "__main__":

@@ -31,12 +31,7 @@ SUITE: Mapping[str, Sequence[str]] = {
 
 
 class Finding(NamedTuple):
-    """How one ratio changed.
-
-    Args:
-        verdict: slower, faster, same, disturbed, or new.
-        factor: time now over time before, above 1 if it became slower; None if nothing was compared.
-    """
+    """How one ratio changed: slower, faster, same, disturbed, or new; with the time now over that before."""
 
     benchmark: str
     name: str
@@ -93,24 +88,16 @@ def compare_files(path: Path, kept: Path) -> list[Finding]:
     ]
 
 
-def measure(benchmarks: Sequence[str], folder: Path) -> list[Path]:
-    """Run benchmarks of the suite; the result files that they wrote."""
-    paths: list[Path] = []
-    for benchmark in benchmarks:
-        path = folder / f"{benchmark}.json"
-        command = [sys.executable, str(HERE / f"{benchmark}.py"), *SUITE[benchmark], "--json", str(path)]
-        subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        paths.append(path)
-    return paths
-
-
-def measure_and_compare(kept: Path) -> list[Finding]:
-    """Run the suite. A benchmark that looks slower runs once more, and the second run decides."""
+def measure_and_compare(benchmarks: Sequence[str], kept: Path) -> list[Finding]:
+    """Run benchmarks of the suite, and compare."""
+    findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
-        findings = [f for path in measure(list(SUITE), Path(folder)) for f in compare_files(path, kept)]
-        doubtful = sorted({finding.benchmark for finding in findings if finding.verdict == "slower"})
-        again = [f for path in measure(doubtful, Path(folder)) for f in compare_files(path, kept)]
-    return [finding for finding in findings if finding.benchmark not in doubtful] + again
+        for benchmark in benchmarks:
+            path = Path(folder, f"{benchmark}.json")
+            command = [sys.executable, str(HERE / f"{benchmark}.py"), *SUITE[benchmark], "--json", str(path)]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
+            findings += compare_files(path, kept)
+    return findings
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -127,7 +114,10 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error("give result files, or --measure")
     try:
         if arguments.measure:
-            findings = measure_and_compare(arguments.kept)
+            findings = measure_and_compare(list(SUITE), arguments.kept)
+            doubtful = sorted({finding.benchmark for finding in findings if finding.verdict == "slower"})
+            sure = [finding for finding in findings if finding.benchmark not in doubtful]
+            findings = sure + measure_and_compare(doubtful, arguments.kept)  # the second run decides
         else:
             findings = [finding for path in arguments.results for finding in compare_files(path, arguments.kept)]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -139,9 +129,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     print(text_table(["ratio", "", "time", "before (10–90 %)", "now"], rows))
     verdicts = {finding.verdict for finding in findings}
-    if "slower" in verdicts:
-        return 1
-    return 0 if verdicts & {"same", "faster"} else 2
+    return 1 if "slower" in verdicts else 0 if verdicts & {"same", "faster"} else 2
 
 
 if __name__ == "__main__":

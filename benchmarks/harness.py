@@ -11,13 +11,18 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from statistics import fmean
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
 from emabank.study.bench import (
+    BANK,
+    LIMIT,
     MIN_ROUNDS,
     QUIET,
     BackgroundLoad,
@@ -36,14 +41,14 @@ FORMAT = 2
 MAX_ROUNDS = 400
 PATIENCE = 4  # times the requested seconds, to replace disturbed rounds
 WINDOW = 0.5  # seconds; the system counts processor time in ticks of 10 ms, so it cannot be much shorter
+Result = TypeVar("Result")
 SAME = ("cpu", "cores", "threads", "torch", "python", "versions")  # conditions of one result file
 
 
 # Timing ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One interleaved run.
 
     Args:
@@ -61,7 +66,7 @@ def run_interleaved(
     contestants: Sequence[Contestant],
     *,
     seconds: float,
-    progress: Callable[[str], None] = lambda line: None,
+    title: str = "",
     window: float = WINDOW,
     background: Callable[[], Any] = BackgroundLoad,
 ) -> Run:
@@ -73,33 +78,34 @@ def run_interleaved(
     rounds = Rounds(contestants)
     for contestant in contestants:
         check_averages(contestant, rounds.prepare)
-    quiet: list[tuple[list[dict[str, float]], float]] = []
-    noisy: list[tuple[list[dict[str, float]], float]] = []
+    quiet: list[tuple[dict[str, float], float | None]] = []  # each round with the share of its window
+    noisy: list[tuple[dict[str, float], float | None]] = []
     start = time.perf_counter()
-    unknown = False
     while True:
         load = background()
         played, share = rounds.play(window), load.share()
-        unknown |= share is None
-        (noisy if (share or 0.0) > QUIET else quiet).append((played, share or 0.0))
-        spent, good, bad = time.perf_counter() - start, _count(quiet), _count(noisy)
-        progress(f"{good} rounds, {spent:.0f} s" + (f", {bad} disturbed" if bad else ""))
-        calm = spent * len(quiet) / (len(quiet) + len(noisy))
+        (noisy if (share or 0.0) > QUIET else quiet).extend((times, share) for times in played)
+        spent, good, bad = time.perf_counter() - start, len(quiet), len(noisy)
+        show_progress(f"{title}: {good} rounds, {spent:.0f} s" + (f", {bad} disturbed" if bad else ""))
+        calm = spent * good / (good + bad)
         if good >= MAX_ROUNDS or (calm >= seconds and good >= MIN_ROUNDS):
             break
         if spent >= PATIENCE * seconds and good + bad >= MIN_ROUNDS:
             break
-    progress("")
+    show_progress("")
     counted = quiet if good >= MIN_ROUNDS else quiet + noisy
+    shares = [share for _, share in counted if share is not None]
     return Run(
-        {one.name: [times[one.name] for played, _ in counted for times in played] for one in contestants},
+        {one.name: [times[one.name] for times, _ in counted] for one in contestants},
         bad if counted is quiet else 0,
-        None if unknown else sum(share * len(played) for played, share in counted) / _count(counted),
+        fmean(shares) if len(shares) == len(counted) else None,
     )
 
 
-def _count(windows: Iterable[tuple[Sequence[Any], float]]) -> int:
-    return sum(len(played) for played, _ in windows)
+def show_progress(line: str) -> None:
+    """Show one changing line on a terminal, and nothing elsewhere."""
+    if sys.stderr.isatty():
+        print("\r\033[K" + line, end="", file=sys.stderr, flush=True)
 
 
 def check_averages(contestant: Contestant, prepare: Callable[[Contestant], object]) -> None:
@@ -124,21 +130,29 @@ def check_averages(contestant: Contestant, prepare: Callable[[Contestant], objec
     raise RuntimeError(f"{contestant.name} did not move its averages")
 
 
-def show_progress(title: str) -> Callable[[str], None]:
-    """Show one changing line on a terminal, and a single line elsewhere."""
-    if not sys.stderr.isatty():
-        print(f"{title} ...", file=sys.stderr, flush=True)
-        return lambda line: None
-    return lambda line: print("\r\033[K" + (f"{title}: {line}" if line else ""), end="", file=sys.stderr, flush=True)
+# The process ----------------------------------------------------------------------------------------------------------
+
+
+def system_bytes(file: str, field: str) -> int | None:
+    """The bytes that a file of /proc has for a field, such as `MemAvailable`; None where the system does not say."""
+    try:
+        lines = Path("/proc", file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
 
 
 def free_memory() -> int | None:
     """Bytes of main memory that can still be allocated without swapping; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+    return system_bytes("meminfo", "MemAvailable")
+
+
+def in_fresh_process(function: Callable[..., Result], *arguments: object) -> Result:
+    """What a function returns in a process that has done nothing else, with as many threads as this one."""
+    fresh = get_context("spawn")
+    threads = (torch.get_num_threads(),)
+    with ProcessPoolExecutor(1, mp_context=fresh, initializer=torch.set_num_threads, initargs=threads) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 # Cases ----------------------------------------------------------------------------------------------------------------
@@ -184,9 +198,6 @@ class Case:
         """Whether other processes used so much of the machine that the times decide nothing."""
         return (self.background or 0.0) > QUIET
 
-    def row(self, name: str) -> Row | None:
-        return next((row for row in self.rows if row.name == name), None)
-
 
 def make_case(
     name: str,
@@ -205,17 +216,19 @@ def make_case(
     rows: list[Row] = []
     for contestant in dict.fromkeys(name for run in runs for name in run.times):
         joined = [run.times for run in runs if contestant in run.times]
-        own = [second for times in joined for second in times[contestant]]
-        ratios = {
-            other: paired_ratio(own, [second for times in joined for second in times[other]])
-            for other in over
-            if all(other in times for times in joined)
-        }
+        times = {name: [second for run in joined for second in run.get(name, ())] for name in (contestant, *over)}
+        own = times[contestant]
+        ratios = {other: paired_ratio(own, times[other]) for other in over if times[other]}
         rows.append(Row(contestant, spread(1e3 * second for second in own), ratios, better.get(contestant)))
     shares = [run.background for run in runs if run.background is not None]
     rounds = sum(len(next(iter(run.times.values()))) for run in runs)
     dropped = sum(run.dropped for run in runs)
     return Case(name, rounds, dropped, max(shares, default=None), rows, about, missing or {})
+
+
+def is_peer(row: Row) -> bool:
+    """Whether it is another library, and neither a bank nor the memory limit."""
+    return row.name != LIMIT and not row.name.startswith(BANK)
 
 
 def count_of(number: int, noun: str) -> str:
@@ -247,17 +260,28 @@ def case_text(case: Case) -> str:
     return "\n".join([heading, text_table(header, rows), *missing])
 
 
+def show_cases(cases: Iterable[Case], text: Callable[[Case], str] = case_text) -> list[Case]:
+    """Print each case as soon as it is measured."""
+    shown: list[Case] = []
+    for case in cases:
+        print(text(case), end="\n\n", flush=True)
+        shown.append(case)
+    return shown
+
+
 # Result files ---------------------------------------------------------------------------------------------------------
 
 
 def write_result(
-    path: Path, known: Mapping[str, Any], cases: Sequence[Case] = (), *, add: bool = False, **more: Any
+    arguments: argparse.Namespace, known: Mapping[str, Any], cases: Sequence[Case] = (), **more: Any
 ) -> None:
-    """Write a result file. With `add`, cases in the existing file that were not measured now stay."""
-    script = Path(sys.argv[0]).name
-    command = " ".join(["python", f"benchmarks/{script}", *_without_path(sys.argv[1:])])
+    """Write the result file if one is named. With --add, cases in it that were not measured now stay."""
+    path: Path | None = arguments.json
+    if path is None:
+        return
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_without_path(sys.argv[1:])])
     entries = [asdict(case) for case in cases]
-    if add and path.exists():
+    if arguments.add and path.exists():
         old = read_json(path)
         differing = [key for key in SAME if old["conditions"].get(key) != known.get(key)]
         if differing:
@@ -288,10 +312,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_case(entry: Mapping[str, Any]) -> Case:
     """A case as it was before it became JSON."""
-    rows: list[Row] = []
-    for row in entry["rows"]:
-        over = {name: Spread(**value) for name, value in row["over"].items()}
-        rows.append(Row(row["name"], Spread(**row["ms"]), over, row["better"]))
+    rows = [
+        Row(
+            row["name"],
+            Spread(**row["ms"]),
+            {name: Spread(**ratio) for name, ratio in row["over"].items()},
+            row["better"],
+        )
+        for row in entry["rows"]
+    ]
     return Case(**{**entry, "rows": rows})
 
 
@@ -309,16 +338,10 @@ def make_parser(description: str, epilog: str, *, seconds: float | None, result:
     return parser
 
 
-def set_threads(arguments: argparse.Namespace) -> int:
-    """Use as many threads as were asked for; returns how many there are."""
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    return torch.get_num_threads()
-
-
 def start(arguments: argparse.Namespace, **more: Any) -> dict[str, Any]:
     """Set the threads, and print and return the conditions."""
-    set_threads(arguments)
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     known = conditions() | more
     width = max(map(len, known))
     print("\n".join(f"{name.ljust(width)}  {value}" for name, value in known.items()), end="\n\n", flush=True)

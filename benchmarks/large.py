@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from argparse import SUPPRESS
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +24,11 @@ from benchmarks.harness import (
     Case,
     case_text,
     free_memory,
+    in_fresh_process,
     make_case,
     make_parser,
-    read_case,
     run_interleaved,
-    set_threads,
-    show_progress,
+    show_cases,
     start,
     text_table,
     write_result,
@@ -47,7 +42,6 @@ from emabank.study.bench import BANK, LIMIT, LIMIT_ELEMENTS, Contestant, memory_
 
 AVERAGES, UPDATES = 5, 5
 SPARE = 2**30  # bytes left to everything else
-KINDS = {"float32": "", "bfloat16": BF16}
 
 
 def gib(size: float) -> str:
@@ -89,7 +83,17 @@ def size_of(name: str) -> tuple[int, int]:
     return sum(p.numel() for p in parameters), sum(p.nbytes for p in parameters)
 
 
-def weigh(name: str, folder: Path | None, seconds: float) -> Case:
+def check_memory(name: str) -> None:
+    """Exit unless the model, its bank, and the most of what else is held at once fit into free memory."""
+    parameters, live = size_of(name)
+    needed = live + allowed(parameters, AVERAGES) + max(8 * parameters, 4 * LIMIT_ELEMENTS + live) + SPARE
+    if (free := free_memory()) is not None and free < needed:
+        sys.exit(
+            f"{name} with {AVERAGES} averages needs {gib(needed)}; {gib(free)} are free. Choose fewer --parameters."
+        )
+
+
+def weigh(name: str, seconds: float) -> Case:
     """All stages of one model, in this process, which should have done nothing else."""
     warm_up(AVERAGES)
     parameters, live = size_of(name)
@@ -109,7 +113,7 @@ def weigh(name: str, folder: Path | None, seconds: float) -> Case:
     # Reading an average copies it, and near the end of memory that cannot be afforded: whether the bank averages is
     # checked once, below, and not by the run.
     contestants = [memory_limit(model, AVERAGES), Contestant(BANK, bank.update, list(model.parameters()))]
-    run = run_interleaved(contestants, seconds=seconds, progress=show_progress(f"{name}: update and memory limit"))
+    run = run_interleaved(contestants, seconds=seconds, title=f"{name}: update and memory limit")
     del contestants
     with scale.stage("one average as a state dict"):
         weights = bank.weights(bank.names[0])
@@ -119,35 +123,34 @@ def weigh(name: str, folder: Path | None, seconds: float) -> Case:
         del weights
     with scale.stage("one average applied"), bank.applied(bank.names[-1]):
         pass
-    left_out = save_and_load(bank, scale, AVERAGES * 4 * parameters, folder)
+    left_out = save_and_load(bank, scale, AVERAGES * 4 * parameters)
     kind = "bfloat16" if name.endswith(BF16) else "float32"
     about = {"parameters": parameters, "dtype": kind, "live": live, "bare": scale.bare, "stages": scale.stages}
     title = f"{parameters / 1e6:.0f} million parameters in {kind}, {AVERAGES} averages"
     return make_case(title, [run], over=(LIMIT,), better={BANK: "lower"}, about=about | {"left_out": left_out})
 
 
-def save_and_load(bank: EMABank, scale: Scale, size: int, folder: Path | None) -> str:
+def save_and_load(bank: EMABank, scale: Scale, size: int) -> str:
     """Save and load the bank if memory and disk allow; else the reason why not."""
-    free = free_memory()
-    if folder is None:
-        return "saving and loading: not asked for"
+    free, disk = free_memory(), shutil.disk_usage(tempfile.gettempdir()).free
     if free is not None and free < size + SPARE:
         return f"saving and loading: needs {gib(size + SPARE)} of memory, {gib(free)} are free"
-    if (disk := shutil.disk_usage(folder).free) < size + SPARE:
-        return f"saving and loading: needs {gib(size + SPARE)} of disk, {folder} has {gib(disk)}"
-    steps, path = bank.num_steps, folder / "bank.pt"
-    with scale.stage("bank saved"):
-        save(bank, path)
-    bank.update()
-    with scale.stage("bank loaded"):
-        load(bank, path)
+    if disk < size + SPARE:
+        return f"saving and loading: needs {gib(size + SPARE)} of disk, {gib(disk)} are free"
+    with tempfile.TemporaryDirectory(prefix="emabank-large-") as folder:
+        steps, path = bank.num_steps, Path(folder, "bank.pt")
+        with scale.stage("bank saved"):
+            save(bank, path)
+        bank.update()
+        with scale.stage("bank loaded"):
+            load(bank, path)
     if bank.num_steps != steps:
         raise RuntimeError(f"the loaded bank must be at step {steps}; got {bank.num_steps}")
     return ""
 
 
-def stages_text(case: Case) -> str:
-    """The stages, and whether building and updating stay within the model, the averages and 2 %."""
+def large_text(case: Case) -> str:
+    """The case, its stages, and whether building and updating stay within the model, the averages and 2 %."""
     about = case.about
     rows = [
         [stage["name"], f"{stage['seconds']:.3g}", gib(stage["resident"]), gib(stage["peak"])]
@@ -156,60 +159,28 @@ def stages_text(case: Case) -> str:
     most = about["live"] + allowed(about["parameters"], AVERAGES)
     peak = max(stage["peak"] for stage in about["stages"] if "update" in stage["name"] or stage["name"] == "bank built")
     verdict = "met" if peak <= most else "NOT MET"
-    lines = [text_table(["stage", "seconds", "resident", "peak"], rows), about["left_out"]]
+    lines = [case_text(case), text_table(["stage", "seconds", "resident", "peak"], rows), about["left_out"]]
     return "\n".join([*filter(None, lines), f"peak of building and updating: {gib(peak)} of {gib(most)}, {verdict}"])
 
 
-def weigh_apart(name: str, folder: Path | None, seconds: float) -> Case:
-    """Weigh a model in a process of its own."""
-    threads = str(torch.get_num_threads())
-    command = [sys.executable, __file__, "--one", name, "--seconds", str(seconds), "--threads", threads]
-    command += ["--no-save"] if folder is None else ["--work", str(folder)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the process that weighs {name} ended with code {done.returncode} (-9: out of memory)")
-    return read_case(json.loads(done.stdout.splitlines()[-1]))
-
-
-def main(words: list[str] | None = None) -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = make_parser(
-        "Build a large transformer and a bank of five averages; update, read, save and load it. Prints the memory of "
-        "each stage, and the time of an update relative to the memory limit.",
-        "Default: 500 million parameters in float32 and bfloat16, about 6 minutes; needs 17 GiB of free memory, and "
-        "22 GiB to save and load, which is left out if there is less.",
+        "Build a large transformer, in float32 and in bfloat16, and a bank of five averages; update, read, save and "
+        "load it. Prints the memory of each stage, and the time of an update relative to the memory limit.",
+        "Default: 500 million parameters, about 6 minutes; needs 17 GiB of free memory, and 22 GiB and 10 GB in TMPDIR "
+        "to save and load, which is left out if there is less.",
         seconds=40,
         result="large.json",
     )
-    add = parser.add_argument
-    add("--parameters", type=int, default=500, choices=list(GPT_SIZES), metavar="MILLIONS",
-        help=f"of {', '.join(map(str, GPT_SIZES))} (500)")  # fmt: skip
-    add("--live", nargs="+", default=list(KINDS), choices=list(KINDS), metavar="DTYPE",
-        help="dtype of the live weights (float32 bfloat16)")  # fmt: skip
-    add("--no-save", action="store_true", help="skip saving and loading")
-    add("--work", type=Path, default=Path(tempfile.gettempdir()), metavar="DIR",
-        help="where the bank is saved, 10 GB, and deleted again (%(default)s)")  # fmt: skip
-    add("--one", metavar="MODEL", help=SUPPRESS)  # the fresh process
+    parser.add_argument("--parameters", type=int, default=500, choices=list(GPT_SIZES), metavar="MILLIONS",
+                        help=f"of {', '.join(map(str, GPT_SIZES))} (500)")  # fmt: skip
     arguments = parser.parse_args(words)
-    work = None if arguments.no_save else arguments.work
-    set_threads(arguments)
-    if arguments.one:
-        print(json.dumps(asdict(weigh(arguments.one, work, arguments.seconds))))
-        return 0
+    models = [f"gpt{arguments.parameters}m{suffix}" for suffix in ("", BF16)]
+    for name in models:
+        check_memory(name)
     known = start(arguments)
-    cases: list[Case] = []
-    for kind in arguments.live:
-        name = f"gpt{arguments.parameters}m{KINDS[kind]}"
-        parameters, live = size_of(name)
-        needed = live + allowed(parameters, AVERAGES) + max(8 * parameters, 4 * LIMIT_ELEMENTS + live) + SPARE
-        if (free := free_memory()) is not None and free < needed:
-            print(f"{name} with {AVERAGES} averages needs {gib(needed)} of memory; {gib(free)} are free. "
-                  "Choose fewer --parameters.", file=sys.stderr)  # fmt: skip
-            return 1
-        with tempfile.TemporaryDirectory(prefix="emabank-large-", dir=work) as folder:
-            cases.append(weigh_apart(name, work and Path(folder), arguments.seconds))
-        print(case_text(cases[-1]), stages_text(cases[-1]), sep="\n", end="\n\n", flush=True)
-    if arguments.json:
-        write_result(arguments.json, known, cases, add=arguments.add)
+    cases = (in_fresh_process(weigh, name, arguments.seconds) for name in models)
+    write_result(arguments, known, show_cases(cases, large_text))
     return 0
 
 

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
-import subprocess
 import sys
-from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -22,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for `python benchmarks/mem
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness import count_of, make_parser, set_threads, start, text_table, write_result
+from benchmarks.harness import count_of, in_fresh_process, make_parser, start, system_bytes, text_table, write_result
 from benchmarks.models import NAMES, build
 from benchmarks.peers import decays
 from emabank import EMABank
@@ -51,19 +47,12 @@ def storages() -> dict[int, int]:
 
 def resident_bytes() -> int | None:
     """Resident memory of this process; None where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
+    return system_bytes("self/status", "VmRSS")
 
 
 def peak_bytes() -> int | None:
     """The most that was resident since `reset_peak`; None where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+    return system_bytes("self/status", "VmHWM")
 
 
 def reset_peak() -> None:
@@ -117,22 +106,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", default=DEFAULT, choices=NAMES, metavar="MODEL",
                         help=f"of {', '.join(NAMES)} (default: {' '.join(DEFAULT)})")  # fmt: skip
     parser.add_argument("--averages", nargs="+", type=int, default=[1, 5], metavar="M", help="how many averages (1 5)")
-    parser.add_argument("--one", nargs=2, help=SUPPRESS)  # the fresh process
     arguments = parser.parse_args(words)
-    threads = set_threads(arguments)
-    if arguments.one:
-        print(json.dumps(weigh(arguments.one[0], int(arguments.one[1]))))
-        return 0
     known = start(arguments)
-    costs: list[dict[str, Any]] = []
-    for name, averages in product(arguments.models, arguments.averages):
-        command = [sys.executable, __file__, "--threads", str(threads), "--one", name, str(averages)]
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        costs.append(json.loads(output.splitlines()[-1]))
+    costs = [in_fresh_process(weigh, *case) for case in product(arguments.models, arguments.averages)]
     header = ["MiB", "averages alone", "allowed", "tensors", "resident", "peak resident", "within"]
     print(text_table(header, map(row_of, costs)))
-    if arguments.json:
-        write_result(arguments.json, known, costs=costs)
+    write_result(arguments, known, costs=costs)
     return int(any(cost["tensors"] > allowed(cost["parameters"], cost["averages"]) for cost in costs))
 
 

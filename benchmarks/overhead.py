@@ -6,7 +6,6 @@ Run `python benchmarks/overhead.py --help`; benchmarks/README.md explains the nu
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,23 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.harness import (
-    Case,
-    Run,
-    case_text,
-    count_of,
-    free_memory,
-    make_case,
-    make_parser,
-    run_interleaved,
-    show_progress,
-    start,
-    write_result,
-)
+from benchmarks.harness import Case, case_text, count_of, make_case, make_parser, show_cases, start, write_result
 from benchmarks.models import GPT, NAMES, build
-from benchmarks.peers import EXACT, Packages, Peer, make_bank, versions
-from benchmarks.update import add_peer_arguments, build_peers, chosen_peers, plan_groups
-from emabank.study.bench import BANK, Contestant, averaged_tensors
+from benchmarks.peers import EXACT, Peer, make_bank, peers_named, run_with_peers, versions
+from emabank.study.bench import BANK, Contestant
 
 STEP = "training step"
 PERIOD = 16  # optimizer steps between two updates in the paper
@@ -65,28 +51,28 @@ def training_step(model: nn.Module) -> tuple[Callable[[], None], str]:
     return step, words
 
 
-def measure(name: str, averages: int, peers: Sequence[Peer], packages: Packages, *, seconds: float) -> Case:
+def measure(name: str, averages: int, peers: Sequence[Peer], *, seconds: float) -> Case:
     """Time the update of every contestant right after a training step, and the step itself."""
     model = build(name)
     step, words = training_step(model)
     step()  # so that gradients and optimizer state exist before memory is looked at
-    size = 4 * averages * sum(tensor.numel() for tensor in averaged_tensors(model))
-    _, groups = plan_groups(size, peers, free_memory())
-    missing: dict[str, str] = {} if groups else {peer.name: "does not fit into memory" for peer in peers}
-    runs: list[Run] = []
+
+    def ours(_: Sequence[str]) -> list[Contestant]:
+        bank = replace(make_bank(EXACT, model, averages), name=BANK, before=step)  # as a user builds it
+        return [Contestant(STEP, step, list(model.parameters())), bank]
+
     title = f"{name}, {count_of(averages, 'average')}, step on {words}"
-    for group in groups or [[]]:
-        bank = replace(make_bank(EXACT, model, averages), name=BANK)  # as a user builds it
-        contestants = [bank, *build_peers(group, packages, model, averages, missing)]
-        contestants = [
-            Contestant(STEP, step, list(model.parameters())),
-            *(replace(c, before=step) for c in contestants),
-        ]
-        runs.append(run_interleaved(contestants, seconds=seconds / max(1, len(groups)), progress=show_progress(title)))
-        del contestants
-        gc.collect()
+    runs, missing = run_with_peers(title, model, averages, ours, peers, seconds=seconds, before=step)
     about = {"model": name, "averages": averages, "step": words}
     return make_case(title, runs, over=(STEP,), better={BANK: "lower"}, about=about, missing=missing)
+
+
+def overhead_text(case: Case) -> str:
+    """The case, and what the bank adds to a step."""
+    share = next(row.over[STEP].median for row in case.rows if row.name == BANK)
+    return (
+        f"{case_text(case)}\nemabank: {share:.3%} of a step; {share / PERIOD:.4%} with an update every {PERIOD} steps"
+    )
 
 
 def parse_case(text: str) -> tuple[str, int]:
@@ -107,19 +93,13 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--cases", nargs="+", type=parse_case, default=[*map(parse_case, CASES)], metavar="MODEL:M",
                         help=f"(default: {' '.join(CASES)})")  # fmt: skip
-    add_peer_arguments(parser)
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT",
+                        help="only peers whose name contains one of these")  # fmt: skip
     arguments = parser.parse_args(words)
-    peers, packages = chosen_peers(arguments), Packages(arguments.wheels)
-    known = start(arguments, versions=versions(packages, peers))
-    cases: list[Case] = []
-    for name, averages in arguments.cases:
-        case = measure(name, averages, peers, packages, seconds=arguments.seconds)
-        cases.append(case)
-        share = next(row.over[STEP].median for row in case.rows if row.name == BANK)
-        print(case_text(case))
-        print(f"emabank: {share:.3%} of a step; {share / PERIOD:.4%} with an update every {PERIOD} steps", end="\n\n")
-    if arguments.json:
-        write_result(arguments.json, known, cases, add=arguments.add)
+    peers = peers_named(arguments.only)
+    known = start(arguments, versions=versions(peers))
+    cases = (measure(*case, peers, seconds=arguments.seconds) for case in arguments.cases)
+    write_result(arguments, known, show_cases(cases, overhead_text))
     return 0
 
 

@@ -1,41 +1,42 @@
 """Who is timed: variants of the bank, and the libraries that people use today, each as a `Contestant`.
 
 A peer keeps one average per instance, so M averages are M instances. Each is set up to average at every call, with the
-settings that its documentation gives, and with its faster setting where there is one. timm and diffusers need not be
-installed: the one file that matters is read out of their wheels, unmodified.
+settings that its documentation gives, and with its faster setting where there is one.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import types
+import gc
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from importlib import import_module, metadata
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from benchmarks.harness import Run, free_memory, run_interleaved
 from emabank import EMA, EMABank
 from emabank.study.bench import (
     AGAIN,
     BANK,
     DECAYS,
+    LIMIT_ELEMENTS,
     TORCH,
     Contestant,
     averaged_tensors,
+    averaging,
     bank_contestant,
-    largest_parameter,
     torch_contestant,
 )
 
+MEMORY_SHARE = 0.7  # of what is free; the rest is for temporaries, which in some peers are as large as an average
+Updates = Iterable[Callable[[], object]]
 EXACT = "emabank, exact check"
 
 # A variant of the bank is one entry here. Goals are judged by the first, which looks for NaN no more than other
@@ -62,133 +63,75 @@ def make_bank(name: str, model: nn.Module, averages: int) -> Contestant:
     return bank_contestant(name, model, BANKS[name](model, decays(averages)))
 
 
+# The peers ------------------------------------------------------------------------------------------------------------
+
+
 class NotAvailable(Exception):
     """Why a peer cannot take part."""
 
 
-# Where a peer's code comes from ---------------------------------------------------------------------------------------
-
-PINNED = {"timm": "timm==1.0.30", "diffusers": "diffusers==0.42.1"}  # downloaded if the folder has no such wheel
-# Modules of its own package that the file imports. For diffusers this also saves a search for DeepSpeed at each step.
-STAND_INS = {"timm": (), "diffusers": ("models", "pipelines", "schedulers", "utils", "utils.torch_utils")}
-
-
-class _StandIn(types.ModuleType):
-    """A module in which every name exists: `is_..._available` returns False, everything else is an empty class."""
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return (lambda: False) if name.startswith("is_") else type(name, (), {})
-
-
-@dataclass(frozen=True)
-class Packages:
-    """Modules and versions of the peers' packages; the pinned ones come out of wheels in `folder`."""
-
-    folder: Path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "emabank" / "wheels"
-
-    def module(self, package: str, name: str) -> Any:
-        """A module of a package; raises `NotAvailable`."""
-        if package in PINNED:
-            return _load_file(self._wheel(package), name.replace(".", "/") + ".py", STAND_INS[package])
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                return import_module(name)
-        except ImportError as error:
-            raise NotAvailable(f"cannot be imported: {error}") from error
-
-    def version(self, package: str) -> str:
-        """The version of a package."""
-        try:
-            if package in PINNED:
-                return f"{self._wheel(package).name.split('-')[1]} (one file of its wheel)"
-            return metadata.version(package)
-        except (NotAvailable, metadata.PackageNotFoundError):
-            return "not installed"
-
-    def _wheel(self, package: str) -> Path:
-        """The newest wheel in the folder, downloaded if there is none."""
-        pattern = f"{package}-*.whl"
-        if not any(self.folder.glob(pattern)):
-            print(f"downloading {PINNED[package]} into {self.folder}", file=sys.stderr)
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(self.folder)]
-            try:
-                subprocess.run([*command, PINNED[package]], check=True, timeout=120, capture_output=True)
-            except (subprocess.SubprocessError, OSError) as error:
-                raise NotAvailable(f"no wheel in {self.folder}, and the download failed") from error
-        return max(self.folder.glob(pattern), key=lambda path: path.stat().st_mtime)
-
-
-def _load_file(wheel: Path, member: str, stand_ins: Sequence[str]) -> types.ModuleType:
-    """Execute one file of a wheel as a module, with stand-ins for what it imports of its own package."""
-    with zipfile.ZipFile(wheel) as archive:
-        source = archive.read(member).decode()
-    package = "_wheel_" + member.removesuffix(".py").replace("/", "_")
-    module = types.ModuleType(f"{package}.file")
-    module.__package__ = package
-    for stand_in in (types.ModuleType(package), *(_StandIn(f"{package}.{name}") for name in stand_ins)):
-        stand_in.__path__ = []  # a package, so that relative imports find what is below it
-        sys.modules[stand_in.__name__] = stand_in
-    sys.modules[module.__name__] = module
+def _load(name: str) -> Any:
+    """A module of a package that may be missing."""
     try:
-        exec(compile(source, f"{wheel}/{member}", "exec"), module.__dict__)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(name)
     except ImportError as error:
-        raise NotAvailable(f"its file needs {error.name}, which is not installed") from error
+        raise NotAvailable(f"cannot be imported: {error}") from error
+
+
+def _load_timm() -> Any:
+    """The one file of timm that matters: its package imports torchvision."""
+    package = find_spec("timm")
+    if package is None or package.origin is None:
+        raise NotAvailable("timm is not installed")
+    spec: Any = spec_from_file_location("timm_model_ema", Path(package.origin).parent / "utils" / "model_ema.py")
+    spec.loader.exec_module(module := module_from_spec(spec))
     return module
 
 
-# The peers ------------------------------------------------------------------------------------------------------------
+def _of_modules(name: str, model: nn.Module, copies: Sequence[nn.Module], updates: Updates) -> Contestant:
+    """A peer whose averages are copies of the model."""
+    return averaging(name, model, _all(updates), lambda key: [copy.get_parameter(key) for copy in copies])
 
 
-def _all(updates: Iterable[Callable[[], object]]) -> Callable[[], None]:
+def _of_lists(name: str, model: nn.Module, lists: Sequence[list[Tensor]], updates: Updates) -> Contestant:
+    """A peer whose averages are lists in the order of `model.parameters()`."""
+    keys = [key for key, _ in model.named_parameters()]
+    return averaging(name, model, _all(updates), lambda key: [average[keys.index(key)] for average in lists])
+
+
+def _all(updates: Updates) -> Callable[[], None]:
     """One update of all averages of a peer."""
-    every = list(updates)
+    calls = list(updates)
 
     def update() -> None:
-        for call in every:
+        for call in calls:
             call()
 
     return update
 
 
-def _of_modules(name: str, model: nn.Module, copies: Sequence[nn.Module], update: Callable[[], object]) -> Contestant:
-    """A peer whose averages are copies of the model."""
-    key, live = largest_parameter(model)
-    return Contestant(
-        name, update, averaged_tensors(model), lambda: [*(copy.get_parameter(key) for copy in copies), live]
-    )
-
-
-def _of_lists(name: str, model: nn.Module, lists: Sequence[list[Tensor]], update: Callable[[], object]) -> Contestant:
-    """A peer whose averages are lists in the order of `model.parameters()`."""
-    live = list(model.parameters())
-    at = max(range(len(live)), key=lambda index: live[index].numel())
-    return Contestant(name, update, averaged_tensors(model), lambda: [*(average[at] for average in lists), live[at]])
-
-
-def _torch(_: Packages, name: str, model: nn.Module, averages: int, *, use_buffers: bool) -> Contestant:
+def _torch(name: str, model: nn.Module, averages: int, *, use_buffers: bool) -> Contestant:
     return torch_contestant(name, model, decays(averages), use_buffers=use_buffers)
 
 
-def _ema_pytorch(packages: Packages, name: str, model: nn.Module, averages: int, *, use_foreach: bool) -> Contestant:
+def _ema_pytorch(name: str, model: nn.Module, averages: int, *, use_foreach: bool) -> Contestant:
     settings = {"update_after_step": 0, "update_every": 1, "include_online_model": False, "use_foreach": use_foreach}
-    kind = packages.module("ema-pytorch", "ema_pytorch").EMA
-    peers = [kind(model, beta=decay, **settings) for decay in decays(averages)]
-    return _of_modules(name, model, [peer.ema_model for peer in peers], _all(peer.update for peer in peers))
+    peers = [_load("ema_pytorch").EMA(model, beta=decay, **settings) for decay in decays(averages)]
+    return _of_modules(name, model, [peer.ema_model for peer in peers], (peer.update for peer in peers))
 
 
-def _torch_ema(packages: Packages, name: str, model: nn.Module, averages: int) -> Contestant:
-    kind = packages.module("torch-ema", "torch_ema").ExponentialMovingAverage
+def _torch_ema(name: str, model: nn.Module, averages: int) -> Contestant:
+    kind = _load("torch_ema").ExponentialMovingAverage
     peers = [kind(model.parameters(), decay) for decay in decays(averages)]
-    return _of_lists(name, model, [peer.shadow_params for peer in peers], _all(peer.update for peer in peers))
+    return _of_lists(name, model, [peer.shadow_params for peer in peers], (peer.update for peer in peers))
 
 
-def _lightning(packages: Packages, name: str, model: nn.Module, averages: int, *, multi: bool) -> Contestant:
+def _lightning(name: str, model: nn.Module, averages: int, *, multi: bool) -> Contestant:
     """The callback's own `setup` and `on_train_batch_end`; of the trainer they use `global_step` alone."""
-    callbacks = packages.module("lightning", "lightning.pytorch.callbacks")
-    whole = packages.module("lightning", "lightning.pytorch").LightningModule()
+    callbacks = _load("lightning.pytorch.callbacks")
+    whole = _load("lightning.pytorch").LightningModule()
     whole.model = model
     peers = [
         callbacks.WeightAveraging(multi_avg_fn=get_ema_multi_avg_fn(decay))
@@ -196,44 +139,41 @@ def _lightning(packages: Packages, name: str, model: nn.Module, averages: int, *
         else callbacks.EMAWeightAveraging(decay=decay)
         for decay in decays(averages)
     ]
-    trainer = types.SimpleNamespace(global_step=0)
+    trainer = SimpleNamespace(global_step=0)
     for peer in peers:
         peer.setup(trainer, whole, "fit")
 
-    def update() -> None:
+    def count_step() -> None:
         trainer.global_step += 1
-        for peer in peers:
-            peer.on_train_batch_end(trainer, whole, None, None, 0)
 
-    return _of_modules(name, model, [peer._average_model.module.model for peer in peers], update)
+    updates = [count_step, *(partial(peer.on_train_batch_end, trainer, whole, None, None, 0) for peer in peers)]
+    return _of_modules(name, model, [peer._average_model.module.model for peer in peers], updates)
 
 
-def _timm(packages: Packages, name: str, model: nn.Module, averages: int, *, exclude_buffers: bool) -> Contestant:
-    kind = packages.module("timm", "timm.utils.model_ema").ModelEmaV3
+def _timm(name: str, model: nn.Module, averages: int, *, exclude_buffers: bool) -> Contestant:
+    kind = _load_timm().ModelEmaV3
     peers = [kind(model, decay, exclude_buffers=exclude_buffers) for decay in decays(averages)]
-    updates = _all(partial(peer.update, model) for peer in peers)
-    return _of_modules(name, model, [peer.module for peer in peers], updates)
+    return _of_modules(name, model, [peer.module for peer in peers], (partial(peer.update, model) for peer in peers))
 
 
-def _diffusers(packages: Packages, name: str, model: nn.Module, averages: int) -> Contestant:
-    kind = packages.module("diffusers", "diffusers.training_utils").EMAModel
+def _diffusers(name: str, model: nn.Module, averages: int) -> Contestant:
+    kind = _load("diffusers.training_utils").EMAModel
     peers = [kind(model.parameters(), decay=decay, foreach=True) for decay in decays(averages)]
-    updates = _all(lambda peer=peer: peer.step(model.parameters()) for peer in peers)
+    updates = (lambda peer=peer: peer.step(model.parameters()) for peer in peers)
     return _of_lists(name, model, [peer.shadow_params for peer in peers], updates)
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(NamedTuple):
     """A library with one setting: its name, its package, and how its contestant is made."""
 
     name: str
     package: str
-    make: Callable[[Packages, str, nn.Module, int], Contestant]
+    make: Callable[[str, nn.Module, int], Contestant]
 
-    def build(self, packages: Packages, model: nn.Module, averages: int) -> Contestant:
+    def build(self, model: nn.Module, averages: int) -> Contestant:
         """Its contestant; raises `NotAvailable`."""
         try:
-            return self.make(packages, self.name, model, averages)
+            return self.make(self.name, model, averages)
         except (AttributeError, TypeError) as error:
             raise NotAvailable(f"this version does not have it: {error}") from error
 
@@ -252,6 +192,60 @@ PEERS = [
 ]
 
 
-def versions(packages: Packages, peers: Sequence[Peer]) -> str:
+def peers_named(texts: Sequence[str]) -> list[Peer]:
+    """The peers whose name contains one of these."""
+    return [peer for peer in PEERS if any(text.lower() in peer.name.lower() for text in texts)]
+
+
+def versions(peers: Sequence[Peer]) -> str:
     """The versions of the peers' packages."""
-    return ", ".join(f"{package} {packages.version(package)}" for package in sorted({peer.package for peer in peers}))
+
+    def version(package: str) -> str:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return "not installed"
+
+    return ", ".join(f"{package} {version(package)}" for package in sorted({peer.package for peer in peers}))
+
+
+# Beside one another ---------------------------------------------------------------------------------------------------
+
+
+def run_with_peers(
+    title: str,
+    model: nn.Module,
+    averages: int,
+    ours: Callable[[Sequence[str]], list[Contestant]],
+    peers: Sequence[Peer],
+    *,
+    seconds: float,
+    before: Callable[[], object] | None = None,
+) -> tuple[list[Run], dict[str, str]]:
+    """Time our contestants beside the peers, in as many runs as memory requires; and who took no part, and why.
+
+    `ours` makes them, given which of `BANKS` fit into memory; `before` is what comes before each turn of a peer.
+    """
+    size = 4 * averages * sum(tensor.numel() for tensor in averaged_tensors(model))
+    banks, groups = plan_groups(size, peers, free_memory())
+    missing = {} if groups else {peer.name: "does not fit into memory beside emabank" for peer in peers}
+    runs: list[Run] = []
+    for group in groups or [[]]:
+        contestants = ours(banks)
+        for peer in group:
+            try:
+                contestants.append(replace(peer.build(model, averages), before=before))
+            except NotAvailable as error:
+                missing[peer.name] = str(error)
+        runs.append(run_interleaved(contestants, seconds=seconds / max(1, len(groups)), title=title))
+        del contestants
+        gc.collect()
+    return runs, missing
+
+
+def plan_groups(size: int, peers: Sequence[Peer], free: int | None) -> tuple[list[str], list[Sequence[Peer]]]:
+    """Which banks take part, and which peers run together: all at once if they fit, with `size` bytes for each."""
+    slots = 1000 if free is None else max(1, int((free * MEMORY_SHARE - 4 * LIMIT_ELEMENTS) / size))
+    ours = list(BANKS)[: max(1, min(slots - 1, len(BANKS)))]
+    together = slots - len(ours)
+    return ours, [peers[at : at + together] for at in range(0, len(peers), together)] if together > 0 else []

@@ -18,11 +18,9 @@ from matplotlib import rc_context, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.harness import HERE, RESULTS, Case, count_of, read_case, read_json
+from benchmarks.harness import HERE, RESULTS, Case, count_of, is_peer, read_case, read_json
 from benchmarks.models import BF16
 from benchmarks.overhead import PERIOD, STEP
-from benchmarks.peers import BANKS
-from benchmarks.update import fastest_peer
 from emabank.study.bench import BANK, LIMIT, Spread
 
 PAGE = HERE.parent / "docs" / "speed.md"
@@ -140,20 +138,19 @@ def update_block(result: Mapping[str, Any]) -> Block:
     cases.sort(key=lambda case: (case.about["model"].endswith(BF16), case.about["elements"], case.about["averages"]))
     figures: dict[str, tuple[str, Figure]] = {}
     for name, bf16, caption in (("update", False, "in float32"), ("update-bf16", True, "in bfloat16")):
-        shown = [
-            case for case in cases if case.about["model"].endswith(BF16) is bf16 and case.about["averages"] in (1, 5)
-        ]
-        shown.sort(key=lambda case: case.about["averages"])
         panels = {
-            f"{case.about['model']}, M = {case.about['averages']}": {
-                row.name: row.over[LIMIT] for row in case.rows if row.name not in (LIMIT, *list(BANKS)[1:])
+            f"{case.about['model']}, M = {averages}": {
+                row.name: row.over[LIMIT] for row in case.rows if row.name == BANK or is_peer(row)
             }
-            for case in shown
+            for averages in (1, 5)
+            for case in cases
+            if case.about["model"].endswith(BF16) is bf16 and case.about["averages"] == averages
         }
         figure = dot_plot(panels, len(panels) // 2 or 1, "time of one update, × the memory limit")
         figures[name] = (f"One update of 1 and 5 averages of models {caption}, relative to the memory limit", figure)
-    idle = result["not_due"]
-    sentence = f"A step on which no average is due takes {idle['nanoseconds']:.0f} ns and allocates nothing."
+    sentence = (
+        f"A step on which no average is due takes {result['not_due']['nanoseconds']:.0f} ns and allocates nothing."
+    )
     header = [
         "model",
         "averages",
@@ -167,41 +164,28 @@ def update_block(result: Mapping[str, Any]) -> Block:
 
 
 def _update_row(case: Case) -> list[str]:
-    bank, peer = case.row(BANK), fastest_peer(case)
-    ratio = case.row(peer[0]).over[BANK] if peer else ""  # type: ignore[union-attr]
-    count = sum(row.name not in (LIMIT, *BANKS) for row in case.rows)
-    return [
-        case.about["model"],
-        str(case.about["averages"]),
-        f"{bank.ms.median:.3g}" if bank else "",
-        str(bank.over[LIMIT]) if bank else "",
-        f"{peer[0]} (of {count})" if peer else "not measured",
-        str(ratio),
-        str(case.rounds),
-    ]
+    bank = next(row for row in case.rows if row.name == BANK)
+    peers = [row for row in case.rows if is_peer(row)]
+    cells = [case.about["model"], str(case.about["averages"]), f"{bank.ms.median:.3g}", str(bank.over[LIMIT])]
+    if not peers:
+        return [*cells, "not measured", "", str(case.rounds)]
+    fastest = min(peers, key=lambda row: row.over[BANK].median)
+    return [*cells, f"{fastest.name} (of {len(peers)})", str(fastest.over[BANK]), str(case.rounds)]
 
 
 def overhead_block(result: Mapping[str, Any]) -> Block:
-    cases = [read_case(entry) for entry in result["cases"]]
     panels: dict[str, dict[str, Spread]] = {}
     rows: list[list[str]] = []
-    for case in cases:
-        shares = {row.name: row.over[STEP] for row in case.rows if row.name != STEP}
+    for case in map(read_case, result["cases"]):
         title = f"{case.about['model']}, {count_of(case.about['averages'], 'average')}"
-        panels[title] = shares
-        own = shares.pop(BANK)
-        least = min(shares, key=lambda name: shares[name].median)
-        cells = [_percent(own), _percent(own, PERIOD), f"{_percent(shares[least])}, {least} (of {len(shares)})"]
-        shares[BANK] = own
+        panels[title] = {row.name: row.over[STEP] for row in case.rows if row.name != STEP}
+        own, *peers = sorted(panels[title].items(), key=lambda item: (item[0] != BANK, item[1].median))
+        name, least = peers[0]
+        cells = [_percent(own[1]), _percent(own[1], PERIOD), f"{_percent(least)}, {name} (of {len(peers)})"]
         rows.append([title, case.about["step"], *cells])
     figure = dot_plot(panels, 2, "an update at every step, % of a training step", percent=True)
-    header = [
-        "",
-        "a step on",
-        "emabank, every step",
-        f"every {PERIOD} steps",
-        "cheapest of the others measured, every step",
-    ]
+    every = f"every {PERIOD} steps"
+    header = ["", "a step on", "emabank, every step", every, "cheapest of the others measured, every step"]
     return {"overhead": ("Cost of an update relative to a training step", figure)}, table(header, rows)
 
 
@@ -246,14 +230,11 @@ def recalibration_block(result: Mapping[str, Any]) -> Block:
 
 
 def memory_block(result: Mapping[str, Any]) -> Block:
-    rows = [
-        [
-            f"{cost['model']}, {count_of(cost['averages'], 'average')}",
-            f"{cost['averages'] * 4 * cost['parameters'] / 2**20:.2f}",
-            *(f"{cost[key] / 2**20:.2f}" for key in ("tensors", "resident", "peak")),
-        ]
-        for cost in result["costs"]
-    ]
+    rows: list[list[str]] = []
+    for cost in result["costs"]:
+        sizes = (cost["averages"] * 4 * cost["parameters"], cost["tensors"], cost["resident"], cost["peak"])
+        name = f"{cost['model']}, {count_of(cost['averages'], 'average')}"
+        rows.append([name, *(f"{size / 2**20:.2f}" for size in sizes)])
     return {}, table(["MiB", "averages alone", "tensors", "resident", "peak resident"], rows)
 
 

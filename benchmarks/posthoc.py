@@ -12,12 +12,12 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from emabank import EMA, EMABank, PowerEMA, Uniform
 from emabank.posthoc import Snapshots, synthesize_many
@@ -25,7 +25,6 @@ from emabank.study.bench import conditions
 from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
-from emabank.study.data.splits import Parts
 from emabank.study.evaluate import by_split
 from emabank.study.run_job import network_of
 from emabank.study.train import Training
@@ -95,7 +94,13 @@ def measure(seed: int, epochs: int, gaps: Sequence[int], folder: Path, dtype: to
                 live_weights.update({name: live.weights(name) for name in rules if name.startswith(f"{stop} ")})
 
     training.run(observe=observe)
-    accuracy = _accuracy_of(training, parts, network_of(config, dataset))
+    labels = by_split(parts)["test"].labels.numpy()
+
+    def accuracy(weights: dict[str, Tensor]) -> float:
+        model = training.module(network_of(config, dataset), weights, recompute=True)
+        logits = training.logits(model, {"it": None}, "test")["it"]
+        return float((logits.argmax(1) == labels).mean())
+
     live_accuracy = {name: accuracy(weights) for name, weights in live_weights.items()}
     results: list[Result] = []
     for gap in gaps:
@@ -111,19 +116,6 @@ def measure(seed: int, epochs: int, gaps: Sequence[int], folder: Path, dtype: to
                     Result(name, steps // gap, made.error, off, 100 * abs(accuracy(made.weights) - live_accuracy[true]))
                 )
     return results
-
-
-def _accuracy_of(
-    training: Training, parts: Parts, make: Callable[[], nn.Module]
-) -> Callable[[dict[str, Tensor]], float]:
-    labels = by_split(parts)["test"].labels.numpy()
-
-    def accuracy(weights: dict[str, Tensor]) -> float:
-        model = training.module(make, weights, recompute=True)
-        logits = training.logits(model, {"it": None}, "test")["it"]
-        return float((logits.argmax(1) == labels).mean())
-
-    return accuracy
 
 
 def table(results: Sequence[Result]) -> str:

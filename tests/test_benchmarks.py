@@ -10,7 +10,7 @@ import torch
 from benchmarks import harness, update
 from benchmarks.gate import compare_files, main
 from benchmarks.harness import check_averages, make_case, run_interleaved
-from benchmarks.peers import BANKS, PEERS, NotAvailable, Packages, make_bank
+from benchmarks.peers import BANKS, PEERS, NotAvailable, make_bank
 from emabank import EMA, EMABank
 from emabank.study.bench import (
     Contestant,
@@ -121,21 +121,14 @@ def test_a_contestant_is_compared_within_its_own_runs():
 # Contestants ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def packages(tmp_path, monkeypatch):
-    """The installed packages; nothing is downloaded."""
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: (_ for _ in ()).throw(OSError("no network in tests")))
-    return Packages(tmp_path)
-
-
 def small_model():
     return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_a_peer_really_averages(peer, packages):
+def test_a_peer_really_averages(peer):
     try:
-        contestant = peer.build(packages, small_model(), 2)
+        contestant = peer.build(small_model(), 2)
     except NotAvailable as error:
         pytest.skip(str(error))
     check_averages(contestant, Rounds([contestant]).prepare)

@@ -75,8 +75,8 @@ def paired_ratio(times: Sequence[float], reference: Sequence[float]) -> Spread:
 class BackgroundLoad:
     """Watches, from now on, how much of the machine processes other than this one and its children use."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc, self._children = proc, [child.pid for child in multiprocessing.active_children()]
+    def __init__(self) -> None:
+        self._children = [child.pid for child in multiprocessing.active_children()]
         self._start = self._ticks()
 
     def share(self) -> float | None:
@@ -88,11 +88,11 @@ class BackgroundLoad:
 
     def _ticks(self) -> tuple[int, int, float] | None:
         try:
-            cores = [int(field) for field in (self._proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+            cores = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
             own = (os.times().user + os.times().system) * os.sysconf("SC_CLK_TCK")
             for pid in self._children:
                 # The name in brackets may contain anything; user and system time are fields 12 and 13 after it.
-                fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 own += int(fields[11]) + int(fields[12])
         except (OSError, ValueError):
             return None
@@ -110,19 +110,19 @@ def conditions() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled").strip() or "unknown",
+        "huge_pages": _read("/sys/kernel/mm/transparent_hugepage/enabled") or "unknown",
     }
 
 
 def last_level_cache() -> int:
     """Bytes of the largest cache of the first core; 32 MiB where the system does not say."""
-    sizes = [_read(file).strip() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    sizes = [_read(file) for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) * 1024 for size in sizes if size.endswith("K")), default=32 * 2**20)
 
 
 def _read(path: str | Path) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text().strip()
     except OSError:
         return ""
 
@@ -234,14 +234,17 @@ def memory_limit(model: nn.Module, averages: int) -> Contestant:
     return Contestant(LIMIT, update, live)
 
 
+def averaging(
+    name: str, model: nn.Module, update: Callable[[], object], averages: Callable[[str], list[Tensor]]
+) -> Contestant:
+    """What updates averages of a model; `averages` reads one parameter, by its name, out of each."""
+    key, live = max(model.named_parameters(), key=lambda item: item[1].numel())
+    return Contestant(name, update, averaged_tensors(model), lambda: [*averages(key), live])
+
+
 def bank_contestant(name: str, model: nn.Module, bank: EMABank) -> Contestant:
     """A bank that averages at every call."""
-    key, live = largest_parameter(model)
-
-    def read() -> list[Tensor]:
-        return [*(bank.weights(average)[key] for average in bank.names), live]
-
-    return Contestant(name, bank.update, averaged_tensors(model), read)
+    return averaging(name, model, bank.update, lambda key: [bank.weights(average)[key] for average in bank.names])
 
 
 def torch_contestant(name: str, model: nn.Module, decays: Sequence[float], *, use_buffers: bool = False) -> Contestant:
@@ -249,29 +252,20 @@ def torch_contestant(name: str, model: nn.Module, decays: Sequence[float], *, us
     averages = [
         AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=use_buffers) for decay in decays
     ]
-    key, live = largest_parameter(model)
 
     def update() -> None:
         for average in averages:
             average.update_parameters(model)
 
-    def read() -> list[Tensor]:
-        return [*(average.module.get_parameter(key) for average in averages), live]
-
-    return Contestant(name, update, averaged_tensors(model), read)
-
-
-def largest_parameter(model: nn.Module) -> tuple[str, Tensor]:
-    """The parameter with the most elements, and its name."""
-    return max(model.named_parameters(), key=lambda item: item[1].numel())
+    return averaging(name, model, update, lambda key: [average.module.get_parameter(key) for average in averages])
 
 
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def run_bench(arguments: "BenchArguments", *, console: Console | None = None) -> None:
+def run_bench(arguments: "BenchArguments") -> None:
     """Time updates of the chosen model, print a table, and write a JSON file if one is named."""
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     device = _device(arguments.device)
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -282,17 +276,17 @@ def run_bench(arguments: "BenchArguments", *, console: Console | None = None) ->
     cases = [_measure(model, averages, arguments.seconds, device) for averages in arguments.averages]
     shares = [case["background"] for case in cases if case["background"] is not None]
     disturbed = max(shares, default=0.0) > QUIET
-    if disturbed:
-        for row in (row for case in cases for row in case["rows"]):
-            del row["over_limit"], row["over_emabank"]
-    titles = ["averages", "updated by", "ms: median (10–90 %)", *([] if disturbed else ["× limit", f"× {BANK}"])]
+    ratios = {} if disturbed else {"over_limit": LIMIT, "over_emabank": BANK}
     table = Table(box=SIMPLE_HEAD)
-    for title in titles:
+    for title in ("averages", "updated by", "ms: median (10–90 %)", *([] if disturbed else ["× limit", f"× {BANK}"])):
         table.add_column(title, justify="left" if title == "updated by" else "right", no_wrap=True)
     for case in cases:
-        for row in case["rows"]:
-            ratios = (f"{row[key].median:.2f}" for key in ("over_limit", "over_emabank") if key in row)
-            table.add_row(str(case["averages"]), row["name"], str(row["ms"]), *ratios)
+        times = case.pop("times")
+        case["rows"] = []
+        for name, own in times.items():
+            over = {key: paired_ratio(own, times[other]) for key, other in ratios.items()}
+            case["rows"].append({"name": name, "ms": (ms := spread(1e3 * second for second in own)), **over})
+            table.add_row(str(case["averages"]), name, str(ms), *(f"{ratio.median:.2f}" for ratio in over.values()))
         table.add_section()
     console.print(table)
     background = "This system does not say whether other processes disturbed the measurement."
@@ -311,27 +305,16 @@ def run_bench(arguments: "BenchArguments", *, console: Console | None = None) ->
 
 def _measure(model: nn.Module, averages: int, seconds: float, device: torch.device) -> dict[str, Any]:
     decays = DECAYS[:averages]
-    rounds = Rounds(
-        [
-            memory_limit(model, averages),
-            *(bank_contestant(name, model, EMABank(model, decays, every=1)) for name in (BANK, AGAIN)),
-            torch_contestant(TORCH, model, decays),
-        ],
-        device,
-    )
+    contestants = [
+        memory_limit(model, averages),
+        *(bank_contestant(name, model, EMABank(model, decays, every=1)) for name in (BANK, AGAIN)),
+        torch_contestant(TORCH, model, decays),
+    ]
+    rounds = Rounds(contestants, device)
     load = BackgroundLoad()
     played = rounds.play(seconds, least=MIN_ROUNDS)
-    times = {name: [times[name] for times in played] for name in (LIMIT, BANK, AGAIN, TORCH)}
-    rows = [
-        {
-            "name": name,
-            "ms": spread(1e3 * second for second in own),
-            "over_limit": paired_ratio(own, times[LIMIT]),
-            "over_emabank": paired_ratio(own, times[BANK]),
-        }
-        for name, own in times.items()
-    ]
-    return {"averages": averages, "rounds": len(played), "background": load.share(), "rows": rows}
+    times = {contestant.name: [times[contestant.name] for times in played] for contestant in contestants}
+    return {"averages": averages, "rounds": len(played), "background": load.share(), "times": times}
 
 
 def _build(name: str) -> nn.Module:
