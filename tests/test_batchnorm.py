@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from emabank import EMA, EMABank, recalibrate_batchnorm
 from tests.support.oracle import states_equal
@@ -245,9 +245,12 @@ def test_trap23_trap60_random_streams_are_unchanged() -> None:
         return [*map(str, states), repr(random.getstate()), repr(np.random.get_state())]
 
     before = streams()
-    for loader_generator in (None, generator):
-        loader = DataLoader(Noisy(), batch_size=4, shuffle=True, generator=loader_generator)
-        recalibrate_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), loader)
+    for options in (
+        {"shuffle": True},
+        {"shuffle": True, "generator": generator},
+        {"sampler": RandomSampler(range(12), generator=generator)},
+    ):
+        recalibrate_batchnorm(nn.Sequential(nn.BatchNorm1d(2)), DataLoader(Noisy(), batch_size=4, **options))
         assert streams() == before
 
 

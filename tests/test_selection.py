@@ -102,16 +102,6 @@ def test_weights_are_copied_only_when_a_value_improves(monkeypatch: pytest.Monke
     assert taken == ["ema-0.9"]
 
 
-@pytest.mark.parametrize(("mode", "files"), [("best", 1), ("each", 3)])
-def test_criteria_that_agree_share_one_snapshot(tmp_path: Path, mode: Any, files: int) -> None:
-    run = Run(snapshots=mode, folder=tmp_path)
-    for epoch in (1, 2):
-        run.epoch(epoch, {"live": numbers(0.1, 0.9), 0.5: numbers(0.2 * epoch, 0.8 / epoch), 0.9: numbers(0.1, 0.9)})
-    assert len(list(tmp_path.iterdir())) == files
-    assert len(run.tracker.state_dict()["weights"]) == files
-    assert_equal(run.tracker.weights("loss"), run.weights["ema-0.5", 2])
-
-
 def test_missing_snapshots_are_explained() -> None:
     run = Run()
     run.epoch(1, {"live": numbers(0.5, 0.5), 0.9: numbers(0.9, 0.6), 0.5: numbers(0.8, 0.8)})
