@@ -204,6 +204,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, average: str 
     other = add_bank(resumed)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert_equal(copies(resumed.model), copies(uninterrupted.model))
+    restarted = make_trainer(tmp_path)
+    new = add_bank(restarted, resume_from=False)  # new averages, yet the live weights
+    restarted.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_equal(copies(restarted.model), copies(uninterrupted.model))
+    assert new.bank.num_steps == 8
     assert other.bank.num_steps == one.bank.num_steps == 12
     for name in AVERAGES:
         assert_equal(other.bank.weights(name), one.bank.weights(name))
