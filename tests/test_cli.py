@@ -14,7 +14,6 @@ import pytest
 
 import emabank
 from emabank.study.commands import main
-from emabank.study.commands.parsing import COMMANDS
 from emabank.study.studies.catalogue import STUDIES
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
@@ -104,17 +103,6 @@ def test_invalid_arguments_are_named_with_exit_code_2(words: str, message: str, 
     assert stopped.value.code == 2 and not launch.calls
     output = capsys.readouterr()
     assert output.out == "" and message in " ".join(output.err.replace("│", " ").split())
-
-
-def test_help_has_one_line_per_command(capsys: Capture):
-    for words in ([], ["--help"], ["-h"]):
-        with pytest.raises(SystemExit) as stopped:
-            main(words)
-        assert stopped.value.code == 0
-        output = capsys.readouterr().out
-        lines = [line for line in output.splitlines() if line.startswith("  ")]
-        assert [line.split()[0] for line in lines] == list(COMMANDS)
-        assert all(len(line) <= 100 for line in output.splitlines())
 
 
 @pytest.mark.parametrize("words", [["list"], ["decay", "0.999"], ["demo", "--epochs", "1"], ["run", "--help"]])
