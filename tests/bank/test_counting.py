@@ -10,7 +10,7 @@ import torch
 
 from emabank import EMA, EMABank, Uniform
 from tests.support.models import sgd, small_bank, train
-from tests.support.oracle import EMAOracle, UniformOracle, assert_close, constant, live_weights
+from tests.support.oracle import EMAOracle, UniformOracle, assert_close, constant, live_weights, states_equal
 
 
 def test_trap35_steps_are_counted_over_epochs() -> None:
@@ -104,6 +104,20 @@ def test_trap62_update_beside_attach_and_a_second_attach_are_refused() -> None:
         optimizer.step()
     with pytest.raises(RuntimeError, match="twice"):
         bank.update()
+
+
+def test_reset_restarts_one_average_or_all() -> None:
+    model, bank = small_bank([0.9, 0.5])
+    train(model, 5, bank.update)
+    untouched = bank.weights(0.5)
+    bank.reset(0.9)
+    assert states_equal(bank.weights(0.9), model.state_dict())
+    assert states_equal(bank.weights(0.5), untouched)
+    fresh = EMABank(model, [0.9], every=1)
+    train(model, 5, lambda: (bank.update(), fresh.update()), seed=2)
+    assert states_equal(bank.weights(0.9), fresh.weights(0.9))
+    bank.reset()
+    assert states_equal(bank.weights(0.5), model.state_dict())
 
 
 def test_a_run_longer_than_its_steps_warns_once() -> None:
