@@ -23,15 +23,18 @@ def test_call_gives_the_output_of_the_module_and_changes_nothing() -> None:
     assert not bank.call(0.9, x).requires_grad
 
 
-def test_call_after_an_update_uses_the_new_average() -> None:
+def test_call_after_an_update_or_a_load_uses_the_new_average() -> None:
     model, bank = small_bank()
     train(model, 2, bank.update)
     first = bank.call(0.9, torch.ones(1, 6))
     assert torch.equal(bank.call(0.9, torch.ones(1, 6)), first)
+    state = bank.state_dict()
     train(model, 1, bank.update)
     second = bank.call(0.9, torch.ones(1, 6))
     assert not torch.equal(second, first)
     torch.testing.assert_close(second, bank.module(0.9)(torch.ones(1, 6)))
+    bank.load_state_dict(state)
+    assert torch.equal(bank.call(0.9, torch.ones(1, 6)), first)
 
 
 def test_call_does_not_write_into_live_buffers() -> None:
