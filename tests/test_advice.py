@@ -1,6 +1,7 @@
 """advice.py and _paired.py: which average to ship, and how sure that is."""
 
 import io
+import itertools
 import math
 import re
 from statistics import NormalDist, stdev
@@ -98,9 +99,9 @@ def test_saved_is_a_share_of_the_observed_epochs_not_of_their_numbers(first: int
 
 @pytest.mark.parametrize(("better", "amount"), [("max", "0.40 ± 0.60 points"), ("min", "0.0040 ± 0.0060 better")])
 def test_advice_text_shows_the_gain_and_never_minus_zero(better: Any, amount: str):
-    for gain in (0.0, -0.0, -1e-9, 1e-9, 0.004):
+    for error, gain in itertools.product((None, 0.006), (0.0, -0.0, -1e-9, 1e-9, 0.004)):
         curves = {"live": {1: 0.8}, "slow": {1: 0.8 + (gain if better == "max" else -gain)}}
-        text = str(advise(curves, criterion="metric", better=better, error=0.006, unit="step"))
+        text = str(advise(curves, criterion="metric", better=better, error=error, unit="step"))
         assert not re.search(r"-0(\.0*)?\b", text)
     assert amount in text and " of step 1." in text
 
