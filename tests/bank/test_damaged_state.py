@@ -170,8 +170,9 @@ def tracker_damages(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     ):
         yield f"per_sample {change}", {**state, "per_sample": [{**values, **change}, *more]}
     row, *rows = state["history"]
-    for history in ([row[:2]], [[*row[:4], 1]], [[row[0], "ema-0.7", *row[2:]]], [row, [0, *row[1:]]]):
+    for history in ([row[:2]], [[*row[:4], 1]], [row, [0, *row[1:]]]):
         yield f"history {history}", {**state, "history": [*history, *rows]}
+    yield "an unknown average", {**state, "per_sample": [], "history": [[row[0], "ema-0.7", *row[2:]], *rows]}
     yield "newer", {**state, "version": 2}
     yield "other criteria", {**state, "criteria": {"accuracy": "max"}}
     yield "other snapshots", {**state, "snapshots": "best"}
