@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from benchmarks.accelerator import READS, UPDATES, Accelerator, count, overlap
 from emabank import EMA, EMABank, PowerEMA, Uniform, recalibrate_batchnorm
 from emabank._swap import Copies
+from tests.support.models import build, train
 
 RULES = {"ema": EMA(0.9), "settled": EMA(0.9, warmup=None), "uniform": Uniform(), "power": PowerEMA(0.1)}
 
@@ -253,31 +254,24 @@ def test_averaging_does_not_recompile_a_compiled_model() -> None:
         compilations.append(graph)
         return graph.forward
 
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-    compiled: Any = torch.compile(model, backend=backend)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train() -> None:
-        compiled.train()
-        compiled(torch.randn(16, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def evaluate(model: nn.Module) -> float:
-        model.eval()
+    def evaluate(model: nn.Module) -> None:
         with torch.no_grad():
-            return float(model(torch.randn(16, 4)).sum())
+            model.eval()(torch.randn(16, 6))
 
-    train()
+    compiled: Any = torch.compile(build("mlp"), backend=backend)
+    train(compiled, 1)
     evaluate(compiled)
     before = len(compilations)
     bank = EMABank(compiled, [0.5, 0.9], every=1)
-    bank.attach(optimizer)
-    for _ in range(3):
-        train()
+
+    def after() -> None:
+        bank.update()
         with bank.applied(0.9):
             evaluate(compiled)
         bank.evaluate(evaluate)
+        compiled.train()
+
+    train(compiled.train(), 3, after)
     assert before >= 2
     assert len(compilations) == before
 

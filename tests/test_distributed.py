@@ -78,11 +78,6 @@ def test_trap55_applied_works_while_parameters_are_gathered(tmp_path: Path) -> N
 
 
 @FSDP
-def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(tmp_path: Path) -> None:
-    assert run_on_ranks(sharded.warns_of_loaded_weights, folder=tmp_path) == [True, True]
-
-
-@FSDP
 def test_an_exception_in_a_forward_pass_restores_the_live_weights(tmp_path: Path) -> None:
     run_on_ranks(sharded.check_applied_with_an_exception, folder=tmp_path)
 
@@ -90,13 +85,6 @@ def test_an_exception_in_a_forward_pass_restores_the_live_weights(tmp_path: Path
 @FSDP
 def test_recalibration_of_a_sharded_model_pools_the_data_of_all_ranks(tmp_path: Path) -> None:
     run_on_ranks(sharded.check_recalibration, folder=tmp_path)
-
-
-@FSDP
-def test_unsupported_reads_name_the_alternatives(tmp_path: Path) -> None:
-    for module, functional in run_on_ranks(sharded.refusal_messages, folder=tmp_path):
-        assert all(word in module for word in ("weights", "copy_to", "applied"))
-        assert all(word in functional for word in ("call", "applied"))
 
 
 @FSDP
@@ -133,23 +121,6 @@ def test_a_bank_saved_on_two_ranks_loads_without_distributed(tmp_path: Path) -> 
         for key, value in bank.weights(name).items():
             if "num_batches" not in key:
                 assert torch.equal(weights[key], value), (name, key)
-
-
-@FSDP
-def test_training_resumes_from_the_last_complete_checkpoint_after_a_kill(tmp_path: Path) -> None:
-    for name in ("stores", "killed", "whole"):
-        (tmp_path / name).mkdir()
-    stores = [tmp_path / "stores" / str(number) for number in range(3)]
-    for store in stores:
-        store.mkdir()
-    expected = run_on_ranks(sharded.train_with_checkpoints, tmp_path / "whole", False, folder=stores[0])[0]
-    with pytest.raises(AssertionError, match="rank 1 has died with exit code -9|on rank 0:(?s:.)*Connection"):
-        run_on_ranks(sharded.train_with_checkpoints, tmp_path / "killed", True, folder=stores[1])
-    assert sorted(path.parent.name for path in (tmp_path / "killed").glob("*/.metadata")) == ["2", "4"]
-    for resumed in run_on_ranks(sharded.train_with_checkpoints, tmp_path / "killed", False, folder=stores[2]):
-        for name, weights in expected.items():
-            for key, value in weights.items():
-                assert torch.equal(resumed[name][key], value), (name, key)
 
 
 def test_an_unsharded_state_loads_into_a_sharded_bank_and_back(tmp_path: Path) -> None:

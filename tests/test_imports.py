@@ -1,6 +1,6 @@
 """What an import loads: the library needs only torch, and the command's help does not even need that.
 
-Each test uses a fresh interpreter; two controls show that the tests can fail.
+Each test uses a fresh interpreter.
 """
 
 import json
@@ -47,39 +47,22 @@ def test_importing_the_package_loads_no_torch():
     assert "torch" not in loaded_by("import emabank; emabank.__version__; dir(emabank)")
 
 
-def test_control_a_public_name_loads_torch():
-    assert "torch" in loaded_by("import emabank; emabank.EMABank")
-
-
-def test_every_public_name_resolves():
-    finished = run("import emabank\nfor name in emabank.__all__: assert getattr(emabank, name).__name__ == name")
-    assert finished.returncode == 0, finished.stderr
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    finished = run("import emabank; emabank.EMABanc")
+def test_every_public_name_resolves_and_an_unknown_one_is_an_attribute_error():
+    finished = run(
+        "import emabank\nfor name in emabank.__all__: assert getattr(emabank, name).__name__ == name\nemabank.EMABanc"
+    )
     assert "AttributeError: module 'emabank' has no attribute 'EMABanc'" in finished.stderr
 
 
-def test_the_library_loads_nothing_of_the_study():
+def test_the_library_loads_nothing_of_the_study_or_the_integrations():
     loaded = loaded_by(USE_THE_LIBRARY)
-    assert not {name for name in loaded if name.startswith("emabank.study")}
-    assert not loaded & {"tyro", "rich", "matplotlib"}
-
-
-def test_integrations_are_not_imported():
-    loaded = loaded_by(f"import emabank.study.commands\n{USE_THE_LIBRARY}")
-    assert not {name for name in loaded if name.startswith("emabank.integrations")}
-    assert not loaded & {"lightning", "pytorch_lightning", "transformers", "accelerate"}
+    assert not {name for name in loaded if name.startswith(("emabank.study", "emabank.integrations"))}
+    assert not loaded & {"tyro", "rich", "matplotlib", "lightning", "pytorch_lightning", "transformers", "accelerate"}
 
 
 def test_the_library_works_with_torch_alone():
     finished = run(USE_THE_LIBRARY, blocked=STUDY_PACKAGES)
     assert finished.returncode == 0, finished.stderr
-
-
-def test_control_a_blocked_package_cannot_be_imported():
-    assert "No module named 'rich'" in run("import rich", blocked=STUDY_PACKAGES).stderr
 
 
 # What a command loads ------------------------------------------------------------------------------------------------
@@ -88,27 +71,17 @@ def test_control_a_blocked_package_cannot_be_imported():
 LIGHT_COMMANDS = [
     ("", 0),
     ("--help", 0),
-    ("-h", 0),
     ("--version", 0),
     ("demo --help", 0),
-    ("list", 0),
-    ("list --scale small", 0),
     ("list --scale paper", 0),
     ("lst", 2),
-    ("--scale demo", 2),
-    ("list --scale huge", 2),
-    ("list extra", 2),
-    ("run", 2),
     ("run nonsense", 2),
     ("run dynamics --set colour=red", 2),
     ("protocol --epochs none", 2),
     ("decay 0.998", 0),
     ("decay --half-life 693 --every 4 --steps-per-epoch 391", 0),
-    ("decay 2", 2),
-    ("average", 2),
     ("average --help", 0),
     ("list --help", 0),
-    ("run --help", 0),
     ("run all --help", 0),
     ("report --help", 0),
     ("claims --help", 0),

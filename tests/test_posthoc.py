@@ -370,21 +370,6 @@ def test_a_mixture_of_one_average() -> None:
     assert result.error == pytest.approx(math.sqrt(0.5), rel=1e-6)
 
 
-@pytest.mark.parametrize("rounded", [ROUNDED, 3e-4], ids=["float32", "float16"])
-def test_rounding_limits_the_coefficients_of_many_snapshots(rounded: float) -> None:
-    averages, target = snapshot_profiles(range(2, 401, 2)), profile(EMA(half_life=1, warmup=None), 400, every=1)
-    careful = mixture(averages.__getitem__, lengths(averages), target, [rounded] * len(averages))
-    careless = mixture(averages.__getitem__, lengths(averages), target, [1e-15] * len(averages))
-    # The error of the careless mixture with the real rounding.
-    multiplied = rounded * float(np.linalg.norm(careless.coefficients))
-    off = np.linalg.norm(mix(careless, averages, 401) - target.numpy())
-    assert careful.rounding < multiplied
-    assert careful.error < math.hypot(off, multiplied / posthoc.UNKNOWN.noise**0.5) / np.linalg.norm(target.numpy())
-    if rounded > ROUNDED:
-        assert np.abs(careful.coefficients).max() < 0.2 * np.abs(careless.coefficients).max()
-        assert careful.error < 0.5 < multiplied / posthoc.UNKNOWN.noise**0.5
-
-
 @pytest.mark.parametrize("rule", [EMA(half_life=25), EMA(half_life=3000), Uniform(start=15_000), PowerEMA(0.15)])
 def test_a_fit_in_parts_is_almost_as_good_as_an_exact_one(rule: EMA | Uniform | PowerEMA, monkeypatch) -> None:
     averages, target = snapshot_profiles(range(500, 20_001, 500)), profile(rule, 20_000, every=1)

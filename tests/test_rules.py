@@ -60,14 +60,6 @@ def test_warmup_end_is_exact_and_fast_for_decays_near_one(decay: float) -> None:
     assert rules.warmup_decay(int(end)) >= decay > rules.warmup_decay(int(end) - 1)
 
 
-def test_power_warmup_has_the_decays_of_timm_and_ends() -> None:
-    rule = EMA(0.99, warmup="power")
-    first = [rule.decay_at(steps=t, elapsed=1, samples=0, every=1) for t in (1, 2, 7)]
-    assert first == pytest.approx([1 - 2 ** (-2 / 3), 1 - 3 ** (-2 / 3), 0.75])
-    assert rule.decay_at(steps=1000, elapsed=1, samples=0, every=1) == 0.99
-    assert rule.decay_at(steps=990, elapsed=1, samples=0, every=1) < 0.99
-
-
 def test_trap06_the_decay_is_exact_in_float64() -> None:
     assert EMA(0.99999999, warmup=None).decay_at(steps=1, elapsed=1, samples=0, every=1) == 0.99999999
 
@@ -77,27 +69,6 @@ def test_trap04_the_horizon_does_not_depend_on_the_period(decay: float, every: i
     rule = EMA(decay, warmup=None)
     remaining = rule.decay_at(steps=every, elapsed=every, samples=0, every=every) ** updates
     assert remaining == pytest.approx(decay ** (every * updates), rel=1e-6, abs=1e-12)
-
-
-@given(st.floats(1.0, 10_000.0), periods)
-def test_the_decay_follows_from_the_half_life(half_life: float, every: int) -> None:
-    rule = EMA(half_life=half_life, warmup=None)
-    decay = rule.decay_at(steps=every, elapsed=every, samples=0, every=every)
-    assert decay == pytest.approx(0.5 ** (every / half_life))
-
-
-@pytest.mark.parametrize("warmup", ["steps", "power"])
-def test_the_warmup_lasts_as_long_at_every_period(warmup) -> None:
-    """The share of the past that remains between steps 160 and 800, sampled every 1, 4 or 16 steps."""
-    rule = EMA(1 - 1e-9, warmup=warmup)
-    remaining = {
-        every: math.prod(
-            rule.decay_at(steps=step, elapsed=every, samples=0, every=every) for step in range(160 + every, 801, every)
-        )
-        for every in (1, 4, 16)
-    }
-    assert math.log(remaining[4]) == pytest.approx(math.log(remaining[1]), rel=0.03)
-    assert math.log(remaining[16]) == pytest.approx(math.log(remaining[1]), rel=0.03)
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear"])
@@ -134,18 +105,6 @@ def test_a_ramp_without_a_length_lasts_as_long_as_the_run() -> None:
         Ramp(0.996).resolved(None)
 
 
-@given(st.integers(1, 200))
-def test_uniform_weights_make_a_mean(n: int) -> None:
-    remaining = 1.0
-    shares = []
-    for k in range(n):
-        weight = 1 - Uniform().decay_at(steps=k + 1, elapsed=1, samples=k, every=1)
-        shares = [share * (1 - weight) for share in shares] + [weight]
-        remaining *= 1 - weight
-    assert remaining == 0.0
-    assert shares == pytest.approx([1 / n] * n)
-
-
 def test_power_gamma_of_edm2() -> None:
     assert rules.power_gamma(0.1) == pytest.approx(6.94, abs=5e-3)
     gamma = rules.power_gamma(0.1)
@@ -157,22 +116,6 @@ def test_power_gamma_of_edm2() -> None:
 def test_power_gamma_solves_its_equation(sigma: float) -> None:
     g = rules.power_gamma(sigma)
     assert (g + 1) / ((g + 2) ** 2 * (g + 3)) == pytest.approx(sigma**2, rel=1e-9)
-
-
-@given(st.floats(0.05, 0.25))
-def test_power_profile_has_the_requested_width(sigma: float) -> None:
-    """Mean and deviation of the sample time under the weights, as shares of the run."""
-    n = 2000
-    shares: list[float] = []
-    rule = PowerEMA(sigma)
-    weights = [1 - rule.decay_at(steps=t, elapsed=1, samples=t - 1, every=1) for t in range(1, n + 1)]
-    remaining = 1.0
-    for weight in reversed(weights):
-        shares.append(weight * remaining)
-        remaining *= 1 - weight
-    shares.reverse()
-    mean = sum(s * t / n for t, s in enumerate(shares, 1))
-    assert math.sqrt(sum(s * (t / n - mean) ** 2 for t, s in enumerate(shares, 1))) == pytest.approx(sigma, rel=0.01)
 
 
 @pytest.mark.parametrize(

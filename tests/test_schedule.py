@@ -91,38 +91,6 @@ def test_a_function_is_saved_by_name_and_its_decays_are_compared() -> None:
         make_schedule(lambda step: 0.9).check_state(state_after(AverageSchedule({"own": EMA(0.9)}, 1), 3))
 
 
-def test_before_its_start_an_average_copies_and_then_begins() -> None:
-    schedule = AverageSchedule([EMA(per_update=0.5, warmup=None, start=5), Uniform(start=5)], 2)
-    assert [schedule.sample_weights(step) for step in (2, 4)] == [[1.0, 1.0], [1.0, 1.0]]
-    assert not schedule.has_begun("uniform-5")
-    assert [schedule.sample_weights(step) for step in (6, 8)] == [[0.5, 1.0], [0.5, 0.5]]
-
-
-def test_warmup_counts_from_the_start_of_the_average() -> None:
-    schedule = AverageSchedule([EMA(0.999, start=100)], 1)
-    schedule.sample_weights(100)
-    schedule.sample_weights(101)
-    assert schedule.decay("ema-0.999", 101) == pytest.approx((1 / 10) ** (1 / 16))
-
-
-def test_reset_restarts_the_counts() -> None:
-    schedule = AverageSchedule([EMA(0.99, warmup=None), Uniform(), PowerEMA(0.1)], 16)
-    schedule.sample_weights(16)
-    for name in schedule.names:
-        schedule.reset(name, 20)
-    assert not schedule.is_new(20)
-    weights = schedule.sample_weights(32)
-    assert weights == pytest.approx([1 - 0.99**12, 1.0, 1.0])
-
-
-def test_a_flush_and_the_next_sample_decay_as_one_period_would() -> None:
-    schedule = AverageSchedule([EMA(per_update=0.9, warmup=None)], 16)
-    remaining = 1.0
-    for step in (5, 16):
-        remaining *= 1 - schedule.sample_weights(step)[0]
-    assert remaining == pytest.approx(0.9)
-
-
 def test_the_decay_before_any_update_is_that_of_the_first_update() -> None:
     schedule = AverageSchedule([EMA(0.9999), EMA(0.99, warmup=None, start=20), Uniform()], 16)
     assert schedule.decay("ema-0.9999", 0) == pytest.approx((16 / 25) ** (1 / 16))

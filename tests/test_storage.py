@@ -1,7 +1,5 @@
 """_storage.py: averages in blocks, against one lerp per tensor."""
 
-import pickle
-
 import pytest
 import torch
 from torch import Tensor
@@ -157,14 +155,6 @@ def test_memory_beside_the_averages_is_bounded() -> None:
         wanted = 5 * sum(wide(live).numel() * wide(live).element_size() for live in lives)
         assert wanted <= added <= wanted + max(0.02 * wanted, 2**20)
         storage.lerp_(WEIGHTS)
-
-
-def test_a_pickled_storage_holds_every_average_once() -> None:
-    lives = [torch.randn(100_000) for _ in range(10)]
-    storage = AverageStorage(lives, 2, dtype=torch.float32, device=None)
-    saved = pickle.dumps(storage)
-    assert len(saved) < 1.1 * 2 * 4 * 1_000_000
-    assert all(map(torch.equal, pickle.loads(saved).bound_to(lives).read(1), lives))
 
 
 @pytest.mark.parametrize("count", [1, 5])

@@ -27,7 +27,6 @@ from emabank.averaging.formats import chunks
 from tests.support.files import assert_average, everything_in, mean, read, state, write, write_all
 from tests.support.models import Tied
 from tests.support.oracle import assert_equal
-from tests.support.processes import run
 
 # Chunks --------------------------------------------------------------------------------------------------------------
 
@@ -69,18 +68,6 @@ def test_safetensors_files_of_every_dtype_agree_with_the_package(tmp_path: Path)
     assert_equal(load_file(tmp_path / "average.safetensors"), tensors)
     with safe_open(tmp_path / "average.safetensors", framework="pt") as file:
         assert file.metadata() == metadata
-
-
-def test_safetensors_files_are_averaged_without_the_package(tmp_path: Path):
-    for step in (1, 2):
-        write(tmp_path / f"{step}.safetensors", {"weight": torch.full((2,), float(step))})
-    process = run(
-        f"from emabank.averaging import average_checkpoints as average\nfolder = {str(tmp_path)!r}\n"
-        "average([folder + '/1.safetensors', folder + '/2.safetensors'], folder + '/average.safetensors')",
-        blocked=("safetensors", "numpy", "rich", "tyro"),
-    )
-    assert process.returncode == 0, process.stderr
-    assert load_file(tmp_path / "average.safetensors")["weight"].tolist() == [1.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -255,19 +242,6 @@ def test_a_lazy_conjugate_is_copied_by_value(tmp_path: Path):
     assert plan_average(paths).copied == ("weight_u",)
     average_checkpoints(paths, tmp_path / "average.pt")
     assert read(tmp_path / "average.pt")["weight_u"].tolist() == [1 - 2j, 3 + 4j]
-
-
-def test_everything_around_the_state_dict_comes_from_the_last_file(tmp_path: Path):
-    states = [state(1), state(2)]
-    contents = [
-        {"epoch": epoch, "state_dict": state, "optimizer": {"state": {0: torch.ones(3) * epoch}}}
-        for epoch, state in enumerate(states)
-    ]
-    plan = average_checkpoints(write_all(tmp_path, ".ckpt", contents), tmp_path / "average.ckpt")
-    average = read(tmp_path / "average.ckpt")
-    assert plan.key == "state_dict" and list(average) == ["epoch", "state_dict", "optimizer"]
-    assert average["epoch"] == 1 and average["optimizer"]["state"][0].tolist() == [1, 1, 1]
-    assert_average(average["state_dict"], mean(states))
 
 
 def test_the_state_dict_is_detected_or_chosen_by_key(tmp_path: Path):

@@ -68,15 +68,6 @@ def test_averages_of_bin_files_load_in_transformers(tmp_path: Path, tied: bool):
     assert shared == tied
 
 
-class Net(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.body(inputs)
-
-
 def test_averages_load_and_resume_in_lightning(tmp_path: Path):
     lightning = pytest.importorskip("lightning")
 
@@ -84,7 +75,7 @@ def test_averages_load_and_resume_in_lightning(tmp_path: Path):
         def __init__(self, width: int = 4, rate: float = 0.1) -> None:
             super().__init__()
             self.save_hyperparameters()
-            self.net = Net(width)
+            self.net = nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
             self.rate = rate
 
         def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
@@ -114,10 +105,10 @@ def test_averages_load_and_resume_in_lightning(tmp_path: Path):
     last, average = (torch.load(path, weights_only=True) for path in (found.checkpoints[-1], tmp_path / "average.ckpt"))
     assert list(average) == list(last) and average["epoch"] == last["epoch"] == 2
     assert average["hyper_parameters"] == last["hyper_parameters"]
-    assert plan.batchnorm == ("net.body.1.running_mean", "net.body.1.running_var")
+    assert plan.batchnorm == ("net.1.running_mean", "net.1.running_var")
     recalibrate_batchnorm(loaded.net, loader)
-    features = loaded.net.body[0](data.tensors[0])
-    torch.testing.assert_close(loaded.net.body[1].running_mean, features.mean(0).detach())
+    features = loaded.net[0](data.tensors[0])
+    torch.testing.assert_close(loaded.net[1].running_mean, features.mean(0).detach())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         resumed = lightning.Trainer(

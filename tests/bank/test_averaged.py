@@ -82,19 +82,6 @@ def test_trap13_tensors_are_matched_by_name_not_by_position() -> None:
         torch.testing.assert_close(bank.weights(0.5)[name].double(), before[name] + 0.5)
 
 
-def test_trap13_replaced_parameters_of_the_same_shape_are_followed() -> None:
-    model, bank = small_bank([EMA(0.5, warmup=None)])
-    before = live_weights(model)
-    model[4] = nn.Linear(8, 3)
-    model.load_state_dict(
-        {k: v + 1 if v.is_floating_point() else v for k, v in model.state_dict().items()}, assign=True
-    )
-    bank.update()
-    torch.testing.assert_close(
-        bank.weights(0.5)["4.weight"].double(), (before["4.weight"] + model[4].weight.double()) / 2
-    )
-
-
 def wrap(model: nn.Module) -> nn.Module:
     return nn.DataParallel(torch.compile(nn.DataParallel(model), backend="eager"))
 
@@ -234,11 +221,6 @@ def test_a_sparse_buffer_is_read_from_the_live_model(layout: torch.layout) -> No
     other = OnAGraph(layout)
     bank.copy_to(other, 0.5)
     assert torch.allclose(other(x), expected)
-    other.load_state_dict(weights)
-    assert torch.allclose(other(x), expected)
-    again = EMABank(other, [EMA(0.5, warmup=None)], every=1)
-    again.load_state_dict(bank.state_dict())
-    assert torch.allclose(again.call(0.5, x), expected)
     tracker = BestTracker(bank, {"loss": "min"})
     tracker.observe(1, {0.5: {"loss": 0.5}})
     tracker.load_state_dict(tracker.state_dict())
@@ -246,10 +228,10 @@ def test_a_sparse_buffer_is_read_from_the_live_model(layout: torch.layout) -> No
 
 
 def test_the_meta_device_is_refused() -> None:
-    with pytest.raises(ValueError, match="device must be one that holds values.*got 'meta'"):
+    with pytest.raises(ValueError, match="^device must .* got 'meta'"):
         EMABank(nn.Linear(2, 1), [0.9], device="meta")
     bank = EMABank(nn.Linear(2, 1), [0.9])
-    before = bank.state_dict()
-    with pytest.raises(ValueError, match="got 'meta'"):
+    before = bank.weights(0.9)
+    with pytest.raises(ValueError, match="^device must .* got 'meta'"):
         bank.to("meta")
-    assert states_equal(bank.state_dict()["averages"]["ema-0.9"]["tensors"], before["averages"]["ema-0.9"]["tensors"])
+    assert states_equal(bank.weights(0.9), before)

@@ -132,7 +132,8 @@ def test_trap41_a_state_with_any_one_fault_is_refused_and_changes_nothing() -> N
 
 def make_tracker(epoch: int) -> BestTracker:
     tracker = BestTracker(train_bank(6)[1], {"loss": "min"}, snapshots="each")
-    tracker.observe(epoch, {name: {"loss": 0.5} for name in ("live", "ema-0.93")})
+    names = ("live", "ema-0.93")
+    tracker.observe(epoch, {name: {"loss": 0.5} for name in names}, per_sample={name: [0.25, 0.75] for name in names})
     return tracker
 
 
@@ -157,9 +158,27 @@ def tracker_damages(state: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{key} {number}", {**state, "weights": [{**first, "weights": weights}, *rest]}
     for bad in PLAIN:
         yield f"the state is {bad!r:.30}", bad
+    values, *more = state["per_sample"]
+    for change in (
+        {"values": [0.5]},
+        {"values": torch.zeros(2)},
+        {"values": torch.zeros(1, 2)},
+        {"values": torch.zeros(2, dtype=torch.int64)},
+        {"values": torch.zeros(2).to_sparse()},
+        {"epoch": 9},
+        {"criterion": []},
+    ):
+        yield f"per_sample {change}", {**state, "per_sample": [{**values, **change}, *more]}
+    row, *rows = state["history"]
+    for history in ([row[:2]], [[*row[:4], 1]], [row, [0, *row[1:]]]):
+        yield f"history {history}", {**state, "history": [*history, *rows]}
+    yield "an unknown average", {**state, "per_sample": [], "history": [[row[0], "ema-0.7", *row[2:]], *rows]}
+    yield "newer", {**state, "version": 2}
+    yield "other criteria", {**state, "criteria": {"accuracy": "max"}}
+    yield "other snapshots", {**state, "snapshots": "best"}
 
 
-def test_a_trackers_state_with_any_one_fault_is_refused_and_changes_nothing() -> None:
+def test_trap41_a_trackers_state_with_any_one_fault_is_refused_and_changes_nothing() -> None:
     tracker, state = make_tracker(1), make_tracker(2).state_dict()
     before = tracker.state_dict()
     for name, damaged in tracker_damages(state):

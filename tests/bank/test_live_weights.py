@@ -143,32 +143,6 @@ def test_a_second_thread_is_refused_and_the_live_weights_survive(way: str) -> No
     assert bank.update()
 
 
-def test_threads_that_apply_at_once_never_lose_the_live_weights() -> None:
-    model = build("wide")
-    bank = EMABank(model, [RULE], every=1)
-    train(model, 3, bank.update)
-    before = copy.deepcopy(model.state_dict())
-    begin = threading.Barrier(4)
-    refused: list[RuntimeError] = []
-
-    def use() -> None:
-        begin.wait()
-        for _ in range(50):
-            try:
-                with bank.applied(0.9):
-                    pass
-            except RuntimeError as error:
-                refused.append(error)
-
-    threads = [threading.Thread(target=use) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert states_equal(model.state_dict(), before)
-    assert all("applied" in str(error) for error in refused)
-
-
 # Inference mode -------------------------------------------------------------------------------------------------------
 
 

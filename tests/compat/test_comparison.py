@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import swa_utils
 
 from emabank import EMA, EMABank, recalibrate_batchnorm
-from tests.compat.peers import diffusers, timm
+from tests.compat.peers import UPDATES, diffusers, module_of, timm
 
 ROOT = Path(__file__).parents[2]
 DECAY = 0.9
@@ -42,13 +42,12 @@ class Weight(nn.Module):
 
 
 class Loop:
-    """An average in a plain loop. `create` makes it, `update` follows a step, `read` gives the averaged number."""
+    """An average in a plain loop. Libraries without a period are called every `every` steps."""
 
     def __init__(
-        self, create: Callable[..., Any], update: Callable[..., Any], read: Callable[[Any], Tensor] | None = None
+        self, create: Callable[..., Any], update: Callable[[Any, nn.Module, int], object], *, has_period: bool = False
     ) -> None:
-        self.create, self._update = create, update
-        self._read = read or (lambda average: average.value)
+        self.create, self._update, self._has_period = create, update, has_period
 
     def train(self, model: Weight, steps: int, *, decay: Any = DECAY, every: int = 1, stop_at: int = 0) -> float:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -57,14 +56,17 @@ class Loop:
             optimizer.zero_grad()
             model.loss().backward()
             optimizer.step()
-            self._update(average, model, step, every)
+            if self._has_period or step % every == 0:
+                self._update(average, model, step)
             if step == stop_at:
                 saved = io.BytesIO()
                 torch.save(average.state_dict(), saved)
                 average = self.create(model, decay, every)
                 saved.seek(0)
                 average.load_state_dict(torch.load(saved, weights_only=True))
-        return self._read(average).item()
+        if isinstance(average, EMABank):
+            return average.weights(average.names[0])["value"].item()
+        return (average.shadow_params[0] if hasattr(average, "shadow_params") else module_of(average).value).item()
 
 
 class Lightning:
@@ -101,50 +103,31 @@ class LightningWeight(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
-def when_due(update: Callable[[Any, nn.Module, int], object]) -> Callable[..., None]:
-    """For libraries without a period: the user calls them every `every` steps."""
+def make_bank(model: nn.Module, decay: Any, every: int) -> EMABank:
+    averages = decay if isinstance(decay, list) else [EMA(decay, warmup=None)]
+    return EMABank(model, averages, every=every, on_nonfinite="skip")
 
-    def call(average: Any, model: nn.Module, step: int, every: int) -> None:
-        if step % every == 0:
-            update(average, model, step)
 
-    return call
+def make_ema_pytorch(model: nn.Module, decay: Any, every: int) -> Any:
+    return ema_pytorch.EMA(model, beta=decay, update_after_step=0, update_every=every, min_value=decay)
+
+
+def make_torch(model: nn.Module, decay: Any, _: int) -> Any:
+    return swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay))
+
+
+def make_diffusers(model: nn.Module, decay: Any, _: int) -> Any:
+    return diffusers.training_utils.EMAModel(model.parameters(), decay=decay, min_decay=decay)
 
 
 LIBRARIES: dict[str, Any] = {
-    "emabank": Loop(
-        lambda model, decay, every: EMABank(
-            model, decay if isinstance(decay, list) else [EMA(decay, warmup=None)], every=every, on_nonfinite="skip"
-        ),
-        lambda bank, model, step, every: bank.update(),
-        lambda bank: bank.weights(bank.names[0])["value"],
-    ),
-    "torch": Loop(
-        lambda model, decay, every: swa_utils.AveragedModel(
-            model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay)
-        ),
-        when_due(lambda average, model, step: average.update_parameters(model)),
-        lambda average: average.module.value,
-    ),
-    "timm": Loop(
-        lambda model, decay, every: timm.ModelEmaV3(model, decay=decay),
-        when_due(lambda average, model, step: average.update(model, step=step)),
-        lambda average: average.module.value,
-    ),
-    "ema-pytorch": Loop(
-        lambda model, decay, every: ema_pytorch.EMA(
-            model, beta=decay, update_after_step=0, update_every=every, min_value=decay
-        ),
-        lambda average, model, step, every: average.update(),
-        lambda average: average.ema_model.value,
-    ),
-    "diffusers": Loop(
-        lambda model, decay, every: diffusers.training_utils.EMAModel(model.parameters(), decay=decay, min_decay=decay),
-        when_due(lambda average, model, step: average.step(model.parameters())),
-        lambda average: average.shadow_params[0],
-    ),
+    "emabank": Loop(make_bank, lambda bank, *_: bank.update(), has_period=True),
+    "torch": Loop(make_torch, UPDATES["torch"]),
+    "timm": Loop(lambda model, decay, _: timm.ModelEmaV3(model, decay=decay), UPDATES["timm v3"]),
+    "ema-pytorch": Loop(make_ema_pytorch, UPDATES["ema_pytorch"], has_period=True),
+    "diffusers": Loop(make_diffusers, UPDATES["diffusers"]),
     "Lightning": Lightning(),
-}  # fmt: skip
+}
 
 
 # Each function returns whether a library has a property.

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from emabank import EMA, recalibrate_batchnorm
+from emabank import recalibrate_batchnorm
 from tests.support.models import accuracy_and_loss, copies, data, network
 from tests.support.oracle import assert_equal, ema
+from tests.support.trainers import AVERAGES
 
 accelerate = pytest.importorskip("accelerate", reason="the extra accelerate is not installed")
 
@@ -21,7 +22,6 @@ from accelerate.utils import set_seed  # noqa: E402
 
 from emabank.integrations.accelerate import AcceleratedBank  # noqa: E402
 
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 VALIDATION = data(20, seed=2).tensors
 
 

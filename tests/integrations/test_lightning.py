@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
-from emabank import EMA, recalibrate_batchnorm
+from emabank import recalibrate_batchnorm
 from emabank.integrations.lightning import EMABankCallback
 from tests.support.models import accuracy_and_loss, copies, data, network
 from tests.support.oracle import assert_equal, ema
+from tests.support.trainers import AVERAGES
 
 L = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 torchmetrics = pytest.importorskip("torchmetrics", reason="the extra lightning is not installed")
@@ -33,7 +34,6 @@ pytestmark = [
 ]
 
 VALIDATION = data(20, seed=2)
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 
 
 class Module(L.LightningModule):
@@ -388,17 +388,6 @@ def test_a_checkpoint_monitored_by_the_metric_of_an_average_contains_it(tmp_path
     assert_equal(last["state_dict"]["layers.0.weight"], recorder.weights[last["global_step"] - 1]["0.weight"])
 
 
-def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(tmp_path: Path):
-    plain = DataLoader(data(48, seed=1), batch_size=8)
-    uninterrupted, resumed, recorder, after = bank_callback(), bank_callback(), Recorder(), Recorder()
-    saver = ModelCheckpoint(tmp_path, monitor="val_loss/slow", save_top_k=-1, filename="{epoch}")
-    fit(Module(), uninterrupted, saver, recorder, epochs=4, loader=plain)
-    fit(Module(), resumed, after, epochs=4, loader=plain, ckpt_path=tmp_path / "epoch=1.ckpt")
-    assert_equal(after.weights[-1], recorder.weights[-1])
-    for name in AVERAGES:
-        assert_equal(resumed.bank.weights(name), uninterrupted.bank.weights(name))
-
-
 @pytest.mark.parametrize("finish_with", ["best", "slow"])
 def test_finish_with_sets_the_final_weights(finish_with: str):
     module, callback = Module(), bank_callback(finish_with=finish_with)
@@ -414,15 +403,15 @@ def test_finish_with_sets_the_final_weights(finish_with: str):
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
-    uninterrupted, recorder, after = bank_callback(), Recorder(), Recorder()
+@pytest.mark.parametrize("monitor", [None, "val_loss/slow"])  # the checkpoint contains the live weights, or an average
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, monitor: str | None):
+    uninterrupted, resumed, recorder, after = bank_callback(), bank_callback(), Recorder(), Recorder()
     plain = DataLoader(data(48, seed=1), batch_size=8)
-    fit(Module(), uninterrupted, recorder, epochs=4, loader=plain)
-    fit(Module(), bank_callback(), ModelCheckpoint(tmp_path, save_last=True), epochs=2, loader=plain)
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert_equal(saved["state_dict"]["layers.0.weight"], recorder.weights[11]["0.weight"])  # the live weights
-    resumed = bank_callback()
-    fit(Module(), resumed, after, epochs=4, loader=plain, ckpt_path=tmp_path / "last.ckpt")
+    saver = ModelCheckpoint(tmp_path, monitor=monitor, save_top_k=-1, filename="{epoch}")
+    fit(Module(), uninterrupted, saver, recorder, epochs=4, loader=plain)
+    saved = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]["layers.0.weight"]
+    assert torch.equal(saved, recorder.weights[11]["0.weight"]) == (monitor is None)
+    fit(Module(), resumed, after, epochs=4, loader=plain, ckpt_path=tmp_path / "epoch=1.ckpt")
     assert_equal(recorder.weights[-1], after.weights[-1])
     assert resumed.bank.num_steps == uninterrupted.bank.num_steps == 24
     for name in AVERAGES:

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from emabank import EMA, EMABank
+from emabank import EMABank
 from tests.support.models import copies
 from tests.support.oracle import assert_equal, ema
+from tests.support.trainers import AVERAGES, training_arguments
 
 peft = pytest.importorskip("peft", reason="peft is not installed: pip install peft")
 transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
 
 from emabank.integrations.transformers import EMABankCallback  # noqa: E402
 
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 TOKENS = [(torch.arange(8) * stride) % 11 for stride in range(1, 11)]
 
 
@@ -64,14 +64,8 @@ def test_only_the_adapter_is_averaged_and_peft_loads_the_averages(tmp_path: Path
 
 def train(folder: Path, resume: Path | None = None, **options: Any) -> tuple[Any, EMABankCallback]:
     samples = [{"input_ids": tokens, "labels": tokens} for tokens in TOKENS]
-    arguments = transformers.TrainingArguments(
-        **{
-            "output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True, "optim": "sgd",
-            "learning_rate": 1.0, "max_steps": 12, "eval_strategy": "steps", "eval_steps": 4,
-            "save_strategy": "steps", "save_steps": 4, "dataloader_pin_memory": False,
-            "metric_for_best_model": "eval_loss/slow", "greater_is_better": False, **options,
-        }
-    )  # fmt: skip
+    best = {"metric_for_best_model": "eval_loss/slow", "greater_is_better": False}
+    arguments = training_arguments(folder, learning_rate=1.0, **best, **options)
     trainer = transformers.Trainer(make_adapted(), arguments, train_dataset=4 * samples, eval_dataset=samples)
     callback = EMABankCallback(trainer, AVERAGES, every=1, parameters="trainable", snapshots="each")
     trainer.add_callback(callback)

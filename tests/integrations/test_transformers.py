@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from emabank import EMA
 from tests.support.models import copies
 from tests.support.oracle import assert_equal, ema
+from tests.support.trainers import AVERAGES, training_arguments
 
 transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
 pytest.importorskip("accelerate", reason="the extra transformers is not installed")
@@ -21,12 +21,10 @@ from transformers import (  # noqa: E402
     ResNetForImageClassification,
     Trainer,
     TrainerCallback,
-    TrainingArguments,
 )
 
-from emabank.integrations.transformers import FILE, EMABankCallback  # noqa: E402
+from emabank.integrations.transformers import EMABankCallback  # noqa: E402
 
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 STATISTICS = "resnet.embedder.embedder.normalization.running_mean"
 WEIGHT = "resnet.embedder.embedder.convolution.weight"
 
@@ -68,26 +66,9 @@ def accuracy(prediction: Any) -> dict[str, float]:
 def make_trainer(
     folder: Path, *callbacks: Any, evaluated: Any = VALIDATION, kind: type[Trainer] = Trainer, **keywords: Any
 ) -> Trainer:
-    arguments = TrainingArguments(
-        **{
-            "output_dir": str(folder),
-            "use_cpu": True,
-            "report_to": [],
-            "disable_tqdm": True,
-            "per_device_train_batch_size": 8,
-            "per_device_eval_batch_size": 8,
-            "learning_rate": 0.05,
-            "optim": "sgd",
-            "max_steps": 12,
-            "eval_strategy": "steps",
-            "eval_steps": 4,
-            "save_strategy": "no",
-            "logging_steps": 4,
-            "dataloader_pin_memory": False,
-            "seed": 3,
-            **keywords,
-        }
-    )
+    sizes = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "learning_rate": 0.05}
+    options = {"save_strategy": "no", "logging_steps": 4, "seed": 3, **sizes, **keywords}
+    arguments = training_arguments(folder, **options)
     return kind(
         network(),
         arguments,
@@ -198,23 +179,6 @@ def test_the_best_checkpoint_by_the_metric_of_an_average_contains_it(tmp_path: P
         assert_equal(copies(model), callback.tracker.weights("eval_loss", "slow"))
 
 
-def test_training_resumes_with_the_live_weights_from_a_checkpoint_of_an_average(tmp_path: Path):
-    saving = {"metric_for_best_model": "eval_loss/slow", "save_strategy": "steps", "save_steps": 4}
-    uninterrupted = make_trainer(tmp_path, **saving)
-    callback = add_bank(uninterrupted)
-    uninterrupted.train()
-    first = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-4")  # the best so far at step 4
-    assert loss_of(first, VALIDATION) == pytest.approx(logged_values(uninterrupted, "eval_loss/slow")[0], rel=1e-5)
-    for resume_from in (None, False):
-        resumed = make_trainer(tmp_path)
-        other = add_bank(resumed, resume_from=resume_from)
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-        assert_equal(copies(resumed.model), copies(uninterrupted.model))
-        assert other.bank.num_steps == (12 if resume_from is None else 8)
-        for name in AVERAGES if resume_from is None else ():
-            assert_equal(other.bank.weights(name), callback.bank.weights(name))
-
-
 @pytest.mark.parametrize("finish_with", ["best", "slow"])
 def test_finish_with_sets_the_final_weights(tmp_path: Path, finish_with: str):
     trainer = make_trainer(tmp_path)
@@ -227,18 +191,24 @@ def test_finish_with_sets_the_final_weights(tmp_path: Path, finish_with: str):
 # Checkpoints ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path):
-    uninterrupted = make_trainer(tmp_path / "uninterrupted")
+@pytest.mark.parametrize("average", [None, "slow"])  # the checkpoint contains the live weights, or an average
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, average: str | None):
+    saving = {"metric_for_best_model": f"eval_loss/{average}"} if average else {}
+    uninterrupted = make_trainer(tmp_path, save_strategy="steps", save_steps=4, **saving)
     one = add_bank(uninterrupted)
     uninterrupted.train()
-    parts = make_trainer(tmp_path / "parts", save_strategy="steps", save_steps=4)
-    add_bank(parts)
-    parts.train()
-    assert (tmp_path / "parts" / "checkpoint-8" / FILE).is_file()
-    resumed = make_trainer(tmp_path / "parts")
+    saved = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-4")  # the best so far at step 4
+    logged = logged_values(uninterrupted, f"eval_loss/{average}" if average else "eval_loss")
+    assert loss_of(saved, VALIDATION) == pytest.approx(logged[0], rel=1e-5)
+    resumed = make_trainer(tmp_path)
     other = add_bank(resumed)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-8"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert_equal(copies(resumed.model), copies(uninterrupted.model))
+    restarted = make_trainer(tmp_path)
+    new = add_bank(restarted, resume_from=False)  # new averages, yet the live weights
+    restarted.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert_equal(copies(restarted.model), copies(uninterrupted.model))
+    assert new.bank.num_steps == 8
     assert other.bank.num_steps == one.bank.num_steps == 12
     for name in AVERAGES:
         assert_equal(other.bank.weights(name), one.bank.weights(name))

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from emabank import EMA, BestTracker, EMABank
+from emabank import BestTracker, EMABank
 from tests.support.models import accuracy_and_loss, copies, data, network
+from tests.support.trainers import AVERAGES, lightning_classifier, training_arguments
 
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 CRITERIA: Any = {"val_loss": "min"}
 TRAINING, VALIDATION = data(48, seed=1), data(16, seed=2)
 
@@ -28,24 +28,8 @@ def with_lightning(folder: Path) -> dict[str, Any]:
 
     from emabank.integrations.lightning import EMABankCallback
 
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = network()
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.layers(inputs)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return cross_entropy(self(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log("val_loss", self.training_step(batch, batch_idx), sync_dist=True)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.3)
-
-    module, callback = Module(), EMABankCallback(AVERAGES, every=1, criteria=CRITERIA, recalibrate=True)
+    module = lightning_classifier()()
+    callback = EMABankCallback(AVERAGES, every=1, criteria=CRITERIA, recalibrate=True)
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         max_epochs=2,
@@ -62,7 +46,7 @@ def with_lightning(folder: Path) -> dict[str, Any]:
 
 
 def with_transformers(folder: Path) -> dict[str, Any]:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer
 
     from emabank.integrations.transformers import FILE, EMABankCallback
 
@@ -78,23 +62,8 @@ def with_transformers(folder: Path) -> dict[str, Any]:
     def samples(dataset: Any) -> list[dict[str, Tensor]]:
         return [{"inputs": inputs, "labels": label} for inputs, label in zip(*dataset.tensors, strict=True)]
 
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=True,
-        ddp_backend="gloo",
-        report_to=[],
-        disable_tqdm=True,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        learning_rate=0.3,
-        optim="sgd",
-        max_steps=12,
-        eval_strategy="steps",
-        eval_steps=6,
-        save_strategy="steps",
-        save_steps=12,
-        dataloader_pin_memory=False,
-    )
+    sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4}
+    arguments = training_arguments(folder, ddp_backend="gloo", learning_rate=0.3, **sizes)
     trainer = Trainer(Model(), arguments, train_dataset=samples(TRAINING), eval_dataset=samples(VALIDATION))
     criteria: Any = {"eval_loss": "min"}
     callback = EMABankCallback(trainer, AVERAGES, every=1, criteria=criteria, recalibrate=True)

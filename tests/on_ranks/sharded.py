@@ -1,11 +1,9 @@
 """The work of each process in the tests of sharded models (FSDP2)."""
 
-import os
-import signal
-import warnings
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -104,6 +102,10 @@ def check_averages() -> None:
         assert not any(isinstance(value, DTensor) for value in full.values())
         assert_same(full, alone.weights(name))
     assert_same(gather(bank.weights("live")), alone.weights("live"))
+    with pytest.raises(RuntimeError, match="weights.*copy_to.*applied"):
+        bank.module("slow")
+    with pytest.raises(RuntimeError, match="call.*applied"):
+        bank.functional("slow")
 
 
 def communication_of_an_update() -> dict[str, int]:
@@ -149,13 +151,9 @@ def check_applied_with_an_exception() -> None:
         raise ZeroDivisionError
 
     handle = model.tied.register_forward_hook(fail)
-    try:
-        with bank.applied("slow"):
-            model(probe)
-    except ZeroDivisionError:
-        handle.remove()
-    else:
-        raise AssertionError("nothing was raised")
+    with pytest.raises(ZeroDivisionError), bank.applied("slow"):
+        model(probe)
+    handle.remove()
     torch.testing.assert_close(model(probe), live)
 
 
@@ -169,17 +167,6 @@ def check_recalibration() -> None:
     assert (shared.layers, shared.batches) == (expected.layers, expected.batches)
     for name in AVERAGES:
         assert_same(bank.weights(name, batchnorm="recomputed", full=True), alone.weights(name, batchnorm="recomputed"))
-
-
-def refusal_messages() -> list[str]:
-    _model, bank = train_sharded()
-    messages: list[str] = []
-    for action in (lambda: bank.module("slow"), lambda: bank.functional("slow")):
-        try:
-            action()
-        except RuntimeError as error:
-            messages.append(str(error))
-    return messages
 
 
 def check_copy_to() -> None:
@@ -208,23 +195,6 @@ def load(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]]:
     return bank.num_updates, {name: bank.weights(name, full=True) for name in AVERAGES}
 
 
-def train_with_checkpoints(folder: Path, dies: bool) -> dict[str, dict[str, Tensor]]:
-    """Eight steps with a checkpoint after every second; resumes from the last complete one. The second rank may die."""
-    model = shard(build())
-    bank = EMABank(model, AVERAGES, every=2)
-    start = max((int(path.parent.name) for path in folder.glob("*/.metadata")), default=0)
-    if start:
-        dcp.load({"bank": bank, "model": model.state_dict()}, checkpoint_id=folder / str(start))
-    for step, batch in enumerate(batches(8), start=1):
-        if step > start:
-            train(model, bank, [batch])
-            if dies and step == 6 and dist.get_rank() == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if step % 2 == 0:
-                dcp.save({"bank": bank, "model": model.state_dict()}, checkpoint_id=folder / str(step))
-    return {name: bank.weights(name, full=True) for name in AVERAGES}
-
-
 def check_loading_an_unsharded_state() -> None:
     _, alone = train_alone()
     model = shard(build())
@@ -235,19 +205,6 @@ def check_loading_an_unsharded_state() -> None:
         assert_same(bank.weights(name, full=True) | counts, alone.weights(name) | counts, exactly=True)
     back = EMABank(build(), AVERAGES, every=2)
     back.load_state_dict(bank.state_dict())
-
-
-def warns_of_loaded_weights() -> bool:
-    """Whether the bank warns of weights that were loaded into a sharded model after it was built."""
-    model = shard(build())
-    bank = EMABank(model, AVERAGES, every=1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.to_local().normal_(std=0.1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        bank.update()
-    return any("call bank.reset() after loading" in str(warning.message) for warning in caught)
 
 
 def write_snapshots(folder: Path) -> list[str]:

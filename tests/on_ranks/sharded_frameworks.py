@@ -6,48 +6,28 @@
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 from transformers.distributed import DistributedConfig
 
-from emabank import EMA, EMABank
+from emabank import EMABank
 from emabank.integrations import lightning, transformers
-from tests.support.models import data, network
+from tests.support.models import data
+from tests.support.trainers import AVERAGES, lightning_classifier, training_arguments
 
-AVERAGES = {"fast": EMA(0.5, warmup=None), "slow": EMA(0.9, warmup=None)}
 VALIDATION = DataLoader(data(16, seed=2), batch_size=8)
 
 
-class Module(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = network()
-
+class Module(lightning_classifier()):
     def configure_model(self) -> None:
         fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.layers(inputs)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log("val_loss", self.training_step(batch, batch_idx), sync_dist=True)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.3)
 
 
 def make_trainer(*callbacks: pl.Callback) -> pl.Trainer:
@@ -106,26 +86,9 @@ def with_transformers(folder: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(fsdp_size=2))
     tokens = [(torch.arange(8) * stride) % 11 for stride in range(1, 11)]
     samples = [{"input_ids": sequence, "labels": sequence.clone()} for sequence in 4 * tokens]
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        use_cpu=True,
-        ddp_backend="gloo",
-        report_to=[],
-        disable_tqdm=True,
-        per_device_train_batch_size=4,
-        per_device_eval_batch_size=4,
-        learning_rate=0.1,
-        optim="sgd",
-        max_steps=8,
-        eval_strategy="steps",
-        eval_steps=4,
-        save_strategy="steps",
-        save_steps=4,
-        save_only_model=True,
-        metric_for_best_model="eval_loss/slow",
-        greater_is_better=False,
-        dataloader_pin_memory=False,
-    )
+    sizes = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "max_steps": 8}
+    best = {"save_only_model": True, "metric_for_best_model": "eval_loss/slow", "greater_is_better": False}
+    arguments = training_arguments(folder, ddp_backend="gloo", learning_rate=0.1, **sizes, **best)
     trainer = Trainer(model, arguments, train_dataset=samples, eval_dataset=samples[:16])
     callback = transformers.EMABankCallback(trainer, AVERAGES, every=1, snapshots="each", finish_with="slow")
     trainer.add_callback(callback)
