@@ -69,18 +69,19 @@ def test_every_example_is_equally_likely_to_be_chosen():
     assert (times - 200).abs().max() < 5 * 12.6
 
 
-def test_the_seed_alone_decides_subsets_and_splits():
+def test_the_seed_alone_decides_subsets_splits_and_noise():
     labels = torch.arange(10).repeat(20)
-    torch.manual_seed(1)
-    first = stratified_subset(labels, 50, seed=0), *stratified_split(labels, 0.2, seed=0)
+
+    def drawn(seed: int) -> list[torch.Tensor]:
+        noisy = symmetric_noise(labels, 0.4, classes=10, seed=seed)
+        return [stratified_subset(labels, 50, seed=seed), *stratified_split(labels, 0.2, seed=seed), noisy]
+
     before = torch.get_rng_state()
-    torch.rand(3)
-    again = stratified_subset(labels, 50, seed=0), *stratified_split(labels, 0.2, seed=0)
-    other = stratified_subset(labels, 50, seed=1), *stratified_split(labels, 0.2, seed=1)
-    torch.manual_seed(1)
+    first = drawn(0)
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
-    assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
+    torch.rand(3)
+    assert all(torch.equal(*pair) for pair in zip(first, drawn(0), strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, drawn(1), strict=True))
 
 
 def test_every_purpose_and_seed_has_its_own_generator():
@@ -237,18 +238,6 @@ def test_noise_draws_every_other_class_equally_often():
     assert (counts.diagonal() == 0).all()
     expected, off_diagonal = 1000, ~torch.eye(10, dtype=torch.bool)
     assert ((counts[off_diagonal] - expected).abs() < 5 * expected**0.5).all()
-
-
-def test_the_seed_alone_decides_the_noise():
-    true = torch.arange(10).repeat(50)
-    torch.manual_seed(1)
-    first = symmetric_noise(true, 0.4, classes=10, seed=0)
-    before = torch.get_rng_state()
-    second = symmetric_noise(true, 0.4, classes=10, seed=0)
-    other = symmetric_noise(true, 0.4, classes=10, seed=1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
 
 
 def test_noise_with_a_single_class_is_refused():
