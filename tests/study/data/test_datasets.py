@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from emabank.study.config import DataConfig
 from emabank.study.data import cifar
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
-from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import fingerprint
 from tests.study.data.made_up import cifar_batch, python2_pickle, write_files
 
@@ -40,19 +38,6 @@ def clean_labels(files: dict[str, dict[str, Any]]) -> np.ndarray:
     return np.array(
         [label for number in range(1, 6) for label in files[f"cifar-10-batches-py/data_batch_{number}"]["labels"]]
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "chosen"), [("digits", range(10)), ("digits-0-4", range(5)), ("digits-5-9", range(5, 10))]
-)
-def test_the_digits_are_those_of_scikit_learn_in_order_with_labels_from_zero(name: str, chosen: range):
-    dataset, published = digits_dataset(name), load_digits()
-    assert (dataset.name, dataset.classes) == (name, len(chosen))
-    for part, index in ((dataset.train, range(1297)), (dataset.test, range(1297, 1797))):
-        expected = [i for i in index if published["target"][i] in chosen]
-        assert part.labels.tolist() == [chosen.index(published["target"][i]) for i in expected]
-        assert part.images.dtype == torch.uint8 and not part.wrong.any()
-        assert np.array_equal(part.images.numpy(), published["images"][expected][:, None])
 
 
 def test_cifar_has_the_images_and_labels_of_its_files(files, tmp_path: Path):

@@ -161,16 +161,6 @@ def test_training_on_everything_uses_the_images_and_noise_of_both_parts():
     assert dict(zip(numbers_of(whole.train), whole.train.labels.tolist(), strict=True)) == labels
 
 
-def test_noise_is_an_exact_share_of_the_subset_and_keeps_clean_labels():
-    parts = make_parts(make_dataset(), trained_on="100%", subset=200, noise=0.35)
-    assert len(parts.train) == 200
-    assert int(parts.train.wrong.sum()) == 70
-    clean = make_dataset().train.clean
-    assert parts.train.clean.tolist() == [int(clean[number]) for number in numbers_of(parts.train)]
-    other = make_parts(make_dataset(), trained_on="100%", subset=200, noise=0.35, noise_seed=1)
-    assert not torch.equal(other.train.wrong, parts.train.wrong)
-
-
 @pytest.mark.parametrize("settings", [{"noise": 0.5}, {}], ids=["synthetic", "real"])
 def test_validation_images_have_noisy_and_clean_labels(settings):
     dataset = make_dataset() if settings else make_dataset(wrong=300)

@@ -5,12 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from emabank.study.config import Keep, Place
 from emabank.study.data.images import make_images, normalisation_of
 from emabank.study.data.loader import batches
 from emabank.study.models.whitened_cnn import EPSILON, whitening_filters
-from emabank.study.run_job import Job, run_job
-from tests.study.small_runs import config, digits, parts_of, trained, training_of
+from tests.study.small_runs import config, parts_of, trained, training_of
 
 WHITENED = {"training": {"network": "whitened-cnn", "width": 2, "epochs": 2}}
 
@@ -61,20 +59,3 @@ def test_a_run_whitens_with_its_training_images_and_keeps_the_filters():
         assert torch.equal(kept.tensors["whitening"], before), kept.keep.name
     refit = config(**WHITENED, trained_on="100%")
     assert not torch.equal(trained(refit).model.state_dict()["whitening"], before), "a refit has other training images"
-
-
-def test_snapshots_hold_the_filters_and_features_transfer(tmp_path):
-    refit = config(
-        **WHITENED,
-        trained_on="100%",
-        keep=(Keep(weights="ema-60%", epoch=2, batchnorm="recomputed", selected_by="loss"),),
-        transfer=("digits",),
-        transfer_fingerprints=(digits()[1],),
-    )
-    run = run_job(Job(refit), Place(runs=tmp_path))
-    filters = [run.load_snapshot(name)[0]["whitening"] for name in run.snapshots()]
-    assert len(filters) == 2
-    assert all(torch.equal(whitening, filters[0]) for whitening in filters)
-    transferred = [row.value for row in run.rows() if row.metric == "transfer:digits"]
-    assert len(transferred) == 2
-    assert min(transferred) > 0.2, "better than chance"

@@ -120,21 +120,6 @@ def test_another_process_writes_the_same_bytes_without_torch(tmp_path: Path, mon
     assert digest(tmp_path / "there") == digest(tmp_path / "here")
 
 
-# Over an earlier report ----------------------------------------------------------------------------------------------
-
-
-def test_files_of_an_earlier_report_are_removed(tmp_path: Path, quick: None):
-    both = make_results(make_setting(), make_setting(scale="paper"))
-    build_report(both, tmp_path)
-    (tmp_path / "tables" / "paper" / "mine.md").write_text("mine")
-    report = build_report(few("refit"), tmp_path)
-    assert names_in(tmp_path) == expected(report) | {"tables/paper/mine.md"}
-    build_report(Results(), tmp_path / "fresh")
-    build_report(Results(), tmp_path)
-    fresh = names_in(tmp_path / "fresh")
-    assert names_in(tmp_path) - {f"fresh/{name}" for name in fresh} == {"tables/paper/mine.md", *fresh}
-
-
 # The suggested command -----------------------------------------------------------------------------------------------
 
 
