@@ -244,6 +244,12 @@ def test_an_existing_archive_is_unpacked_without_fetching(server: Server, tmp_pa
     assert contents(tmp_path) == {"set.tar.gz": ARCHIVE, **UNPACKED, "set/mine": b"stays"}
 
 
+def test_a_wrong_file_that_lies_elsewhere_is_replaced_there(server: Server, tmp_path: Path):
+    write_files(tmp_path, {**FILES, "labels.pt": b"wrong"})
+    fetch("labels", tmp_path)
+    assert contents(tmp_path) == {**FILES, "labels.pt": LABELS}
+
+
 def test_incomplete_image_folders_are_filled(server: Server, tmp_path: Path):
     own = {f"{TINY}/train/n1/boxes.txt": b"own"}
     write_files(tmp_path, {f"{TINY}/wnids.txt": b"n2\nn1\n", **own})

@@ -224,6 +224,19 @@ def test_one_seed_is_too_few_runs():
             assert all(finding.n <= 1 and finding.low is None for finding in found.findings), found.number
 
 
+def test_choices_by_noisy_labels_lead_where_there_are_any():
+    """In points: 77.5 - 75 = 2.5 by noisy, 78 - 76.5 = 1.5 by clean labels. Of 40 epochs 20 and 25 were chosen."""
+    plain, noisy = make_results(setting(NOISY)), make_results(chosen_with_noisy_labels(setting(NOISY), epoch=20))
+    assert claim("6", plain).primary.mean == pytest.approx(1.5, abs=0.02)
+    assert claim("6", noisy).primary.mean == pytest.approx(2.5, abs=0.02)
+    (clean,) = findings_of(claim("6", noisy), "chosen_clean")
+    assert clean.mean == pytest.approx(1.5, abs=0.02) and not findings_of(claim("6", plain), "chosen_clean")
+    assert claim("2", noisy).primary.values == (50.0,) * 3 and claim("17", noisy).primary.values == (-25.0,) * 3
+    assert [finding.values for finding in findings_of(claim("2", noisy), "when_clean")] == [(62.5,) * 3]
+    before, after = (findings_of(claim("6", found), "ahead") for found in (plain, noisy))
+    assert [finding.values for finding in before] == [finding.values for finding in after], "the slowest: clean labels"
+
+
 def test_no_number_is_ever_nan():
     def lost(key: Curve, curve: np.ndarray) -> np.ndarray:
         return np.full(EPOCHS, np.nan) if key.split == "test" else curve

@@ -94,6 +94,14 @@ def test_share_uses_the_average_with_the_best_validation_accuracy_at_each_epoch(
     assert values("1", "share", four_epochs()) == []
 
 
+def test_noisy_validation_accuracy_ranks_averages_if_both_were_measured():
+    curves = {("a", "averaged", "val", "accuracy"): [[0.1]], ("b", "averaged", "val", "accuracy"): [[0.2]]}
+    curves |= {("a", "averaged", "val", "noisy_accuracy"): [[0.2]], ("b", "averaged", "val", "noisy_accuracy"): [[0.1]]}
+    test = setting_from_curves({LIVE: [[0.5]], A: [[0.6]], B: [[0.4]]})
+    both = replace(test, variants={**test.variants, **setting_from_curves(curves, variant="tune").variants})
+    assert values("1", "share", both) == [100.0]
+
+
 def test_steps_of_the_first_average_to_the_target_are_a_percentage_of_the_live_steps():
     """The live weights are best in epochs 4 (70%), 1 (90%) and 2 (80%); averages reach that in 2, never, and in 2."""
     tuned = setting_from_curves(

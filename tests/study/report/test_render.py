@@ -217,14 +217,6 @@ def test_latex_is_well_formed_and_needs_only_two_packages(table: Table):
     check_latex(latex(table))
 
 
-def test_a_table_too_wide_for_the_page_is_scaled_to_it():
-    assert r"\resizebox" not in latex(uneven_table())
-    wide = [Cell(text="x" * 20)] * 8
-    text = latex(Table(name="", title="", columns=["", *"abcdefgh"], rows=[Row("row", wide)]))
-    assert r"\resizebox{\textwidth}{!}{%" in text
-    check_latex(text)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -16,6 +16,7 @@ from emabank.study.report.series import (
     by_seed,
     copied_back,
     first_quarter,
+    gap,
     live,
     mean,
     minus,
@@ -106,6 +107,7 @@ def test_epochs_are_counted_from_one():
     curve = np.array([0.1, 0.2, NAN])
     assert [at(curve, epoch) for epoch in (1, 2, 3, 4, 0, -1, -2, -4)] == [0.1, 0.2, None, None, None, None, 0.2, None]
     assert peak(curve) == (0.2, 2) and peak(np.array([NAN])) is None and peak(None) is None
+    assert gap(np.zeros(3), np.zeros(4)) is None and gap(None, np.zeros(4)) is None, "of different lengths"
     assert [first_quarter(epochs) for epochs in (1, 3, 7, 8, 30, 200)] == [1, 1, 1, 2, 7, 50]
 
 

@@ -87,13 +87,6 @@ def test_file_names_are_unique_when_a_pair_was_run_in_two_ways(tmp_path: Path, q
     assert names_in(tmp_path) == expected(report)
 
 
-def test_a_report_of_empty_results_has_a_page_and_claims_that_were_not_run(tmp_path: Path):
-    report = build_report(Results(), tmp_path / "deep" / "report")
-    assert names_in(tmp_path / "deep" / "report") == expected(report)
-    assert [table.name for table in report.tables] == ["sampling-period/equivalence"] and not report.figures
-    assert {claim.verdict for claim in report.claims} == {"not run"}
-
-
 # Deterministic bytes -------------------------------------------------------------------------------------------------
 
 

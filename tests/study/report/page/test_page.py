@@ -233,6 +233,7 @@ def test_skipped_failed_and_unfinished_studies_are_listed_with_their_commands():
 def test_studies_stand_in_the_reports_order_and_those_not_run_are_folded_last():
     tables = [table(study="my own"), table(study="transfer", name="t"), table(study="generalization", name="g")]
     root = document(Results(studies=[FAILED]), tables=tables, figures=[figure(study="dynamics")])
+    assert root.one("h1").text == "Weight averages: Training dynamics, demo scale"
     wanted = ["study-dynamics", "study-generalization", "study-transfer", "study-my-own"]
     sections = root.all(class_="study")
     assert [section.attributes["id"] for section in sections] == wanted
@@ -267,6 +268,11 @@ def x_of(figure: dict) -> list[float]:
     """The x of the first line's points, computed as the script does."""
     x = figure["xs"][figure["panels"][0]["lines"][0]["x"]]
     return x if isinstance(x, list) else [x["from"] + index * x["step"] for index in range(x["count"])]
+
+
+def test_missing_values_stay_missing():
+    stored = to_json(line(y=np.where(EPOCHS % 5 == 0, 70.0, np.nan)))["panels"][0]["lines"][0]
+    assert [value is None for value in stored["y"]] == (EPOCHS % 5 != 0).tolist() and "std" not in stored
 
 
 @pytest.mark.parametrize("x", [[1, 2, 4, 8], [0.1, 0.25, 0.3], [5], [3, 4], [0.05, 0.1, 0.15, 0.2]])
