@@ -252,6 +252,6 @@ def test_no_number_is_ever_nan():
 
 
 def test_missing_parts_of_a_setting_are_not_an_error():
-    bare = replace(setting(), variants={}, columns=[], choices=[])
-    assert {found.verdict for found in make_claims(replace(make_results(bare), overheads=()))} == {"not run"}
+    bare = [replace(setting(pair), variants={}, columns=[], choices=[]) for pair in (PAIRS[0], NOISY)]
+    assert {found.verdict for found in make_claims(replace(make_results(*bare), overheads=()))} == {"not run"}
     assert claim("2", make_results(replace(setting(), choices=[]))).verdict == "not run"

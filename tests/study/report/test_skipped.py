@@ -325,6 +325,7 @@ def rows(folder: Path, name: str = "rows.jsonl") -> Path:
         (lambda path: (path / "done.json").write_text("{"), "damaged: done.json is not what this emabank writes"),
         (lambda path: (path / "rows.jsonl").write_text(""), "damaged: rows.jsonl has 0 bytes instead of "),
         (lambda path: rows(path).write_text(""), "rows.jsonl is empty; measure that run again"),
+        (lambda path: rows(path).write_text('{"run": "a"}\n'), "rows.jsonl, line 1 is not a row"),
         (lambda path: rows(path, "test_curves.jsonl").write_text(""), "test_curves.jsonl is empty; measure that run "),
         (lambda path: shutil.rmtree(path), "it is not there"),
         (lambda path: (shutil.rmtree(path), path.write_text("")), "it is no folder"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emabank.study.report.render import latex, markdown, table_csv, terminal
-from emabank.study.report.results import Setting
+from emabank.study.report.results import Results, Setting
 from emabank.study.report.series import REFIT
 from emabank.study.report.table_specs import make_tables, protocol_tables
 from emabank.study.report.tables import (
@@ -153,6 +153,7 @@ def test_a_setting_without_values_has_no_rows_and_no_notes_on_the_paper():
     assert len(alone.rows) == 1 and alone.breaks == [] and list(alone.notes) == ["N."]
     assert list(build(one)[0].notes)[:2] == ["N.", "P."]
     assert build(one, lines=lambda setting: {"a": [Cell.of([])]}) == []
+    assert [table.name for table in make_tables(Results())] == ["sampling-period/equivalence"]
 
 
 # All tables -----------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
 NOT_RUN = finding(None, verdict="not run", notes=("emabank run dynamics",))
 CLAIMS = [
     claim(1, finding(), finding(-1.0, role="secondary", verdict="not reproduced")),
-    claim(2, finding(-1.0, by_seed={0: -1.0}, verdict="not reproduced")),
+    claim(2, finding(-1.0, by_seed={0: -1.0}, verdict="not reproduced"), finding(None, verdict="too few runs")),
     claim(3, NOT_RUN),
 ]
 
@@ -143,7 +143,8 @@ def document(results=None, tables=(), figures=(), claims=(), **more) -> Element:
 
 
 def full_document() -> Element:
-    return document(make_results(make_setting()), [table()], [figure()], CLAIMS)
+    bare = replace(make_setting("cifar100-vgg16"), columns=[])
+    return document(make_results(make_setting(), bare), [table()], [figure()], CLAIMS)
 
 
 def test_every_element_is_closed_and_every_link_has_a_target():
