@@ -165,12 +165,6 @@ def test_batchnorm_figures_need_recomputed_statistics():
     assert names and not [name for name in names if "batchnorm" in name]
 
 
-def test_the_caption_of_the_post_hoc_heat_map_has_the_median_and_the_largest_difference():
-    # `make_posthoc` adds 0.05 to 0.25 points.
-    caption = figure_of("posthoc/heatmap", make_setting()).caption
-    assert "differ by 0.15 points in the median field, 0.25 at most" in caption
-
-
 # Reliability diagrams -------------------------------------------------------------------------------------------------
 
 

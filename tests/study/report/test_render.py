@@ -94,8 +94,8 @@ def test_n_is_in_the_caption_if_common_and_beside_each_number_otherwise():
     [("78.54 ± 0.28", ["78.54", "0.28"]), ("198", ["198", ""]), ("−0.18", ["-0.18", ""]), ("[1, 2]", ["", ""]),
      ("T = 16", ["", ""]), ("23.7M", ["", ""])],
 )  # fmt: skip
-def test_numbers_printed_in_the_paper_become_csv_numbers(text, expected):
-    table = Table(name="", title="", columns=["", "a"], rows=[Row("x", [Cell(paper=text)])])
+def test_numbers_printed_in_the_paper_become_csv_numbers_and_empty_cells_nothing(text, expected):
+    table = Table(name="", title="", columns=["", "a", "b"], rows=[Row("x", [Cell(paper=text), Cell()])])
     (found,) = csv.DictReader(io.StringIO(table_csv(table)))
     assert [found["paper_mean"], found["paper_std"]] == expected
 
