@@ -6,18 +6,14 @@ import pickle
 import struct
 import subprocess
 import tarfile
-import warnings
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from emabank.study.data import cifar
 from emabank.study.data.cifar import NOISES, load_cifar, load_cifar_n, read_members, read_pickle
@@ -165,17 +161,6 @@ def test_reading_stops_at_the_last_wanted_member(tmp_path: Path):
 # Pickles -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_read_as_pickle_reads_it():
-    batch = python2_pickle(cifar_batch(0, 3, 10))
-    stored = read_pickle(batch, source="batch")
-    with warnings.catch_warnings():  # the file names numpy's old modules
-        warnings.simplefilter("ignore", DeprecationWarning)
-        right = pickle.loads(batch, encoding="bytes")
-    assert set(stored) == {key.decode() for key in right}
-    assert np.array_equal(stored["data"], right[b"data"]) and stored["data"].dtype == np.uint8
-    assert stored["labels"] == right[b"labels"] and stored["filenames"] == right[b"filenames"]
-
-
 class Hostile:
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -249,17 +234,6 @@ def test_valid_arrays_are_read_and_invalid_ones_are_refused():
             read_pickle(content, source="batch")
 
 
-@given(data=st.data())
-def test_cut_or_changed_bytes_give_values_or_a_value_error(data):
-    content = bytearray(python2_pickle({"labels": [1, 2, 3], "data": np.arange(4, dtype=np.uint8)}))
-    for _ in range(data.draw(st.integers(0, 6))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    with suppress(ValueError):  # any other exception fails the test
-        stored = read_pickle(bytes(content[: data.draw(st.integers(0, len(content)))]), source="batch")
-        arrays = [value for value in stored.values() if isinstance(value, np.ndarray)]
-        assert all(array.dtype in (np.uint8, np.int64) for array in arrays)
-
-
 # CIFAR-N -------------------------------------------------------------------------------------------------------------
 
 OFFICIAL = np.arange(50_000) % 10
@@ -305,9 +279,7 @@ def test_missing_human_labels_and_different_clean_labels_are_clear_errors(tmp_pa
     ("changes", "key"),
     [
         ({"worse_label": np.zeros(49_999, np.int64)}, "worse_label"),
-        ({"worse_label": np.full(50_000, 10)}, "worse_label"),
         ({"clean_label": np.full(50_000, -1)}, "clean_label"),
-        ({"worse_label": "text"}, "worse_label"),
         ({"worse_label": torch.zeros(50_000, dtype=torch.int64)}, "worse_label"),
     ],
 )

@@ -1,6 +1,5 @@
 """Data sets loaded by name: every source, its labels, and clear errors for missing files."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,9 @@ from emabank.study.config import DataConfig
 from emabank.study.data import cifar
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import fingerprint
-from emabank.study.serialize import to_dict
 from tests.study.data.made_up import cifar_batch, python2_pickle, write_files
 
-PUBLISHED = pytest.mark.skipif(
-    "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
-)
 NO_FOLDER = Path("/no/such/folder")
-
-
-@pytest.fixture
-def published() -> Path:
-    return Path(os.environ["EMABANK_DATA"])
 
 
 @pytest.fixture
@@ -63,26 +53,14 @@ def test_cifar_has_the_images_and_labels_of_its_files(files, tmp_path: Path):
     assert torch.equal(ten.train.images[2].flatten(), third)
 
 
-@pytest.mark.parametrize(
-    ("asked", "key"), [(None, "worse_label"), ("aggregate", "aggre_label"), ("random2", "random_label2")]
-)
+@pytest.mark.parametrize(("asked", "key"), [(None, "worse_label"), ("random2", "random_label2")])
 def test_human_labels_are_loaded_beside_the_true_ones(files, tmp_path: Path, asked, key):
     clean = clean_labels(files)
-    stored = {
-        "clean_label": clean,
-        "worse_label": (clean + 1) % 10,
-        "aggre_label": clean,
-        "random_label2": (clean + 2) % 10,
-    }
+    stored = {"clean_label": clean, "worse_label": (clean + 1) % 10, "random_label2": (clean * 3) % 10}
     torch.save(stored, tmp_path / "CIFAR-10_human.pt")
     found = load_dataset(DataConfig(dataset="cifar10n", labels=asked), tmp_path)
-    assert found.name == "cifar10n" and found.classes == 10
+    assert (found.name, found.classes, len(found.test)) == ("cifar10n", 10, 40)
     assert found.train.labels.tolist() == stored[key].tolist() and found.train.clean.tolist() == clean.tolist()
-    assert found.train.wrong.tolist() == (stored[key] != clean).tolist()
-    official = load_dataset(DataConfig(dataset="cifar10"), tmp_path)
-    assert torch.equal(found.train.images, official.train.images) and torch.equal(
-        found.test.labels, official.test.labels
-    )
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "cifar10n", "cifar100n", "tiny-imagenet"])
@@ -150,20 +128,11 @@ def test_the_transfer_target_is_the_whole_data_set_if_all_files_exist(files, tmp
 
 
 def test_the_image_size_applies_to_training_test_and_transfer(files, tmp_path: Path):
-    config = DataConfig(dataset="cifar10", size=16)
-    dataset = load_dataset(config, tmp_path)
+    dataset = load_dataset(DataConfig(dataset="cifar10", size=16), tmp_path)
     assert {tuple(part.images.shape[1:]) for part in (dataset.train, dataset.test)} == {(3, 16, 16)}
     assert load_transfer_target("cifar100", tmp_path, split_seed=0, size=8).test.images.shape[1:] == (3, 8, 8)
     (tmp_path / "cifar-100-python/train").unlink()
     assert load_transfer_target("cifar100", tmp_path, split_seed=0, size=8).train.images.shape[1:] == (3, 8, 8)
-    assert "size" not in to_dict(DataConfig()), "runs that do not use it keep their id"
-    assert to_dict(config)["size"] == 16
-
-
-def test_human_labels_can_be_the_transfer_target(files, tmp_path: Path):
-    clean = clean_labels(files)
-    torch.save({"clean_label": clean, "worse_label": (clean + 1) % 10}, tmp_path / "CIFAR-10_human.pt")
-    assert load_transfer_target("cifar10n", tmp_path, split_seed=0).train.wrong.all()
 
 
 def test_without_training_images_the_test_images_are_halved(files, tmp_path: Path):
@@ -177,15 +146,3 @@ def test_without_training_images_the_test_images_are_halved(files, tmp_path: Pat
     assert sorted(halves) == sorted(pixels.tolist()), "each image is in exactly one half"
     again, other = (load_transfer_target("cifar100", tmp_path, split_seed=seed) for seed in (0, 1))
     assert fingerprint(again) == fingerprint(found) != fingerprint(other)
-
-
-# The published files -------------------------------------------------------------------------------------------------
-
-
-@PUBLISHED
-def test_published_cifar100_is_halved_without_training_images(published: Path):
-    found = load_transfer_target("cifar100", published, split_seed=0)
-    if found.name == "cifar100":
-        assert (len(found.train), len(found.test)) == (50_000, 10_000)
-    else:
-        assert found.train.labels.bincount().tolist() == found.test.labels.bincount().tolist() == [50] * 100

@@ -1,8 +1,6 @@
 """Image folders: files, labels and pixels; decoded once into a cache that is never incomplete."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,10 +11,6 @@ from PIL import Image
 
 from emabank.study.data import folders
 from emabank.study.data.folders import load_decoded, load_image_folder, load_tiny_imagenet
-
-PUBLISHED = pytest.mark.skipif(
-    "EMABANK_DATA" not in os.environ, reason="EMABANK_DATA names no folder of published data"
-)
 
 
 def save(path: Path, brightness: int, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> None:
@@ -142,21 +136,6 @@ def test_a_path_outside_of_the_folder_is_not_followed(tiny: Path):
         load_tiny_imagenet(tiny, split="test")
 
 
-@PUBLISHED
-def test_the_published_images_are_read(tmp_path: Path):
-    folder = Path(os.environ["EMABANK_DATA"])
-    train, test = (load_tiny_imagenet(folder, split=split, cache=tmp_path) for split in ("train", "test"))
-    assert train.images.shape[1:] == test.images.shape[1:] == (3, 64, 64)
-    assert set(train.labels) <= set(range(200)) and len(train.classes) == 200
-    annotations = (folder / "tiny-imagenet-200/val/val_annotations.txt").read_text().splitlines()
-    wnids = (folder / "tiny-imagenet-200/wnids.txt").read_text().split()
-    for index in (0, 17, len(annotations) - 1):
-        name, wnid = annotations[index].split("\t")[:2]
-        assert wnids[test.labels[index]] == wnid
-        with Image.open(folder / "tiny-imagenet-200/val/images" / name) as image:
-            assert np.array_equal(test.images[index], np.asarray(image.convert("RGB")).transpose(2, 0, 1))
-
-
 # The cache -----------------------------------------------------------------------------------------------------------
 
 FILES = [f"{number}.png" for number in range(12)]
@@ -245,17 +224,6 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(root: Path, monkeypatch
     assert caches(root) == []
 
 
-def test_an_interruption_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch):
-    def interrupt(done: int, total: int) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(folders, "_TOGETHER", 2)
-    with pytest.raises(KeyboardInterrupt):
-        load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", progress=interrupt)
-    assert caches(root) == []
-
-
 def test_leftovers_of_a_killed_process_are_removed_after_a_day(root: Path):
     cache = root.parent / "cache"
     cache.mkdir()
@@ -265,24 +233,6 @@ def test_leftovers_of_a_killed_process_are_removed_after_a_day(root: Path):
     os.utime(old, (time.time() - 2 * 86400,) * 2)
     load(root)
     assert not old.exists() and new.exists()
-
-
-def test_a_second_process_at_the_same_time_does_not_corrupt_the_cache(root: Path):
-    code = f"""
-from pathlib import Path
-from emabank.study.data.folders import load_decoded
-cache = Path({str(root.parent / "cache")!r})
-images = load_decoded(Path({str(root)!r}), {FILES}, name="set", side=6, fit=False, cache=cache)
-print(int(images.astype(int).sum()))
-"""
-
-    def meanwhile(done: int, total: int) -> None:
-        if done == total:  # another process starts and ends now
-            other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            assert other.stdout == f"{int(EXPECTED.astype(int).sum())}\n"
-
-    images = load_decoded(root, FILES, name="set", side=6, fit=False, cache=root.parent / "cache", progress=meanwhile)
-    assert np.array_equal(images, EXPECTED) and len(caches(root)) == 1
 
 
 # Decoding ------------------------------------------------------------------------------------------------------------

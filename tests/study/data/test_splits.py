@@ -69,18 +69,19 @@ def test_every_example_is_equally_likely_to_be_chosen():
     assert (times - 200).abs().max() < 5 * 12.6
 
 
-def test_the_seed_alone_decides_subsets_and_splits():
+def test_the_seed_alone_decides_subsets_splits_and_noise():
     labels = torch.arange(10).repeat(20)
-    torch.manual_seed(1)
-    first = stratified_subset(labels, 50, seed=0), *stratified_split(labels, 0.2, seed=0)
+
+    def drawn(seed: int) -> list[torch.Tensor]:
+        noisy = symmetric_noise(labels, 0.4, classes=10, seed=seed)
+        return [stratified_subset(labels, 50, seed=seed), *stratified_split(labels, 0.2, seed=seed), noisy]
+
     before = torch.get_rng_state()
-    torch.rand(3)
-    again = stratified_subset(labels, 50, seed=0), *stratified_split(labels, 0.2, seed=0)
-    other = stratified_subset(labels, 50, seed=1), *stratified_split(labels, 0.2, seed=1)
-    torch.manual_seed(1)
+    first = drawn(0)
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
-    assert not any(torch.equal(*pair) for pair in zip(first, other, strict=True))
+    torch.rand(3)
+    assert all(torch.equal(*pair) for pair in zip(first, drawn(0), strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, drawn(1), strict=True))
 
 
 def test_every_purpose_and_seed_has_its_own_generator():
@@ -160,16 +161,6 @@ def test_training_on_everything_uses_the_images_and_noise_of_both_parts():
     assert dict(zip(numbers_of(whole.train), whole.train.labels.tolist(), strict=True)) == labels
 
 
-def test_noise_is_an_exact_share_of_the_subset_and_keeps_clean_labels():
-    parts = make_parts(make_dataset(), trained_on="100%", subset=200, noise=0.35)
-    assert len(parts.train) == 200
-    assert int(parts.train.wrong.sum()) == 70
-    clean = make_dataset().train.clean
-    assert parts.train.clean.tolist() == [int(clean[number]) for number in numbers_of(parts.train)]
-    other = make_parts(make_dataset(), trained_on="100%", subset=200, noise=0.35, noise_seed=1)
-    assert not torch.equal(other.train.wrong, parts.train.wrong)
-
-
 @pytest.mark.parametrize("settings", [{"noise": 0.5}, {}], ids=["synthetic", "real"])
 def test_validation_images_have_noisy_and_clean_labels(settings):
     dataset = make_dataset() if settings else make_dataset(wrong=300)
@@ -237,18 +228,6 @@ def test_noise_draws_every_other_class_equally_often():
     assert (counts.diagonal() == 0).all()
     expected, off_diagonal = 1000, ~torch.eye(10, dtype=torch.bool)
     assert ((counts[off_diagonal] - expected).abs() < 5 * expected**0.5).all()
-
-
-def test_the_seed_alone_decides_the_noise():
-    true = torch.arange(10).repeat(50)
-    torch.manual_seed(1)
-    first = symmetric_noise(true, 0.4, classes=10, seed=0)
-    before = torch.get_rng_state()
-    second = symmetric_noise(true, 0.4, classes=10, seed=0)
-    other = symmetric_noise(true, 0.4, classes=10, seed=1)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
 
 
 def test_noise_with_a_single_class_is_refused():

@@ -38,12 +38,6 @@ def test_churn_counts_different_predictions(tables):
     assert churn(a, b) == different / len(a)
 
 
-@given(tables_of_one_shape(2, LOGITS), st.floats(0.01, 100))
-def test_churn_ignores_confidence(tables, scale):
-    a, b = tables
-    assert churn(a, scale * b) == churn(a, b)
-
-
 @given(tables_of_one_shape(2, WEIGHTS))
 def test_jensen_shannon_is_the_square_of_scipys_distance(tables):
     a, b = map(distributions, tables)

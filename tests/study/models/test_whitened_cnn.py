@@ -5,13 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from emabank.study.config import Keep, Place
-from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import make_images, normalisation_of
 from emabank.study.data.loader import batches
-from emabank.study.models.whitened_cnn import EPSILON, whitened_cnn, whitening_filters
-from emabank.study.run_job import Job, run_job
-from tests.study.small_runs import config, digits, parts_of, trained, training_of
+from emabank.study.models.whitened_cnn import EPSILON, whitening_filters
+from tests.study.small_runs import config, parts_of, trained, training_of
 
 WHITENED = {"training": {"network": "whitened-cnn", "width": 2, "epochs": 2}}
 
@@ -62,41 +59,3 @@ def test_a_run_whitens_with_its_training_images_and_keeps_the_filters():
         assert torch.equal(kept.tensors["whitening"], before), kept.keep.name
     refit = config(**WHITENED, trained_on="100%")
     assert not torch.equal(trained(refit).model.state_dict()["whitening"], before), "a refit has other training images"
-
-
-def test_snapshots_hold_the_filters_and_features_transfer(tmp_path):
-    refit = config(
-        **WHITENED,
-        trained_on="100%",
-        keep=(Keep(weights="ema-60%", epoch=2, batchnorm="recomputed", selected_by="loss"),),
-        transfer=("digits",),
-        transfer_fingerprints=(digits()[1],),
-    )
-    run = run_job(Job(refit), Place(runs=tmp_path))
-    filters = [run.load_snapshot(name)[0]["whitening"] for name in run.snapshots()]
-    assert len(filters) == 2
-    assert all(torch.equal(whitening, filters[0]) for whitening in filters)
-    transferred = [row.value for row in run.rows() if row.metric == "transfer:digits"]
-    assert len(transferred) == 2
-    assert min(transferred) > 0.2, "better than chance"
-
-
-@pytest.mark.parametrize("side", [2, 3, 8, 16, 32])
-def test_images_of_any_size_are_accepted(side: int):
-    model = whitened_cnn(classes=5, channels=1, width=2)
-    assert model(torch.rand(3, 1, side, side)).shape == (3, 5)
-
-
-def test_random_labels_of_digits_are_memorised():
-    torch.manual_seed(0)
-    part = digits_dataset().train.take(torch.arange(64))
-    inputs = torch.cat([inputs for inputs, _ in batches(part, size=64, normalisation=normalisation_of(part))])
-    labels = torch.randint(0, 10, (64,))
-    model = whitened_cnn(classes=10, channels=1, width=8)
-    model.whiten([(inputs, None)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    for _ in range(60):
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-    assert (model(inputs).argmax(1) == labels).float().mean() > 0.95

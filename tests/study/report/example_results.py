@@ -1,6 +1,6 @@
-"""Made-up results in which every claim of the paper holds."""
+"""Made-up results in which every claim of the paper holds, ways to change them, and ways to look into tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 
 from emabank.study.config import DataConfig, ProtocolConfig
+from emabank.study.report.claim_specs import CLAIMS
+from emabank.study.report.claims import Claim, Finding
+from emabank.study.report.render import group_titles
 from emabank.study.report.results import LIVE, OF_PAIRS, Column, Curve, Overhead, Results, Run, Setting
+from emabank.study.report.tables import Cell, Table
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.scales import Scale
 
@@ -23,6 +27,9 @@ VARIANTS = (
     "tune", "refit", "swa", "step", "constant", "bootstrap", "posthoc", "every 1", "every 2", "every 4", "every 8",
 )  # fmt: skip
 RATES = (0.2, 0.4, 0.8, 1.2)
+CHOSEN = AVERAGES[2], 25
+T = np.arange(1, EPOCHS + 1) / EPOCHS
+Change = Callable[[Curve, np.ndarray], np.ndarray]
 
 # Test measures of the refits by column; churn and js have one value per pair of seeds: three as well.
 MEASURES = ("accuracy", "loss", "churn", "js", "ece", "ece_ts", "transfer:other")
@@ -35,7 +42,7 @@ COLUMNS: dict[str, dict[str, float]] = {
         "EMA (loss)": (0.775, 0.82, 0.13, 0.03, 0.07, 0.03, 0.56),
         "slowest (acc.)": (0.79, 0.84, 0.13, 0.035, 0.085, 0.035, 0.57),
         "slowest (loss)": (0.785, 0.81, 0.12, 0.025, 0.065, 0.025, 0.59),
-        "SWA": (0.791, 0.85, 0.13, 0.035, 0.08, 0.03, 0.57),
+        "SWA": (0.785, 0.85, 0.13, 0.035, 0.08, 0.03, 0.57),
     }.items()
 }
 
@@ -72,45 +79,59 @@ def make_columns(changed: Mapping[tuple[str, str], float] | None = None) -> list
     return columns
 
 
-def make_curves(*, gain: float = 0.03, peak: float = 0.6, late: float = 0.0) -> dict[Curve, np.ndarray]:
-    """The curves of one run: averages are ahead of the live weights, most of all early, and peak at `peak` of the run.
-
-    `gain` is their lead at the peak, `late` their difference at the end.
-    """
-    t = np.arange(1, EPOCHS + 1) / EPOCHS
-    live = 0.4 + 0.36 * t
+def make_curves(seed: int, *, shift: float = 0.0) -> dict[Curve, np.ndarray]:
+    """Averages are ahead of the live weights, most of all early; each peaks, falls and meets them at the end."""
+    random = np.random.default_rng(seed)
     curves: dict[Curve, np.ndarray] = {}
-    for split in ("val", "test", "train"):
-        curves[Curve(LIVE, "own", split, "accuracy")] = live
-        curves[Curve(LIVE, "own", split, "loss")] = 2.0 - live
+    for split in ("val", "test"):
+        live = 0.45 + 0.25 * T + shift
+        curves[Curve(LIVE, "own", split, "accuracy")] = live + 0.001 * random.random(EPOCHS)
         for order, name in enumerate(AVERAGES):
-            top = min(0.95, peak + 0.03 * order)
-            shape = np.where(t <= top, t / top, np.clip((1 - t) / (1 - top), 0, 1))
-            ahead = (gain + 0.004 * order) * (shape + 1.5 * np.exp(-((t - 0.12) ** 2) / 0.005)) + late * t
-            recomputed = live + ahead
-            averaged = recomputed - np.where(t < 0.2, 0.1 * order * (0.2 - t) / 0.2, 0.002)
-            for batchnorm, found in (("averaged", averaged), ("recomputed", recomputed)):
-                curves[Curve(name, batchnorm, split, "accuracy")] = found
-                curves[Curve(name, batchnorm, split, "loss")] = 2.0 - found
-    for name, batchnorm, later in ((LIVE, "own", 1.0), *((average, "averaged", 2.5) for average in AVERAGES)):
-        curves[Curve(name, batchnorm, "train", "clean_accuracy")] = np.clip(
-            0.5 + 0.6 * t * (1 + 0.4 * (later > 1)), 0, 1
-        )
-        curves[Curve(name, batchnorm, "train", "memorised")] = t**later
+            peak, height = 0.5 + 0.05 * order, 0.77 + 0.004 * order + shift
+            recomputed = np.where(
+                peak >= T, height - 0.1 * (peak - T), live[-1] + (height - live[-1]) * (1 - T) / (1 - peak)
+            )
+            averaged = recomputed - np.where(T < 0.25, 0.4 * order * (0.25 - T), 0.003)
+            for batchnorm, curve in (("averaged", averaged), ("recomputed", recomputed)):
+                curves[Curve(name, batchnorm, split, "accuracy")] = curve + 0.0001 * random.random(EPOCHS)
+    for name, batchnorm, later in ((LIVE, "own", 1.0), *((average, "averaged", 3.0) for average in AVERAGES)):
+        clean = np.clip(0.6 + 0.5 * T + 0.001 * random.random(EPOCHS), 0, 1)
+        curves[Curve(name, batchnorm, "train", "clean_accuracy")] = clean
+        curves[Curve(name, batchnorm, "train", "memorised")] = T**later
     return curves
 
 
-def make_runs(variant: str, *, rate: float = 0.8, **shape: float) -> tuple[Run, ...]:
-    """One run per seed."""
-    runs: list[Run] = []
-    for seed in range(SEEDS):
-        curves = {key: found + 0.001 * (seed - 1) + 0.0001 * np.sin(seed + 5 * np.arange(EPOCHS))
-                  for key, found in make_curves(**shape).items()}  # fmt: skip
-        rates = rate * (1 + np.cos(np.pi * np.arange(1, EPOCHS + 1) / EPOCHS)) / 2
-        runs.append(Run(id=f"{variant.replace(' ', '-')}-{seed}", seed=seed, rate=rate, rates=rates, curves=curves,
-                        conditions={"torch": "2.13.0", "emabank": "0.1.0", "cpu": "made up", "threads": 1},
-                        predictions=make_predictions))  # fmt: skip
-    return tuple(runs)
+def make_runs(
+    variant: str, change: Change = lambda key, curve: curve, *, rate: float = 0.8, shift: float = 0.0
+) -> tuple[Run, ...]:
+    """One run per seed, with each curve changed by `change`."""
+    return tuple(
+        Run(id=f"{variant.replace(' ', '-')}-{seed}", seed=seed, rate=rate, rates=rate * (1 + np.cos(np.pi * T)) / 2,
+            curves={key: change(key, curve) for key, curve in make_curves(seed, shift=shift).items()},
+            conditions={"torch": "2.13.0", "emabank": "0.1.0", "cpu": "made up", "threads": 1},
+            predictions=make_predictions)
+        for seed in range(SEEDS)
+    )  # fmt: skip
+
+
+def constant_after_choice(key: Curve, curve: np.ndarray) -> np.ndarray:
+    return np.where(np.arange(EPOCHS) < CHOSEN[1], curve, curve[CHOSEN[1] - 1])
+
+
+def matching(key: Curve, curve: np.ndarray) -> np.ndarray:
+    """Live weights and averages are almost equal at every epoch."""
+    return 0.6 + 0.0005 * len(key.weights) + 0 * curve
+
+
+@cache
+def make_variants() -> dict[str, tuple[Run, ...]]:
+    every = {variant: make_runs(variant) for variant in VARIANTS}
+    every["step"] = make_runs("step", matching)
+    every["constant"] = tuple(replace(run, constant_from=CHOSEN[1]) for run in make_runs("c", constant_after_choice))
+    every["bootstrap"] = tuple(replace(run, copied_back=AVERAGES[2]) for run in make_runs("b", shift=-0.02))
+    every["posthoc"] = tuple(replace(run, posthoc=make_posthoc(run)) for run in every["posthoc"])
+    tuned = {rate: make_runs(f"tune-{rate:g}", rate=rate, shift=-0.1 * abs(rate - 0.8)) for rate in RATES}
+    return {**every, **{f"tune at {rate:g}": runs for rate, runs in tuned.items()}}
 
 
 def make_posthoc(run: Run) -> dict[Curve, np.ndarray]:
@@ -140,31 +161,15 @@ def make_predictions(name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def make_setting(
     pair: str = "cifar100-resnet18", *, scale: Scale = "demo", changed: Mapping[tuple[str, str], float] | None = None,
-    variants: Mapping[str, tuple[Run, ...]] | None = None, has_batchnorm: bool = True,
+    variants: Mapping[str, tuple[Run, ...]] | None = None,
 ) -> Setting:  # fmt: skip
     """A setting with every variant; `changed` replaces means of the columns, `variants` whole variants."""
-    every = {variant: make_runs(variant) for variant in VARIANTS}
-    constant = make_runs("constant", gain=0.03, peak=0.95, late=0.03)
-    every["constant"] = tuple(replace(run, constant_from=25) for run in constant)
-    every["bootstrap"] = tuple(
-        Run(id=f"bootstrap-{run.seed}", seed=run.seed, rate=run.rate, rates=run.rates, conditions=run.conditions,
-            copied_back=AVERAGES[2], curves={key: found - 0.02 for key, found in run.curves.items()})
-        for run in make_runs("bootstrap")
-    )  # fmt: skip
-    every["posthoc"] = tuple(replace(run, posthoc=make_posthoc(run)) for run in make_runs("posthoc"))
-    for rate in RATES:
-        worse = 0.02 * abs(RATES.index(rate) - 2)
-        every[f"tune at {rate:g}"] = tuple(
-            Run(id=f"tune-{rate:g}-{run.seed}", seed=run.seed, rate=rate, rates=run.rates, conditions=run.conditions,
-                curves={key: found - worse for key, found in run.curves.items()})
-            for run in make_runs("tune", rate=rate)
-        )  # fmt: skip
-    choice = {"rate": 0.8, "live_epoch": 38, "averages": {"accuracy": (AVERAGES[2], 25), "loss": (AVERAGES[2], 20)}}
+    choice = {"rate": 0.8, "live_epoch": 38, "averages": {"accuracy": CHOSEN, "loss": (AVERAGES[2], 20)}}
     return Setting(
         scale=scale, pair=pair, title=f"digits, ResNet-8 ({pair})", dataset="digits", network="resnet8",
-        protocol=f"protocol-{pair}", averages=AVERAGES, has_batchnorm=has_batchnorm,
+        protocol=f"protocol-{pair}", averages=AVERAGES, has_batchnorm="vgg" not in pair,
         choices=[{"seed": seed, **choice} for seed in range(SEEDS)], columns=make_columns(changed),
-        variants={**every, **(variants or {})}, config=ProtocolConfig(seeds=SEEDS, rates=RATES),
+        variants={**make_variants(), **(variants or {})}, config=ProtocolConfig(seeds=SEEDS, rates=RATES),
     )  # fmt: skip
 
 
@@ -187,32 +192,11 @@ def make_results(*settings: Setting) -> Results:
 # Variations -----------------------------------------------------------------------------------------------------------
 
 
-@cache
-def distinct_setting(pair: str = "cifar100-resnet18") -> Setting:
-    """A setting with every variant, made once; no two columns, variants or splits are the same."""
-    setting = make_setting(pair)
-    columns = [
-        replace(column, values={metric: [value + 1e-4 * index for value in values]  # type: ignore[operator]
-                                for metric, values in column.values.items()})
-        for index, column in enumerate(setting.columns)
-    ]  # fmt: skip
-    variants = {
-        variant: tuple(
-            replace(
-                run, curves={key: curve + 1e-4 * index + 1e-5 * len(key.split) for key, curve in run.curves.items()}
-            )
-            for run in runs
-        )
-        for index, (variant, runs) in enumerate(setting.variants.items())
-    }
-    return replace(setting, columns=columns, variants=variants)
-
-
 def paper_setting(pair: str, **changed: Any) -> Setting:
     """A setting with the full data set and the network of the paper."""
     dataset, network = pair.split("-resnet")
     fields = {"scale": "paper", "title": pair, "dataset": dataset, "network": f"resnet{network}", **changed}
-    return replace(distinct_setting(pair), **fields)
+    return replace(make_setting(pair), **fields)
 
 
 def with_values(setting: Setting, values: Mapping[str, Sequence[float | None]], *titles: str) -> Setting:
@@ -254,3 +238,85 @@ def fewer_averages(setting: Setting, count: int) -> Setting:
     choices = [{**choice, "averages": {key: (names[-1], epoch) for key, (_, epoch) in choice["averages"].items()}}
                for choice in setting.choices]  # fmt: skip
     return replace(setting, averages=names, variants=variants, choices=choices)
+
+
+def chosen_with_noisy_labels(
+    setting: Setting, *, average: float = 0.775, live: float = 0.75, epoch: int = 24
+) -> Setting:
+    """Add the columns chosen by noisy validation labels."""
+    noisy = (("EMA (acc., noisy)", average, epoch), ("EMA (loss, noisy)", average, epoch - 10),
+             ("SGD (best, noisy)", live, epoch))  # fmt: skip
+    columns = [
+        replace(make_column(title, "100%", "test", {"accuracy": jitter(mean)}), epochs=[chosen] * SEEDS)
+        for title, mean, chosen in noisy
+    ]
+    return replace(setting, columns=[*setting.columns, *columns])
+
+
+def leaderboard(accuracy: float) -> Results:
+    changed = {("slowest (acc.)", "accuracy"): accuracy}
+    pairs = ("cifar100n-resnet34", "cifar10n-resnet34")
+    settings = [make_setting(pair, scale="paper", changed=changed) for pair in pairs]
+    return make_results(*(replace(one, dataset=one.pair.partition("-")[0], network="resnet34") for one in settings))
+
+
+def findings_of(claim: Claim, key: str) -> list[Finding]:
+    """The findings of a statistic; of the primary one, the mean over settings is first."""
+    return [finding for finding in claim.findings if finding.key == key]
+
+
+def setting_from_curves(
+    curves: Mapping[tuple[str, str, str, str], list[list[float]]],
+    *,
+    variant: str = "refit",
+    averages: tuple[str, ...] = ("a", "b"),
+) -> Setting:
+    """A setting with one variant; each curve is a list per seed."""
+    seeds = range(len(next(iter(curves.values()))))
+    runs = tuple(
+        Run(id=f"{variant}-{seed}", seed=seed, rate=0.8,
+            rates=np.linspace(1, 0, len(next(iter(curves.values()))[seed])),
+            curves={Curve(*key): np.array(by_seed[seed]) for key, by_seed in curves.items()})
+        for seed in seeds
+    )  # fmt: skip
+    choice = {"rate": 0.8, "live_epoch": 1, "averages": {"accuracy": (averages[0], 2), "loss": (averages[0], 1)}}
+    return Setting(
+        scale="demo", pair="cifar100n-resnet34", title="by hand", dataset="digits", network="resnet8", protocol="p",
+        averages=averages, has_batchnorm=True, choices=[{"seed": seed, **choice} for seed in seeds], columns=[],
+        variants={variant: runs},
+    )  # fmt: skip
+
+
+def values(number: str, key: str, setting: Setting) -> list[float | None]:
+    """The values of a statistic by seed in a setting that has at most one sample."""
+    (statistic,) = [
+        statistic for spec in CLAIMS for statistic in spec.statistics if (spec.number, statistic.key) == (number, key)
+    ]
+    return [value for sample in statistic.sample(setting) for value in sample.by_seed.values()]
+
+
+# Looking into tables --------------------------------------------------------------------------------------------------
+
+
+def table_named(tables: Sequence[Table], name: str) -> Table:
+    (table,) = [table for table in tables if table.name == name]
+    return table
+
+
+def cell_at(table: Table, label: str, column: str, group: str = "") -> Cell:
+    """The cell in the row with this label, in the column with this title (and group)."""
+    (cells,) = [row.cells for row in table.rows if row.label == label]
+    titles = list(zip(group_titles(table), table.columns, strict=True))[1:]
+    (index,) = [index for index, (above, title) in enumerate(titles) if title == column and group in ("", above)]
+    return cells[index]
+
+
+def are_complete(tables: Sequence[Table]) -> bool:
+    """Whether every row has a cell for each column, groups span all columns, and rules are between rows."""
+    return all(
+        len(row.cells) == len(table.columns) - 1
+        and (not table.groups or sum(span for _, span in table.groups) == len(table.columns))
+        and all(0 < place < len(table.rows) for place in table.breaks)
+        for table in tables
+        for row in table.rows
+    )

@@ -25,7 +25,7 @@ from emabank.study.report.claims import (
 from emabank.study.report.results import Results
 from emabank.study.runs.manifest import Manifest
 from emabank.study.studies.scales import MAIN
-from tests.study.report.shapes import results, setting
+from tests.study.report.example_results import make_results, make_setting
 
 numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
 VGG = "cifar100-vgg16"
@@ -70,12 +70,6 @@ def test_the_error_of_means_over_pairs_matches_the_jackknife():
     assert interval([1.0, 1.0], of_pairs=True) == Interval(1.0, None, None), "two seeds have only one pair"
 
 
-def test_fewer_than_two_values_are_too_few_runs():
-    assert interval([]) == Interval(None, None, None)
-    for values in ([], [5.0]):
-        assert judge(interval(values), above()) == "too few runs"
-
-
 @pytest.mark.parametrize(
     ("low", "high", "rule", "verdict"),
     [
@@ -101,20 +95,6 @@ def test_fewer_than_two_values_are_too_few_runs():
 )
 def test_the_whole_interval_must_satisfy_the_rule(low, high, rule, verdict):
     assert judge(Interval((low + high) / 2, low, high), rule) == verdict
-
-
-@pytest.mark.parametrize("of_pairs", [False, True])
-def test_false_positive_rate_is_one_in_forty_per_side(of_pairs):
-    """Ten seeds without an effect; the worst case of pairs, in which each seed shifts all of its pairs."""
-    random = np.random.default_rng(0)
-    verdicts = {"above": 0, "below": 0}
-    for _ in range(2_000):
-        seeds = random.normal(size=10)
-        values = [seed + (seeds.sum() - seed) / 9 for seed in seeds] if of_pairs else list(seeds)
-        for side, rule in (("above", above()), ("below", below())):
-            verdicts[side] += judge(interval(values, of_pairs=of_pairs), rule) == "reproduced"
-    # 2.5% are 50, and three standard deviations of a binomial count are 21.
-    assert all(50 - 21 <= count <= 50 + 21 for count in verdicts.values())
 
 
 # One primary statistic ------------------------------------------------------------------------------------------------
@@ -201,20 +181,9 @@ def test_the_larger_scale_decides_and_the_smaller_is_listed():
     ]  # fmt: skip
 
 
-def test_values_of_pairs_have_a_wider_interval():
-    narrow, wide = (claim_of(sample(MAIN, 1.0, 2.0, 3.0, of_pairs=of_pairs)).primary for of_pairs in (False, True))
-    assert wide.high - wide.low == pytest.approx(4 * (narrow.high - narrow.low))
-
-
 def test_rounding_errors_do_not_widen_the_interval():
     claim = claim_of(sample(MAIN, 0.1 + 0.2, 0.3, 0.3))
     assert claim.primary.low == claim.primary.high == 0.3
-
-
-def test_the_paper_value_is_shown_for_one_setting_but_not_for_a_mean():
-    claim = claim_of(sample(MAIN, 1.0, 1.1), sample(VGG, 1.0, 1.1))
-    assert claim.primary.paper == "" and claim.findings[1].paper.startswith("+0.92")
-    assert claim_of(sample(MAIN, 1.0, 1.1)).primary.paper.startswith("+0.92")
 
 
 # Settings of a claim --------------------------------------------------------------------------------------------------
@@ -224,22 +193,22 @@ EVERYWHERE = Statistic("accuracy", "gain", above(), lambda setting: [Sample({0: 
 
 
 def test_only_settings_of_the_claim_are_used():
-    settings = [setting(MAIN), setting("cifar10n-resnet34"), setting(VGG, scale="paper"), setting(MAIN, scale="paper")]
-    assert [finding.setting for finding in evaluate(spec(EVERYWHERE), results(*settings)).findings] == [
+    settings = [
+        make_setting(MAIN),
+        make_setting("cifar10n-resnet34"),
+        make_setting(VGG, scale="paper"),
+        make_setting(MAIN, scale="paper"),
+    ]
+    assert [finding.setting for finding in evaluate(spec(EVERYWHERE), make_results(*settings)).findings] == [
         "mean of 2 settings", settings[0].title, settings[2].title, settings[3].title,
     ]  # fmt: skip
-    at_scale = evaluate(spec(EVERYWHERE, scale="paper"), results(*settings))
+    at_scale = evaluate(spec(EVERYWHERE, scale="paper"), make_results(*settings))
     assert {finding.scale for finding in at_scale.findings} == {"paper"}
 
 
 def test_a_seed_without_the_statistic_is_named():
-    claim = evaluate(spec(EVERYWHERE, pairs=(MAIN,)), results(setting()))
+    claim = evaluate(spec(EVERYWHERE, pairs=(MAIN,)), make_results(make_setting()))
     assert (list(claim.primary.by_seed), claim.primary.skipped) == ([0, 1], (2,))
-
-
-def test_claims_beyond_the_paper_have_their_own_role():
-    claim = evaluate(spec(EVERYWHERE, number="b", beyond=True), results(setting(), setting(VGG)))
-    assert claim.beyond and [finding.role for finding in claim.findings] == ["beyond", "secondary", "secondary"]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
-"""Which figures there are, and their lines, marks and heat maps against the curves of the runs."""
+"""Which figures there are, their lines, marks and heat maps against the curves of the runs, and their files."""
 
+import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax
-from scipy.special import softmax as probabilities_of
 
-from emabank.study.report.figure_specs import make_figures, reliability, reliability_of
-from emabank.study.report.figures import Figure, drawable, focus, line, mark_at
+from emabank.study.report.draw import draw
+from emabank.study.report.figure_specs import make_figures, reliability
+from emabank.study.report.figures import Figure, Line, Panel, drawable, focus, line, mark_at
 from emabank.study.report.results import LIVE, Curve, Setting
 from emabank.study.report.series import live
 from tests.study.report.example_results import (
@@ -58,29 +58,21 @@ def test_a_line_is_the_mean_of_the_seeds_in_percent_with_their_standard_deviatio
     assert one.std is None and one.seeds is None, "one seed has no spread"
 
 
-def test_a_line_has_a_gap_where_a_seed_has_no_value():
-    curves = CURVES.copy()
-    curves[1, 4] = np.nan
-    assert np.flatnonzero(np.isnan(line(curves, "live weights", kind="live").y)).tolist() == [4]
-
-
-def test_epochs_that_no_seed_measured_are_dropped():
+def test_a_line_has_gaps_where_a_seed_has_no_value_and_no_point_where_none_has():
     drawn = line(np.array([[np.nan, 0.2, np.nan, 0.4], [np.nan, 0.4, np.nan, np.nan]]), "live", kind="live")
     assert drawn.x.tolist() == [2, 4]
     np.testing.assert_allclose(drawn.y, [30.0, np.nan])
 
 
-def test_a_curve_that_a_seed_lacks_or_has_shorter_is_not_drawn():
+def test_a_curve_without_an_epoch_that_all_seeds_measured_is_not_drawn():
     run, *complete = make_runs("refit")
     empty = replace(run, curves=dict.fromkeys(run.curves, np.full(EPOCHS, np.nan)))
-    diverged = replace(run, rates=run.rates[:7], curves={key: y[:7] for key, y in run.curves.items()})
-    for changed in (empty, diverged):
-        setting = make_setting(variants={"refit": (changed, *complete)})
-        assert drawable(setting, "refit", lambda run: live(run, "test")) is None
+    setting = make_setting(variants={"refit": (empty, *complete)})
+    assert drawable(setting, "refit", lambda run: live(run, "test")) is None
 
 
 def test_the_axis_omits_only_the_initial_rise():
-    curve = make_curves()[Curve(LIVE, "own", "test", "accuracy")][None]
+    curve = make_curves(0)[Curve(LIVE, "own", "test", "accuracy")][None]
     drawn = line(curve, "live weights", kind="live")
     low, high = focus([drawn])
     outside = np.flatnonzero((drawn.y < low) | (drawn.y > high))
@@ -109,10 +101,10 @@ def figure_of(name: str, *settings: Setting) -> Figure:
     return figure
 
 
-def mean(setting: Setting, variant: str, weights: str, split: str, batchnorm: str = "averaged") -> np.ndarray:
+def mean(setting: Setting, variant: str, weights: str, split: str) -> np.ndarray:
     """The mean accuracy in percent; "best" is the highest average at each epoch of each seed."""
     names = setting.averages if weights == "best" else (weights,)
-    kind = "own" if weights == LIVE else batchnorm
+    kind = "own" if weights == LIVE else "averaged"
     curves = [np.max([run.curves[Curve(name, kind, split, "accuracy")] for name in names], axis=0)
               for run in setting.variants[variant]]  # fmt: skip
     return 100 * np.mean(curves, axis=0)
@@ -140,28 +132,13 @@ def test_lines_are_means_of_the_runs_for_any_number_of_seeds_and_averages(seeds:
             assert drawn.n == seeds and (drawn.std is None) == (seeds == 1)
 
 
-def test_the_start_of_the_constant_rate_is_marked():
-    one = make_setting("cifar100n-resnet18")
-    runs = tuple(replace(run, constant_from=30) for run in one.variants["constant"])
-    (panel,) = figure_of("constant-lr/accuracy", replace(one, variants={**one.variants, "constant": runs})).panels
-    ((x, y, label),) = panel.marks
-    assert (x, y) == (30.0, pytest.approx(mean(one, "refit", "best", "test")[29])) and "epoch 30" in label
-    assert [line.dashed for line in panel.lines] == [False, False, True, True]
-
-
-@pytest.mark.parametrize("batchnorm", ["recomputed", "averaged"])
-def test_marks_under_label_noise_are_on_the_drawn_curves(batchnorm: str):
+def test_averages_under_label_noise_have_averaged_statistics_if_no_others_were_measured():
     one = make_setting("cifar100n-resnet34")
-    runs = tuple(replace(run, curves={key: y for key, y in run.curves.items() if key.batchnorm in ("own", batchnorm)})
+    runs = tuple(replace(run, curves={key: y for key, y in run.curves.items() if key.batchnorm != "recomputed"})
                  for run in one.variants["refit"])  # fmt: skip
-    one = replace(one, variants={**one.variants, "refit": runs})
-    panel = figure_of("label-noise/accuracy", one).panels[0]
-    slowest = mean(one, "refit", AVERAGES[-1], "test", batchnorm)
-    np.testing.assert_allclose(panel.lines[1].y, slowest)
-    (x_live, y_live, _), (x, y, _) = panel.marks
-    assert (x_live, y_live) == (38.0, pytest.approx(mean(one, "refit", LIVE, "test")[37]))
-    assert (x, y) == (25.0, pytest.approx(slowest[24]))
-    assert f"{batchnorm} statistics" in panel.lines[1].label
+    panel = figure_of("label-noise/accuracy", replace(one, variants={**one.variants, "refit": runs})).panels[0]
+    np.testing.assert_allclose(panel.lines[1].y, mean(one, "refit", AVERAGES[-1], "test"))
+    assert "averaged statistics" in panel.lines[1].label
 
 
 def test_periods_are_sorted_as_numbers_and_compared_with_the_shortest_by_seed():
@@ -188,26 +165,7 @@ def test_batchnorm_figures_need_recomputed_statistics():
     assert names and not [name for name in names if "batchnorm" in name]
 
 
-@pytest.mark.parametrize("has_batchnorm", [True, False])
-def test_the_post_hoc_heat_map_marks_the_best_field(has_batchnorm: bool):
-    one = make_setting(has_batchnorm=has_batchnorm)
-    figure = figure_of("posthoc/heatmap", one)
-    posthoc, during = figure.panels
-    assert list(posthoc.y_ticks) == [*AVERAGES, "ema-10%", "ema-14%"] and list(during.y_ticks) == list(AVERAGES)
-    assert list(posthoc.x_ticks) == [str(epoch) for epoch in range(2, EPOCHS + 1, 2)]
-    curve = Curve("ema-10%", "recomputed" if has_batchnorm else "averaged", "val", "accuracy")
-    curves = [run.posthoc[curve][1::2] for run in one.variants["posthoc"]]
-    assert posthoc.grid is not None
-    np.testing.assert_allclose(posthoc.grid[5], 100 * np.mean(curves, axis=0))
-    ((column, row, label),) = posthoc.marks
-    assert posthoc.grid[int(row), int(column)] == posthoc.grid.max() and label in figure.caption
-    # `make_posthoc` adds 0.05 to 0.25 points.
-    assert "differ by 0.15 points in the median field, 0.25 at most" in figure.caption
-
-
 # Reliability diagrams -------------------------------------------------------------------------------------------------
-
-LIVE_NAME, SLOW_NAME = "live-accuracy", f"{AVERAGES[-1]}-recomputed-loss"
 
 
 def with_predictions(setting, predictions):
@@ -217,57 +175,6 @@ def with_predictions(setting, predictions):
         for run in setting.variants["tune"]
     )
     return replace(setting, variants={**setting.variants, "tune": runs})
-
-
-def seeded(seed: int, name: str):
-    """Predictions that differ by seed."""
-    random = np.random.default_rng(seed)
-    return {split: (logits + 0.3 * random.normal(size=logits.shape), labels)
-            for split, (logits, labels) in make_predictions(name).items()}  # fmt: skip
-
-
-def by_sorting(logits: np.ndarray, labels: np.ndarray, bins: int) -> tuple[list[float], list[float]]:
-    """Mean confidence and accuracy by definition: sort by confidence, split into equal parts."""
-    found = probabilities_of(logits, axis=1)
-    order = np.argsort(found.max(axis=1))
-    right = found.argmax(axis=1) == labels
-    parts = np.array_split(order, bins)
-    return [float(found.max(axis=1)[part].mean()) for part in parts], [float(right[part].mean()) for part in parts]
-
-
-@pytest.mark.parametrize(("panel", "name"), [(0, LIVE_NAME), (2, SLOW_NAME)])
-def test_reliability_points_are_means_over_seeds_of_equal_mass_bins(panel, name):
-    (figure,) = reliability(make_results(with_predictions(make_setting(), seeded)), "demo")
-    points, ideal = figure.panels[panel].lines
-    # There are 5 bins for 400 images.
-    found = np.array([by_sorting(*seeded(seed, name)["test"], bins=5) for seed in range(3)])
-    np.testing.assert_allclose(points.x, 100 * found[:, 0].mean(axis=0))
-    np.testing.assert_allclose(points.y, 100 * found[:, 1].mean(axis=0))
-    np.testing.assert_allclose(points.std, 100 * found[:, 1].std(axis=0, ddof=1), atol=1e-9)
-    assert points.n == 3 and ideal.kind == "ideal" and ideal.x.tolist() == ideal.y.tolist() == [0, 100]
-    errors = [np.mean(np.abs(confidence - accuracy)) for confidence, accuracy in found]
-    expected = f"ECE {100 * np.mean(errors):.1f} ± {100 * np.std(errors, ddof=1):.1f}% (n = 3)"
-    assert figure.panels[panel].title.endswith(expected)
-
-
-def test_the_temperature_minimises_the_validation_loss():
-    def predictions(seed, name):
-        found = make_predictions(name)
-        return {"val": found["val"], "test": seeded(seed, name)["test"]}
-
-    logits, labels = make_predictions(LIVE_NAME)["val"]
-    fitted = minimize_scalar(
-        lambda t: -log_softmax(logits / t, axis=1)[np.arange(len(labels)), labels].mean(),
-        bounds=(0.1, 10),
-        method="bounded",
-    ).x
-    setting = with_predictions(make_setting(), predictions)
-    found = reliability_of(setting, "SGD", scaled=True)
-    for seed, curve in enumerate(found.curves):
-        on_test, right = predictions(seed, LIVE_NAME)["test"]
-        confidence, accuracy = by_sorting(on_test / fitted, right, bins=5)
-        np.testing.assert_allclose(curve.confidence, confidence, atol=1e-4)
-        np.testing.assert_allclose(curve.accuracy, accuracy, atol=0.02)
 
 
 @pytest.mark.parametrize("missing", ["test", "val"])
@@ -290,3 +197,40 @@ def test_a_setting_with_damaged_predictions_is_skipped_with_a_note():
         (figure,) = reliability(make_results(with_predictions(make_setting(), predictions), whole), "demo")
         assert len(figure.panels) == 4
         assert figure.notes[-1].startswith(f"{make_setting().title} is skipped: ") and message in figure.notes[-1]
+
+
+# Figures as files -----------------------------------------------------------------------------------------------------
+
+LONG = "CIFAR-10N (worse labels), 4,000 images, ResNet-8 of width 24, with flips alone"
+X = np.arange(1, 21)
+
+
+def small() -> Figure:
+    lines = [Line(label="live weights", x=X, y=X * 2.0, std=X / 9, n=3, kind="live"),
+             Line(label="ema-7.1%", x=X, y=X * 3.0, n=3, order=4)]  # fmt: skip
+    rate = Line(label="learning rate", x=X, y=1 / X, kind="rate")
+    panel = Panel(title="digits", lines=lines, rate=rate, marks=[(3.0, 9.0, "chosen on validation")])
+    return Figure(name="demo/small", title="A small figure", panels=[panel])
+
+
+@pytest.mark.parametrize("name", ["lines", "batchnorm/heatmap"])
+@pytest.mark.parametrize(("file_format", "start"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_the_same_figure_gives_the_same_bytes(tmp_path, name, file_format, start):
+    figure = small() if name == "lines" else figure_of(name, make_setting())
+    first, second = tmp_path / "first", tmp_path / "second"
+    for path in (first, second):
+        draw(figure, path, file_format=file_format)
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes().startswith(start)
+
+
+def test_text_of_a_figure_is_text_in_its_svg(tmp_path):
+    noisy = make_setting("cifar10n-resnet34")
+    figure = figure_of("label-noise/memorisation", make_setting("cifar100n-resnet34"), replace(noisy, title=LONG))
+    draw(figure, tmp_path / "figure.svg", file_format="svg")
+    root = ElementTree.parse(tmp_path / "figure.svg").getroot()
+    drawn = " ".join("".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text"))
+    panel = figure.panels[0]
+    expected = [figure.title, panel.title, panel.x_label, panel.y_label, panel.marks[0][2], panel.marks[1][2], LONG]
+    for text in [*expected, *(own.label for own in panel.lines), "mean of 3 seeds"]:
+        assert re.sub(r"\s+", " ", text) in re.sub(r"\s+", " ", drawn)

@@ -9,29 +9,31 @@ from emabank.study.report.claim_specs import make_claims
 from emabank.study.report.figure_specs import make_figures
 from emabank.study.report.results import LIVE, Curve
 from emabank.study.report.series import (
-    REFIT,
-    TUNED,
     OnTrain,
     Reached,
     at,
     best,
     by_seed,
-    chosen,
     copied_back,
     first_quarter,
     gap,
     live,
     mean,
     minus,
-    on_train,
     peak,
     stack,
-    values,
 )
 from emabank.study.report.table_specs import make_tables
-from tests.study.report.example_results import AVERAGES, distinct_setting, fewer_averages, make_results
-from tests.study.report.looking import cell_at, table_named
-from tests.study.report.shapes import runs, setting, setting_from_curves
+from tests.study.report.example_results import (
+    AVERAGES,
+    cell_at,
+    fewer_averages,
+    make_results,
+    make_runs,
+    make_setting,
+    setting_from_curves,
+    table_named,
+)
 
 NAN = float("nan")
 # Three seeds whose clean accuracy jumps past 90% between two epochs.
@@ -65,7 +67,7 @@ def test_table_figure_and_claim_agree_on_memorisation():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
 def test_table_and_figure_show_the_average_that_the_bootstrap_runs_copied(count: int):
-    one = fewer_averages(distinct_setting(), count)
+    one = fewer_averages(make_setting(), count)
     name = AVERAGES[min(2, count - 1)]
     assert copied_back(one) == name
     (figure,) = [figure for figure in make_figures(make_results(one)) if figure.name == "demo/bootstrap/accuracy"]
@@ -73,12 +75,6 @@ def test_table_and_figure_show_the_average_that_the_bootstrap_runs_copied(count:
     assert [line.label for line in figure.panels[0].lines][1::2] == [f"plain: {name}", f"bootstrapped: {name}"]
     end = figure.panels[0].lines[3].y[-1]
     assert cell_at(table, f"{name}, bootstrapped", "end, %").mean == pytest.approx(end)
-
-
-def test_copied_back_is_none_without_bootstrap_runs():
-    one = distinct_setting()
-    assert copied_back(replace(one, variants={})) is None
-    assert copied_back(replace(one, variants={"bootstrap": one.variants["tune"]})) is None
 
 
 def first_reached(clean: list[float], memorised: list[float], *level: float) -> Reached | None:
@@ -95,25 +91,8 @@ def test_first_reached_is_the_first_measured_epoch_at_the_level():
     assert first_reached([], []) is None
 
 
-def test_train_curves_prefer_recomputed_statistics():
-    found = on_train(setting_from_curves(CURVES), "b")
-    assert found is not None and found.batchnorm == "recomputed"
-    np.testing.assert_array_equal(found.memorised, CURVES["b", "recomputed", "train", "memorised"])
-    averaged = setting_from_curves({key: curve for key, curve in CURVES.items() if key[1] != "recomputed"})
-    assert on_train(averaged, "b").batchnorm == "averaged" and on_train(averaged, LIVE).batchnorm == "own"
-    assert on_train(averaged, "a") is None
-
-
-def test_values_are_those_of_the_column_in_its_stage():
-    one = distinct_setting()
-    for column in one.columns:
-        for metric, found in column.values.items():
-            assert values(one, column.title, metric, (column.trained_on, column.split)) is found  # type: ignore[arg-type]
-    assert values(one, "SWA", "accuracy", TUNED) is None and values(one, "SGD", "speed", REFIT) is None
-
-
 def test_the_best_average_is_the_highest_measured_at_each_epoch():
-    run = runs("refit")[0]
+    run = make_runs("refit")[0]
     found = best(run, AVERAGES, "test")
     assert found is not None
     for epoch in range(run.epochs):
@@ -128,16 +107,12 @@ def test_epochs_are_counted_from_one():
     curve = np.array([0.1, 0.2, NAN])
     assert [at(curve, epoch) for epoch in (1, 2, 3, 4, 0, -1, -2, -4)] == [0.1, 0.2, None, None, None, None, 0.2, None]
     assert peak(curve) == (0.2, 2) and peak(np.array([NAN])) is None and peak(None) is None
+    assert gap(np.zeros(3), np.zeros(4)) is None and gap(None, np.zeros(4)) is None, "of different lengths"
     assert [first_quarter(epochs) for epochs in (1, 3, 7, 8, 30, 200)] == [1, 1, 1, 2, 7, 50]
 
 
-def test_curves_of_different_lengths_are_not_compared():
-    assert gap(np.zeros(3), np.zeros(4)) is None and gap(None, np.zeros(4)) is None
-    assert mean(gap(np.array([0.5, NAN]), np.array([0.25, 1.0]))) == 25.0 and mean(None) is None
-
-
 def test_a_curve_that_one_run_lacks_or_has_shorter_is_not_stacked():
-    one = distinct_setting()
+    one = make_setting()
     first, second, third = one.variants["refit"]
     found = stack(one, "refit", lambda run: live(run, "test"))
     assert found is not None and [row.tolist() for row in found] == [
@@ -153,9 +128,3 @@ def test_a_curve_that_one_run_lacks_or_has_shorter_is_not_stacked():
 
 def test_differences_use_the_seeds_that_both_have():
     assert minus({0: 1.0, 2: 3.0, 3: None}, {1: 1.0, 2: 1.0, 3: 2.0}) == {2: 2.0, 3: None}
-
-
-def test_chosen_finds_the_choice_of_a_seed():
-    one = replace(setting(), choices=[{"seed": 4, "averages": {"loss": ["ema", 7]}}])  # a list, as JSON has it
-    assert chosen(one, 4, "loss") == ("ema", 7)
-    assert chosen(one, 4, "accuracy") is None and chosen(one, 0, "loss") is None

@@ -1,18 +1,30 @@
 """Results of folders with damaged, foreign or unfinished parts: these are skipped, with a reason."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from emabank.study.report.results import Results, Setting, Skipped, read_results, read_studies
+from emabank.study.report.results import (
+    LIVE,
+    Curve,
+    Results,
+    Setting,
+    Skipped,
+    read_results,
+    read_run,
+    read_studies,
+)
 from emabank.study.runs.locks import locked
+from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.writer import mark_failed
-from tests.study.report.spoiling import DAMAGES, content, put
-from tests.study.small_folder import COMMAND, NAMES, SEEDS
+from tests.study.report.spoiling import DAMAGES, content, forget_sizes, put
+from tests.study.small_folder import COMMAND, NAMES
 from tests.study.small_folder import bare as bare
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
@@ -45,10 +57,6 @@ def skipped_of(results: Results, runs: Path) -> dict[str, str]:
         assert name and reason and str(runs) not in reason, "a report must not contain private paths"
         f"{name}{reason}".encode()
     return dict(results.skipped)
-
-
-def test_an_empty_folder_has_empty_results(tmp_path: Path):
-    assert read_results(tmp_path) == Results()
 
 
 def test_foreign_files_are_named(runs: Path):
@@ -169,24 +177,15 @@ def test_an_unknown_variant_is_skipped(variant: str, setting: Setting, bare: Pat
     assert len(results.skipped) == len(before) + 1
 
 
-@pytest.mark.parametrize("name", ["..", "../runs", "/etc", ".", "", "a/b", "a\0b"])
-def test_names_that_point_outside_the_folder_are_refused(name: str, setting: Setting, bare: Path):
-    manifest = content(bare, MANIFESTS["step-decay"])
-    manifest["pairs"][0]["arms"]["step"] = [name] * SEEDS
-    put(bare / MANIFESTS["step-decay"], manifest)
-    assert skipped_in(bare)[f"{setting.title}: step"].startswith(f"run {name}: ")
-    manifest["pairs"][0] |= {"protocol": name, "title": "elsewhere"}
-    put(bare / MANIFESTS["step-decay"], manifest)
-    assert "elsewhere (demo)" in skipped_in(bare)
-
-
-def test_a_run_outside_the_folder_is_not_read(setting: Setting, runs: Path):
+def test_runs_and_protocols_outside_the_folder_are_not_read(setting: Setting, runs: Path):
     first, *rest = (run.id for run in setting.variants["step"])
     shutil.move(runs / first, runs.parent / "outside" / first)
     manifest = content(runs, MANIFESTS["step-decay"])
     manifest["pairs"][0]["arms"]["step"] = [f"../outside/{first}", *rest]
+    shutil.copytree(runs / setting.protocol, runs.parent / "outside" / setting.protocol)
+    manifest["pairs"].append({**manifest["pairs"][0], "protocol": f"../outside/{setting.protocol}", "title": "away"})
     put(runs / MANIFESTS["step-decay"], manifest)
-    assert list(skipped_in(runs)) == [f"{setting.title}: step"]
+    assert list(skipped_in(runs)) == [f"{setting.title}: step", "away (demo)"]
 
 
 @pytest.mark.parametrize(
@@ -203,22 +202,6 @@ def test_overheads_of_another_shape_are_skipped(change: dict[str, Any], bare: Pa
 
 
 # Damaged files -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_runs_remove_only_their_arms(damage: str, setting: Setting, runs: Path):
-    """One run per variant, each with another damaged file."""
-    files = {"step": "rows.jsonl", "constant": "done.json", "bootstrap": "config.json", "swa": "history.json",
-             "every 1": "environment.json", "every 8": "predictions/live-last.npz"}  # fmt: skip
-    for variant, file in files.items():
-        DAMAGES[damage](runs / setting.variants[variant][1].id / file)
-    results = read_results(runs)
-    found = skipped_of(results, runs)
-    assert set(found) == {f"{setting.title}: {variant}" for variant in files}
-    for variant in files:
-        assert found[f"{setting.title}: {variant}"].startswith(f"run {setting.variants[variant][1].id}: ")
-    assert set(results.settings[0].variants) == set(setting.variants) - set(files)
-    assert results.settings[0].columns == [column for column in setting.columns if column.title != "SWA"]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -264,3 +247,131 @@ def test_a_summary_of_another_shape_is_skipped(part: str, change: Callable[[Any]
     results = read_results(bare)
     assert results.settings == ()
     assert "damaged or of another emabank" in skipped_of(results, bare)[f"{setting.title} (demo)"]
+
+
+# One run -------------------------------------------------------------------------------------------------------------
+
+FILES = (
+    "config.json", "done.json", "environment.json", "history.json", "rows.jsonl", "test_curves.jsonl",
+    "predictions/live-last.npz", "snapshots/live-last.safetensors",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(finished: Path) -> Path:
+    """A refit, with curves on test and saved weights."""
+    return finished / read_results(finished).settings[0].variants["refit"][0].id
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> RunFolder:
+    """A copy of the run."""
+    return RunFolder(shutil.copytree(whole, tmp_path / "runs" / whole.name))
+
+
+def error_of(folder: RunFolder) -> str:
+    with pytest.raises(ValueError, match=".") as caught:
+        read_run(folder)
+    message = str(caught.value)
+    assert message and "\n" not in message and str(folder.path.parent) not in message
+    return message
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+    """Change each row of a file, drop those that become None, and let the run accept the new size."""
+    forget_sizes(path.parent, path.name)
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows if row is not None))
+
+
+def test_null_and_missing_rows_are_nan(folder: RunFolder):
+    curve = Curve(LIVE, "own", "test", "loss")
+    before = read_run(folder).curves[curve]
+
+    def change(row: dict[str, Any]) -> dict[str, Any] | None:
+        epoch = row["epoch"] if (row["weights"], row["metric"]) == (LIVE, "loss") else 0
+        return None if epoch == 1 else {**row, "value": None} if epoch == 2 else row
+
+    rewrite(folder.path / "test_curves.jsonl", change)
+    np.testing.assert_array_equal(read_run(folder).curves[curve], [np.nan, np.nan, before[2]])
+
+
+def test_rows_of_epochs_outside_the_run_are_ignored(folder: RunFolder):
+    before = read_run(folder).curves
+    rewrite(folder.path / "test_curves.jsonl", lambda row: {**row, "epoch": row["epoch"] - 1})
+    after = read_run(folder).curves
+    for key, curve in before.items():
+        if key.split == "test":
+            np.testing.assert_array_equal(after[key], [*curve[1:], np.nan])
+
+
+def test_a_diverged_run_has_only_the_epochs_in_its_history(folder: RunFolder):
+    forget_sizes(folder.path, "history.json")
+    put(folder.path / "history.json", content(folder.path, "history.json")[:1])
+    run = read_run(folder)
+    assert run.epochs == 1 and all(len(curve) == 1 for curve in run.curves.values())
+
+
+def rows(folder: Path, name: str = "rows.jsonl") -> Path:
+    """A file of rows without a known size, as in runs of an earlier emabank."""
+    forget_sizes(folder, name)
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "done.json").unlink(), "interrupted before its end; the same command resumes"),
+        (lambda path: (path / "done.json").write_text("{"), "damaged: done.json is not what this emabank writes"),
+        (lambda path: (path / "rows.jsonl").write_text(""), "damaged: rows.jsonl has 0 bytes instead of "),
+        (lambda path: rows(path).write_text(""), "rows.jsonl is empty; measure that run again"),
+        (lambda path: rows(path).write_text('{"run": "a"}\n'), "rows.jsonl, line 1 is not a row"),
+        (lambda path: rows(path, "test_curves.jsonl").write_text(""), "test_curves.jsonl is empty; measure that run "),
+        (lambda path: shutil.rmtree(path), "it is not there"),
+        (lambda path: (shutil.rmtree(path), path.write_text("")), "it is no folder"),
+    ],
+)  # fmt: skip
+def test_a_damaged_run_is_a_clear_error(damage: Callable[[Path], object], message: str, folder: RunFolder):
+    damage(folder.path)
+    assert error_of(folder).startswith(message)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_any_damaged_file_is_a_clear_error(damage: str, whole: Path, tmp_path: Path):
+    for index, file in enumerate(FILES):
+        folder = RunFolder(shutil.copytree(whole, tmp_path / str(index)))
+        DAMAGES[damage](folder.path / file)
+        assert error_of(folder), file
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda old: {**old, "config": {**old["config"], "seed": "0"}}),
+        ("config.json", lambda old: {**old, "config": {**old["config"], "rate": -1.0}}),
+        ("config.json", lambda old: {**old, "config": {**old["config"], "another": 1}}),
+        ("history.json", lambda old: [*old, *old]),
+        ("history.json", lambda old: [{**old[0], "rate": None}, *old[1:]]),
+        ("history.json", lambda old: [{**old[0], "rate": "high"}, *old[1:]]),
+        ("history.json", lambda old: [{"epoch": 1}]),
+        ("environment.json", lambda old: {"sessions": [3]}),
+        ("environment.json", lambda old: {"sessions": {"a": 1}}),
+        ("environment.json", lambda old: {"sessions": [{"cpu": "\ud800"}]}),
+    ],
+)
+def test_json_of_another_shape_is_a_clear_error(file: str, change: Callable[[Any], Any], folder: RunFolder):
+    forget_sizes(folder.path, file)
+    put(folder.path / file, change(content(folder.path, file)))
+    assert error_of(folder)
+
+
+def test_damaged_predictions_are_refused_when_read(folder: RunFolder):
+    path = folder.path / "predictions" / "live-last.npz"
+    path.write_bytes(b"x" * path.stat().st_size)
+    run = read_run(folder)
+    with pytest.raises(ValueError, match="does not match its checksum") as caught:
+        run.predictions("live-last")
+    assert str(caught.value).startswith(f"{folder.id}/predictions/live-last.npz is damaged")
+    assert str(folder.path.parent) not in str(caught.value)
+    with pytest.raises(ValueError, match=r"none\.npz is not there; the run has "):
+        run.predictions("none")

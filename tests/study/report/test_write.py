@@ -87,13 +87,6 @@ def test_file_names_are_unique_when_a_pair_was_run_in_two_ways(tmp_path: Path, q
     assert names_in(tmp_path) == expected(report)
 
 
-def test_a_report_of_empty_results_has_a_page_and_claims_that_were_not_run(tmp_path: Path):
-    report = build_report(Results(), tmp_path / "deep" / "report")
-    assert names_in(tmp_path / "deep" / "report") == expected(report)
-    assert [table.name for table in report.tables] == ["sampling-period/equivalence"] and not report.figures
-    assert {claim.verdict for claim in report.claims} == {"not run"}
-
-
 # Deterministic bytes -------------------------------------------------------------------------------------------------
 
 
@@ -118,21 +111,6 @@ def test_another_process_writes_the_same_bytes_without_torch(tmp_path: Path, mon
     finished = run(MAKE.format(tests=tests, out=str(tmp_path / "there")), blocked=("torch",))
     assert finished.returncode == 0, finished.stderr
     assert digest(tmp_path / "there") == digest(tmp_path / "here")
-
-
-# Over an earlier report ----------------------------------------------------------------------------------------------
-
-
-def test_files_of_an_earlier_report_are_removed(tmp_path: Path, quick: None):
-    both = make_results(make_setting(), make_setting(scale="paper"))
-    build_report(both, tmp_path)
-    (tmp_path / "tables" / "paper" / "mine.md").write_text("mine")
-    report = build_report(few("refit"), tmp_path)
-    assert names_in(tmp_path) == expected(report) | {"tables/paper/mine.md"}
-    build_report(Results(), tmp_path / "fresh")
-    build_report(Results(), tmp_path)
-    fresh = names_in(tmp_path / "fresh")
-    assert names_in(tmp_path) - {f"fresh/{name}" for name in fresh} == {"tables/paper/mine.md", *fresh}
 
 
 # The suggested command -----------------------------------------------------------------------------------------------

@@ -46,12 +46,6 @@ def perceived(colour: str, sight: np.ndarray) -> np.ndarray:
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
 
-def test_control_contrast_matches_published_ratios():
-    assert contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-    assert contrast("#767676", "#ffffff") > 4.5
-
-
 def test_every_colour_is_named_and_defined_for_both_schemes():
     used = set(re.findall(r"var\(--([\w-]+)\)", STYLE)) - {"serif", "sans", "mono"}
     assert used <= set(COLOURS) and {*TEXT, *LINES, "ground", "raised", "control", "rule"} == set(COLOURS)

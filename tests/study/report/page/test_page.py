@@ -133,7 +133,7 @@ def figure(epochs: int = 20, count: int = 2, **more) -> Figure:
 NOT_RUN = finding(None, verdict="not run", notes=("emabank run dynamics",))
 CLAIMS = [
     claim(1, finding(), finding(-1.0, role="secondary", verdict="not reproduced")),
-    claim(2, finding(-1.0, by_seed={0: -1.0}, verdict="not reproduced")),
+    claim(2, finding(-1.0, by_seed={0: -1.0}, verdict="not reproduced"), finding(None, verdict="too few runs")),
     claim(3, NOT_RUN),
 ]
 
@@ -143,7 +143,8 @@ def document(results=None, tables=(), figures=(), claims=(), **more) -> Element:
 
 
 def full_document() -> Element:
-    return document(make_results(make_setting()), [table()], [figure()], CLAIMS)
+    bare = replace(make_setting("cifar100-vgg16"), columns=[])
+    return document(make_results(make_setting(), bare), [table()], [figure()], CLAIMS)
 
 
 def test_every_element_is_closed_and_every_link_has_a_target():
@@ -156,11 +157,6 @@ def test_every_element_is_closed_and_every_link_has_a_target():
             if name == "href" and not target.startswith("#"):
                 continue
             assert not target or target.lstrip("#") in ids, f"{name}={target}"
-
-
-def test_control_an_unclosed_element_is_detected():
-    with pytest.raises(AssertionError, match="</p> closes <b>"):
-        parse("<p><b>bold</p>")
 
 
 def test_headings_skip_no_level_and_the_language_is_set():
@@ -220,60 +216,6 @@ def test_hostile_text_adds_no_element():
     assert data["legend"][0]["label"] == data["panels"][0]["marks"][0][2] == HOSTILE
 
 
-def test_claims_list_their_verdicts_and_claims_not_run_are_folded():
-    root = document(claims=CLAIMS)
-    listed = [item.one("summary").text for item in root.one("ol", class_="claims").all("li")]
-    assert listed == [
-        "1 reproduced Claim number 1 holds 3 of 3 seeds, 1 exception",
-        "2 not reproduced Claim number 2 holds 0 of 1 seeds",
-    ]
-    not_run = root.one("details", class_="not-run")
-    assert not_run.one("summary").text == "Claims not run: 3" and not_run.one("code").text == "emabank run dynamics"
-    for verdict in root.all("span", class_="verdict"):
-        symbol = verdict.one("use").attributes["href"]
-        assert root.one("symbol", id=symbol.lstrip("#")) and symbol == "#icon-" + verdict.text.replace(" ", "-")
-
-
-def test_intervals_are_printed_and_drawn_to_the_same_scale():
-    findings = [
-        finding(),
-        finding(-1.0, -2.0, 0.0, by_seed={0: -1.5, 1: -0.5}, verdict="not reproduced"),
-        finding(None, None, None),
-    ]
-    root = document(claims=[claim(1, *findings)]).one("details", class_="claim")
-    whiskers = root.all("svg", class_="whisker")
-    assert len(whiskers) == 2, "a claim that was not run has no interval"
-    assert [amount.text for amount in root.all("span", class_="amount")] == ["2.00 [1.50, 2.50]", "−1.00 [−2.00, 0.00]"]
-
-    def positions(whisker: Element) -> list[float]:
-        interval, bound = whisker.all("line", class_="interval")[0], whisker.one("line", class_="bound")
-        ends = (interval, "x1"), (whisker.one("circle", class_="mean"), "cx"), (interval, "x2"), (bound, "x1")
-        return [float(element.attributes[name].rstrip("%")) for element, name in ends]
-
-    values = np.array([1.5, 2.0, 2.5, 0.0, -2.0, -1.0, 0.0, 0.0])  # low, mean, high and bound of both
-    x = np.concatenate([positions(whisker) for whisker in whiskers])
-    slope, start = np.polyfit(values, x, 1)
-    assert slope > 0 and np.allclose(start + slope * values, x, atol=0.02)
-    assert x.min() >= 0 and x.max() <= 100
-
-
-def test_headline_is_the_paired_gain_of_the_slowest_average_over_the_live_weights():
-    setting = make_setting()
-    values = {column.title: np.array(column.values["accuracy"]) for column in setting.columns
-              if column.trained_on == "100%"}  # fmt: skip
-    best, last, average = (values[title] for title in ("SGD (best)", "SGD", "slowest (acc.)"))
-    gain, over_last = 100 * (average - best), 100 * (average - last)
-    claims = [claim(16, finding(setting=setting.title))]
-    root = document(make_results(setting), claims=claims).one("table", class_="headline")
-    row = root.one("tbody").one("tr")
-    assert row.one("td", class_="gain").text == f"+{gain.mean():.2f} ± {gain.std(ddof=1):.2f}"
-    assert row.one("td", class_="over-last").text == f"+{over_last.mean():.2f} ± {over_last.std(ddof=1):.2f}"
-    assert row.one("td", class_="count").text == "3"
-    assert row.one("span", class_="theirs").text == "paper +0.92 (Table 1)"
-    columns = [column for column in setting.columns if column.title != "slowest (acc.)"]
-    assert not document(make_results(replace(setting, columns=columns))).all("table", class_="headline")
-
-
 FAILED = Manifest(study="dynamics", scale="demo", command="emabank run dynamics", state="failed", reason="it diverged")
 STOPPED = Manifest(study="batchnorm", scale="small", command="emabank run batchnorm --scale small", state="running")
 
@@ -289,20 +231,10 @@ def test_skipped_failed_and_unfinished_studies_are_listed_with_their_commands():
     assert root.one("pre").text == "emabank run dynamics emabank run batchnorm --scale small"
 
 
-def test_page_begins_with_the_study_and_its_result():
-    done = Manifest(study="label-noise", scale="demo", command="emabank run label-noise", state="done")
-    settings = make_setting(), make_setting("cifar10-resnet18")
-    header = document(replace(make_results(*settings), studies=[done])).one("header", id="top")
-    assert header.one("h1").text == "Weight averages: Label noise, demo scale"
-    accuracy = {column.title: np.mean(column.values["accuracy"]) for column in settings[0].columns
-                if column.trained_on == "100%"}  # fmt: skip
-    gain = 100 * (accuracy["slowest (acc.)"] - accuracy["SGD (best)"])
-    assert "in 2 of 2 settings" in header.one("p").text and f"+{gain:.2f}" in header.one("p").text
-
-
 def test_studies_stand_in_the_reports_order_and_those_not_run_are_folded_last():
     tables = [table(study="my own"), table(study="transfer", name="t"), table(study="generalization", name="g")]
     root = document(Results(studies=[FAILED]), tables=tables, figures=[figure(study="dynamics")])
+    assert root.one("h1").text == "Weight averages: Training dynamics, demo scale"
     wanted = ["study-dynamics", "study-generalization", "study-transfer", "study-my-own"]
     sections = root.all(class_="study")
     assert [section.attributes["id"] for section in sections] == wanted
@@ -310,14 +242,6 @@ def test_studies_stand_in_the_reports_order_and_those_not_run_are_folded_last():
     links = [link.attributes["href"] for link in root.one("ul", class_="links").all("a")]
     assert links == [*(f"#{name}" for name in wanted), "#obtained"]
     assert {section.tag for section in document(tables=tables).all(class_="study")} == {"section"}
-
-
-def test_adjacent_figures_share_a_title_and_a_caption():
-    figures = [figure(name=name, caption=caption) for name, caption in (("a", "one"), ("b", "one"), ("c", "two"))]
-    elements = document(figures=figures).all("figure")
-    assert [element.one("h3").attributes.get("class") for element in elements] == [None, "spoken", "spoken"]
-    captions = [[line.text for line in element.one("figcaption").all("p")] for element in elements]
-    assert captions == [[], ["one"], ["two"]]
 
 
 def test_page_without_results_has_an_overview():
@@ -347,37 +271,14 @@ def x_of(figure: dict) -> list[float]:
     return x if isinstance(x, list) else [x["from"] + index * x["step"] for index in range(x["count"])]
 
 
-def test_values_are_stored_with_one_more_digit_than_displayed():
-    y, std = 100 * np.random.default_rng(0).random(200), np.random.default_rng(1).random(200)
-    figure = to_json(line(y=y, std=std, n=3))
-    panel = figure["panels"][0]
-    stored = panel["lines"][0]
-    half = 0.5 * 10.0 ** -(panel["digits"] + 1)
-    assert panel["digits"] == 2  # as the tables print percentages
-    assert np.abs(np.array(stored["y"]) - y).max() <= half + 1e-12
-    assert np.abs(np.array(stored["std"]) - std).max() <= half + 1e-12
-    assert x_of(figure) == EPOCHS.tolist()
-    assert stored["n"] == 3
-
-
 def test_missing_values_stay_missing():
-    y = np.where(EPOCHS % 5 == 0, 70.0, np.nan)
-    stored = to_json(line(y=y, std=None))["panels"][0]["lines"][0]
-    assert [value is None for value in stored["y"]] == np.isnan(y).tolist()
-    assert "std" not in stored
+    stored = to_json(line(y=np.where(EPOCHS % 5 == 0, 70.0, np.nan)))["panels"][0]["lines"][0]
+    assert [value is None for value in stored["y"]] == (EPOCHS % 5 != 0).tolist() and "std" not in stored
 
 
 @pytest.mark.parametrize("x", [[1, 2, 4, 8], [0.1, 0.25, 0.3], [5], [3, 4], [0.05, 0.1, 0.15, 0.2]])
 def test_x_may_be_regular_or_irregular(x):
     assert x_of(to_json(line(x=np.array(x), y=np.ones(len(x))))) == pytest.approx(x)
-
-
-def test_dashes_follow_the_field_dashed_where_lines_have_it():
-    lines = [line(f"{words} {order}", order=order, dashed=words == "averaged")
-             for words in ("averaged", "recomputed") for order in (0, 4)]  # fmt: skip
-    entries = to_json(*lines)["legend"]
-    assert [bool(entry["dash"]) for entry in entries] == [True, True, False, False]
-    assert entries[0]["colour"] == entries[2]["colour"] != entries[1]["colour"]
 
 
 def test_no_two_lines_look_the_same():
@@ -393,11 +294,3 @@ def test_no_text_escapes_from_the_json(text):
     assert not set(encoded) & set("<>&\u2028\u2029")
     figure = json.loads(encoded)
     assert figure["panels"][0]["title"] == figure["legend"][0]["label"] == text
-
-
-@pytest.mark.parametrize(
-    ("values", "digits"), [([97.1, 98.2], 2), ([0.4, 0.8], 4), ([1.02, 1.5, 40.0], 3), ([0.0], 2), ([5e5], 0)]
-)
-def test_digits_follow_the_size_of_the_values(values, digits):
-    y = np.array([*values, float("nan")])
-    assert to_json(line(x=np.arange(len(y)), y=y))["panels"][0]["digits"] == digits
