@@ -144,12 +144,6 @@ def test_errors_name_the_remedy_and_the_help(words: str, message: str, capsys: p
     assert message in error_of(capsys, *words.split())
 
 
-def test_remedies_named_by_errors_work():
-    parsed("protocol", "--epochs", "2", "--no-swa")
-    parsed("protocol", "--bootstrap", "ema-7.1%", "--no-swa")
-    parsed("protocol", "--epochs", "3")
-
-
 # Settings of a study -------------------------------------------------------------------------------------------------
 
 
@@ -158,17 +152,6 @@ def main_protocol(*words: str) -> ProtocolConfig:
     config = protocol_of(MAIN, "demo")
     assert config is not None
     return parsed("run", "all", *words).change(config)
-
-
-def test_settings_change_only_their_fields():
-    plain = main_protocol()
-    assert plain == protocol_of(MAIN, "demo")
-    changed = main_protocol(
-        "--set", "training.epochs=9", "rates=[0.1, 0.3]", "swa=false", "dataset=digits-0-4", "--seeds", "5"
-    )
-    training = dataclasses.replace(plain.training, epochs=9)
-    data = dataclasses.replace(plain.data, dataset="digits-0-4")
-    assert changed == dataclasses.replace(plain, training=training, data=data, rates=(0.1, 0.3), swa=False, seeds=5)
 
 
 def test_the_last_of_two_settings_wins_and_the_device_is_set():

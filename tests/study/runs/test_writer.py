@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -206,18 +205,3 @@ def test_a_full_disk_is_a_clear_error_and_leaves_old_files_unchanged(tmp_path: P
         assert Path(caught.value.filename).parent == (run.path / name).parent
         assert contents(run.path) == before
         WRITERS[name](run, 3)  # works again once there is space
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_disk_that_fills_during_a_sync_leaves_no_partial_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left on device"), open_run(tmp_path, CONFIG, threads=1) as run:
-        before = contents(run.path)
-        monkeypatch.setattr(os, "fsync", full)
-        WRITERS[name](run, 3)
-    assert contents(run.path) == before
-    assert run.state() == "waiting", "the failure could not be recorded either"

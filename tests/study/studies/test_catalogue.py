@@ -4,26 +4,11 @@ from typing import Any
 
 import pytest
 
-from emabank.study.config import Place
 from emabank.study.studies import catalogue
 from emabank.study.studies.catalogue import STUDIES, Study, settings_of, studies_named
 from emabank.study.studies.scales import SCALES, protocol_of
-from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
 
 MAIN = "cifar100-resnet18"
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_valid_jobs_at_every_scale(name: str, scale: Any):
-    [study] = studies_named(name)
-    pairs = settings_of([study], scale)
-    assert [pair.name for pair in pairs] == list(study.pairs_at(scale)) != []
-    assert set(study.pairs_at(scale)) <= set(study.pairs)
-    for pair in pairs:
-        for arm in study.arms_at(scale):
-            jobs = variant_jobs(arm, pair.config, placeholder_choices(pair.config, Place()), Place())
-            assert [job.config.seed for job in jobs] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -27,13 +27,6 @@ def protocol(pair: str, scale: Any) -> ProtocolConfig:
 # Short runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_demo_scale_has_every_pair_and_small_scale_has_clean_and_noisy_ones():
-    assert all(protocol_of(pair, "demo") is not None for pair in PAIRS)
-    small = [pair for pair in PAIRS if protocol_of(pair, "small") is not None]
-    assert MAIN in small and CONSTANT in small and set(small) & set(NOISY)
-    assert protocol_of("nothing", "demo") is None
-
-
 def steps_of(config: ProtocolConfig) -> dict[str, int]:
     """Steps of a run on 80% and on 100% of the images; the last batch of an epoch may be smaller."""
     images = config.data.subset or SIZES[config.data.dataset].train
