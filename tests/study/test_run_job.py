@@ -82,8 +82,9 @@ def test_a_snapshot_in_a_new_network_gives_exactly_the_stored_predictions(run: R
         assert (tuple(notes["mean"]), tuple(notes["std"])) == (parts.normalisation.mean, parts.normalisation.std)
         model = network_with(config(), tensors)
         for split, part in (("train", parts.train), ("val", parts.validation), ("test", parts.test)):
-            logits = logits_of(model, part, parts).numpy()
-            assert np.array_equal(logits, run.load_predictions(name)[split].logits)
+            predictions = run.load_predictions(name)[split]
+            assert np.array_equal(predictions.logits, logits_of(model, part, parts).numpy())
+            assert np.array_equal(predictions.labels, part.labels if split == "train" else part.clean)
 
 
 def test_a_run_restores_the_random_state_and_the_number_of_threads(place: Place, tmp_path: Path):

@@ -74,20 +74,11 @@ def through_toml(config: Any) -> Any:
         return read_toml(path, type(config))
 
 
+@example(Place(wandb='a "b"\\\x7f'))
 @given(st.one_of(protocols, protocols.map(ProtocolConfig.completed), runs, places))
 def test_every_configuration_survives_json_and_toml(config):
     assert from_dict(type(config), json.loads(json.dumps(to_dict(config))), where="") == config
     assert through_toml(config) == config
-
-
-def test_values_are_written_as_valid_toml():
-    keep = (Keep(weights='a "b"\\\x7f', epoch=3, batchnorm="own", selected_by="last"),)
-    config = RunConfig(recipe=Recipe(), rate=1e-5, seed=0, trained_on="100%", keep=keep)
-    lines = to_toml(config).splitlines()
-    assert lines[:2] == ["rate = 1e-05", "seed = 0"]
-    assert r'keep = [{weights = "a \"b\"\\\u007f", epoch = 3, batchnorm = "own", selected_by = "last"}]' in lines
-    assert {"[recipe.training]", "half_lives = [0.44, 0.88, 1.8, 3.5, 7.1]", "flip = false"} <= set(lines)
-    assert not any(line.startswith(("constant_from", "labels")) for line in lines), "TOML has no None"
 
 
 # Files ---------------------------------------------------------------------------------------------------------------

@@ -96,7 +96,10 @@ def test_a_damaged_done_mark_is_ignored(done: RunFolder, content: str):
     assert done.state() == "waiting"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"epoch": 1}'])
+LONG = '{"epoch": 1, "epochs": 2, "words": "", "seconds_left": "long", "time": ""}'
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"epoch": 1}', LONG])
 def test_unreadable_progress_and_failure_are_none(tmp_path: Path, content: str):
     for name in ("progress.json", "failed.json"):
         (tmp_path / name).write_text(content)

@@ -11,43 +11,27 @@ import torch
 from torch import nn
 
 from emabank.study.config import (
-    AveragesConfig,
-    DataConfig,
     HardwareConfig,
     Keep,
     LearntName,
-    MeasuringConfig,
     Place,
-    Recipe,
     RunConfig,
-    TrainingConfig,
 )
 from emabank.study.data.digits import digits_dataset
-from emabank.study.data.images import fingerprint
 from emabank.study.run_job import Job, network_of, run_job
 from emabank.study.studies import cost
 from emabank.study.studies.cost import SIZES, Speed, cost_of, measure_speed, operations
+from tests.study.small_runs import config
 from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()
 TRAINING, FORWARD, OPERATIONS = Speed(1.0, 0.0, 0.0), Speed(0.0, 1.0, 0.0), Speed(0.0, 0.0, 1.0)
 
 
-def run_config(
-    *,
-    data: dict[str, Any] | None = None,
-    training: dict[str, Any] | None = None,
-    measuring: dict[str, Any] | None = None,
-    **fields: Any,
-) -> RunConfig:
-    recipe = Recipe(
-        data=DataConfig(**{"subset": 100, "test_subset": 50, **(data or {})}),
-        training=TrainingConfig(**{"width": 4, "epochs": 4, "batch": 32, "warmup_epochs": 0.5, **(training or {})}),
-        averages=AveragesConfig(half_lives=(5.0, 20.0, 60.0)),
-        measuring=MeasuringConfig(**(measuring or {})),
-        hardware=HardwareConfig(device="cpu"),
-    )
-    return RunConfig(recipe=recipe, **{"rate": 0.1, "seed": 0, "trained_on": "100%", **fields})
+def run_config(*, data: dict[str, Any] | None = None, **run: Any) -> RunConfig:
+    """A refit on 100 images, without wrong labels."""
+    data = {"noise": 0.0, "subset": 100, **(data or {})}
+    return config(data=data, **{"trained_on": "100%", **run})
 
 
 # Images ---------------------------------------------------------------------------------------------------------------
@@ -89,9 +73,7 @@ def test_counted_images_are_those_the_network_processes(tmp_path: Path, measurin
     """
     seen: dict[int, list[int]] = {}
     for epochs in (2, 4):
-        config = run_config(
-            training={"epochs": epochs}, measuring=measuring, trained_on=trained_on, fingerprint=fingerprint(DIGITS)
-        )
+        config = run_config(training={"epochs": epochs}, measuring=measuring, trained_on=trained_on)
         counts = seen[epochs] = [0, 0]
         run = run_job(Job(config), Place(runs=tmp_path), DIGITS, make_model=partial(counting_model, config, counts))
         selected = {(r.weights, r.batchnorm, r.epoch, r.selected_by) for r in run.rows() if r.selected_by is not None}
