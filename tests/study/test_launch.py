@@ -16,7 +16,7 @@ from rich.console import Console
 
 from emabank.study import launch
 from emabank.study.commands import main
-from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Place, ProtocolConfig, TrainingConfig
+from emabank.study.config import DataConfig, HardwareConfig, Place, ProtocolConfig, TrainingConfig
 from emabank.study.executors import Outcome, Task
 from emabank.study.executors.local import LocalExecutor
 from emabank.study.launch import executor_for, jobs_on, launch_protocol
@@ -24,7 +24,6 @@ from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.results import read_setting
 from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.serialize import read_toml
-from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
 from tests.study.studies.small_studies import manifests, run_arguments, runs_in
 from tests.support.processes import SOURCE, is_alive, wait_until
 
@@ -255,30 +254,6 @@ def test_a_job_becomes_a_task_with_its_threads_and_absolute_paths(monkeypatch: p
         assert task.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
         paths = json.loads(task.command[-1])["place"]
         assert (paths["runs"], paths["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
-
-
-def test_runs_of_studies_have_distinct_titles():
-    """Also where averages have their own sampling period, as at paper scale."""
-    averages = AveragesConfig(decays=(0.968, 0.998), every=16, decay_warmup="steps")
-    training = TrainingConfig(width=4, epochs=10)
-    config = resolve(replace(CONFIG, averages=averages, training=training, seeds=1, swa=True))
-    chosen = placeholder_choices(config, Place())
-    jobs = {"tune": tuning_jobs(config, data=""), "refit": chosen.refits, "SWA": chosen.swa}
-    for arm in ("step", "constant", "bootstrap", "bootstrap every 5", "every 1", "every 4", "every 16"):
-        jobs[arm] = variant_jobs(arm, config, chosen, Place())
-    titles = {name: job.config.title.removesuffix(", rate 0.1, seed 0") for name, [job] in jobs.items()}
-    assert titles == {
-        "tune": "tune",
-        "refit": "refit",
-        "SWA": "SWA",
-        "step": "refit, step decay",
-        "constant": "rate held from epoch 9",
-        "bootstrap": "tune, bootstrap from ema-0.998",
-        "bootstrap every 5": "tune, bootstrap from ema-0.968 every 5 steps",
-        "every 1": "refit, averages every 1",
-        "every 4": "refit, averages every 4",
-        "every 16": "refit, averages every 16",
-    }
 
 
 def test_a_network_too_deep_for_the_images_is_refused_before_training(

@@ -90,14 +90,8 @@ def test_counted_images_are_those_the_network_processes(tmp_path: Path, measurin
     assert seen[4][1] - seen[2][1] == many - few
 
 
-def test_cost_grows_with_images_and_epochs():
-    one = run_config(data={"subset": 100}, training={"epochs": 10})
-    more_images = run_config(data={"subset": 300}, training={"epochs": 10})
-    more_epochs = run_config(data={"subset": 100}, training={"epochs": 30})
-    for other in (more_images, more_epochs):
-        assert cost_of(other, TRAINING).seconds == 3 * cost_of(one, TRAINING).seconds
-    tuning = replace(one, trained_on="80%")
-    assert cost_of(tuning, TRAINING).seconds == 0.8 * cost_of(one, TRAINING).seconds
+def test_a_run_counts_its_subset_or_all_images():
+    assert cost_of(run_config(data={"subset": 300}), TRAINING).seconds == 4 * 300
     assert cost_of(run_config(data={"subset": None}), TRAINING).seconds == 4 * 1297
     assert cost_of(run_config(data={"subset": 10**6}), TRAINING).seconds == 4 * 1297, "all images"
 

@@ -83,12 +83,8 @@ def test_every_network_fits_its_images_and_those_of_its_targets(scale: Any):
 
 def test_different_data_or_training_has_a_different_title():
     for scale in SCALES:
-        by_title: dict[str, ProtocolConfig] = {}
-        for pair in PAIRS:
-            config = protocol_of(pair, scale)
-            if config is not None:
-                known = by_title.setdefault(config.title, config)
-                assert (known.data, known.training) == (config.data, config.training)
+        configs = [config for config in (protocol_of(pair, scale) for pair in PAIRS) if config is not None]
+        assert len({config.title for config in configs}) == len({(config.data, config.training) for config in configs})
     assert protocol(MAIN, "paper").title == "CIFAR-100, ResNet-18"
     assert protocol("cifar100-wrn-28-10", "paper").title == "CIFAR-100, WideResNet-28-10"
     for data, title in ((DataConfig(noise=0.4), "40% with wrong labels"), (DataConfig(subset=4000), "4,000 images")):

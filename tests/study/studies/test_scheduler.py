@@ -21,7 +21,6 @@ from emabank.study.studies.catalogue import STUDIES, settings_of
 from tests.study.small_runs import one_thread as one_thread
 from tests.study.studies.small_studies import (
     COMMAND,
-    CONSTANT,
     DIGITS,
     MAIN,
     MOST,
@@ -156,15 +155,6 @@ def test_settings_merge_the_arms_and_stages_of_all_studies():
 # Failures -------------------------------------------------------------------------------------------------------------
 
 
-def remove(place: Place, *kinds: str) -> None:
-    """Remove the runs of some kinds, so that they are trained again."""
-    for run in runs_in(place):
-        config = RunFolder(place.runs / run).config()
-        name = "SWA" if config["swa"] else "held" if config["constant_from"] else config["trained_on"]
-        if name in kinds:
-            shutil.rmtree(place.runs / run)
-
-
 def is_wide(config: RunConfig) -> bool:
     return config.recipe.training.width == 5
 
@@ -191,24 +181,6 @@ def test_a_failed_run_stops_its_pair_and_the_other_pairs_finish(tmp_path: Path):
     second = Counting(place)
     assert {manifest.state for manifest in run_checked(["lr-search", "consistency"], second).values()} == {"done"}
     assert len(second.trained) == 2, "tuning and refit of the failed pair"
-
-
-@pytest.mark.parametrize(
-    ("removed", "fails", "failed", "reason"),
-    [
-        ("SWA", lambda config: config.swa and is_wide(config), {"generalization"}, f"{WIDE}: 1 of 1 runs failed"),
-        ("held", lambda config: config.constant_from and not config.swa, {"constant-lr"}, f"{CONSTANT}: 1 of 1 runs"),
-    ],
-)
-def test_a_failure_in_a_later_round_fails_only_the_studies_of_its_pair(
-    copied: Place, removed: str, fails: Any, failed: set[str], reason: str
-):
-    remove(copied, removed)
-    names = ["generalization", "constant-lr", "batchnorm", "label-noise"]
-    written = run_checked(names, Counting(copied, fails=fails))
-    assert {name for name, manifest in written.items() if manifest.state == "failed"} == failed
-    assert {name for name, manifest in written.items() if manifest.state == "done"} == set(names) - failed
-    assert written[next(iter(failed))].reason.startswith(reason)
 
 
 def test_missing_data_fails_its_pairs_before_they_train(copied: Place):
