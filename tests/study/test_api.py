@@ -242,28 +242,6 @@ def test_unusable_models_and_data_are_refused_before_training(tmp_path: Path, ma
 # Transfer ------------------------------------------------------------------------------------------------------------
 
 
-def test_transfer_works_for_a_model_with_a_features_method(tmp_path: Path):
-    class Convolution(nn.Module):
-        """Takes images of any size."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.convolution, self.head = nn.Conv2d(1, 6, 3), nn.Linear(6, 2)
-
-        def features(self, x: Tensor) -> Tensor:
-            return self.convolution(x).relu().mean(dim=(2, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.features(x))
-
-    done, output = run(tmp_path, Convolution, config=replace(CONFIG, transfer=("digits",)))
-    rows = [row for row in done.refitted[0].rows() if row.metric == "transfer:digits"]
-    assert {row.selected_by for row in rows if row.weights == "live"} == {"accuracy", "last"}
-    assert {row.selected_by for row in rows if row.weights != "live"} == {"accuracy", "loss"}
-    assert all(row.value is not None for row in rows)
-    assert "transfer to" in output
-
-
 @pytest.mark.parametrize(
     ("make_model", "channels", "message"),
     [

@@ -16,7 +16,6 @@ from emabank.study.data.images import Dataset
 from emabank.study.run_job import Job, StopRequest, encode_job, folder_of, main, run_job
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.storage import read_state
-from emabank.study.train import Interrupted
 from tests.study.small_runs import config, digits, files_in, logits_of, network_with, parts_of, with_random_test_images
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.processes import SOURCE, wait_until
@@ -132,17 +131,6 @@ def test_a_run_starts_from_its_fork_or_without_it_from_the_beginning(tmp_path: P
 
 
 # Stopping
-
-
-def test_a_stopped_run_has_a_checkpoint_and_resumes(tmp_path: Path, run: RunFolder):
-    place, calls = Place(runs=tmp_path), []
-    with pytest.raises(Interrupted, match="asked to stop in epoch 2; the same command resumes from there"):
-        run_job(Job(config(), forks=(1,)), place, digits()[0], should_stop=lambda: calls.append(1) or len(calls) == 7)
-    folder = folder_of(config(), place)
-    assert folder.state() == "waiting"
-    assert (folder.path / "checkpoint.pt").exists()
-    assert files_in(run_job(Job(config(), forks=(1,)), place, digits()[0])) == files_in(run)
-    assert len(folder.environment()) == 2
 
 
 def test_a_stop_request_catches_signals_and_restores_the_handlers():

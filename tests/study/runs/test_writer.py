@@ -1,8 +1,15 @@
 """Writing a run: one process at a time, and every file is whole whatever happens to the process."""
 
 import errno
+import getpass
+import json
+import os
+import platform
 import resource
+import socket
 from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +17,9 @@ import numpy as np
 import pytest
 import torch
 
+import emabank
 from emabank.study.runs import writer
+from emabank.study.runs.environment import environment
 from emabank.study.runs.rows import Row
 from emabank.study.runs.writer import RunFolder, RunWriter, mark_failed, open_run
 from emabank.study.serialize import run_id
@@ -195,3 +204,28 @@ def test_a_full_disk_is_a_clear_error_and_leaves_old_files_unchanged(tmp_path: P
         assert Path(caught.value.filename).parent == (run.path / name).parent
         assert contents(run.path) == before
         WRITERS[name](run, 3)  # works again once there is space
+
+
+# The recorded conditions ---------------------------------------------------------------------------------------------
+
+
+def test_the_environment_has_the_versions_and_settings_of_this_system():
+    conditions = environment(threads=3, also={"device": "cpu"})
+    assert conditions["emabank"] == emabank.__version__
+    assert all(conditions[package] == metadata.version(package) for package in ("torch", "numpy"))
+    assert conditions["python"] == platform.python_version()
+    assert (conditions["threads"], conditions["device"]) == (3, "cpu")
+    assert 1 <= conditions["cores"] <= (os.cpu_count() or 1)
+    started = datetime.strptime(conditions["started"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    assert abs((datetime.now(timezone.utc) - started).total_seconds()) < 60
+    assert json.loads(json.dumps(conditions)) == conditions
+
+
+def test_the_environment_names_no_machine_user_or_folder():
+    text = json.dumps(environment(threads=1))
+    assert str(Path.cwd()) not in text
+    assert str(Path.home()) not in text or len(str(Path.home())) < 4
+    if len(socket.gethostname()) > 6:
+        assert socket.gethostname() not in text
+    if len(getpass.getuser()) > 6:
+        assert getpass.getuser() not in text
