@@ -211,3 +211,8 @@ def test_without_a_temperature_or_finite_logits_there_are_no_scaled_rows(tmp_pat
     tuned = make_run(tmp_path, 0, BEST, LAST, metrics=metrics, numbers={(LAST.name, "temperature"): None})
     refit = make_run(tmp_path, 0, BEST, LAST, trained_on="100%", replaced={(BEST.name, "test"): bad})
     assert temperature_rows([tuned], [refit]) == []
+
+
+def test_weights_without_rows_make_no_column(tmp_path: Path):
+    runs = [make_run(tmp_path, seed, BEST) for seed in range(2)]
+    assert columns_of(stage("80%", "val", SGD=(LAST.name,) * 2), runs, []) == []

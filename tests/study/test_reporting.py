@@ -108,8 +108,6 @@ def test_the_report_of_an_empty_folder_has_the_command_to_begin_with(tmp_path: P
         ("", lambda name: name == "demo/generalization/headline"),
         ("all", lambda name: True),
         ("batchnorm", lambda name: "batchnorm" in name),
-        ("full-", lambda name: "full-" in name),
-        ("sampling-period/equivalence", lambda name: name == "sampling-period/equivalence"),
     ],
 )
 def test_the_tables_asked_for_are_printed(asked: str, is_shown: Callable[[str], bool], runs: Path):
