@@ -7,16 +7,11 @@ from typing import get_args
 
 import pytest
 
-from emabank.study.commands.data import DataArguments
 from emabank.study.commands.parsing import COMMANDS
 from emabank.study.commands.studies import (
-    ClaimsArguments,
-    DemoArguments,
-    ListArguments,
     ProtocolArguments,
     ReportArguments,
     RunArguments,
-    StatusArguments,
 )
 from emabank.study.config import DataConfig, Place, ProtocolConfig, PublishedName, TrainingConfig
 from emabank.study.data.catalogue import DATASETS
@@ -30,14 +25,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_commands_without_options_have_the_defaults_of_the_configuration():
-    assert parsed("demo") == DemoArguments()
     assert parsed("protocol") == ProtocolArguments() == ProtocolArguments(protocol=ProtocolConfig(), place=Place())
-    assert parsed("data", "check", "digits") == DataArguments(action="check", name="digits")
-    assert parsed("list") == ListArguments(scale="demo")
     assert parsed("run", "all") == RunArguments(study="all", scale="demo", seeds=None, set=(), place=Place())
-    assert parsed("status") == StatusArguments(runs=Path("runs"))
     assert parsed("report") == ReportArguments(runs=Path("runs"), out=None, tables="")
-    assert parsed("claims") == ClaimsArguments(runs=Path("runs"), all=False)
 
 
 def test_flags_set_fields_of_every_table():
