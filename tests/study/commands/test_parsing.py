@@ -115,6 +115,7 @@ def test_a_missing_file_is_refused_with_its_name(tmp_path: Path):
     [
         ("protocol --epochs 0", "epochs is 0; give 1 or more"),
         ("protocol --epoch 3", "--epochs"),
+        ("demo --noise 40", "noise is 40.0; give a share from 0 to 1, such as 0.4"),
         ("data check own", "cifar10"),
         ("run", "STUDY"),
         ("run nonsense", "there is no study 'nonsense'; give all, or one of generalization, dynamics, batchnorm, "),
