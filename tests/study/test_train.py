@@ -223,6 +223,14 @@ def test_a_run_on_all_images_keeps_the_given_weights():
     assert training.selector.selected() == {}
 
 
+def test_the_slowest_average_is_kept_once_if_chosen_in_a_network_without_batch_norm():
+    run_config = config(
+        data={"noise": 0.0}, training={"network": "vgg-small", "epochs": 2}, averages={"half_lives": (5.0,)}
+    )
+    names = [kept.keep.name for kept in trained(run_config).kept()]
+    assert names == ["live-last", "live-accuracy", "ema-5%-accuracy", "ema-5%-loss"]
+
+
 @pytest.mark.parametrize("trained_on", ["80%", "100%"])
 def test_trap52_test_images_affect_neither_the_choice_nor_the_kept_weights(trained_on):
     run_config = config(measuring=ALL, trained_on=trained_on)
