@@ -3,26 +3,22 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emabank.study.config import AveragesConfig, Place, ProtocolConfig
-from emabank.study.data.digits import digits_dataset
-from emabank.study.executors import Outcome
-from emabank.study.protocol import resolve
-from emabank.study.run_job import Job, run_job, task_of
 from emabank.study.runs.manifest import Manifest
-from emabank.study.studies.catalogue import STUDIES, Study, settings_of
+from emabank.study.studies.catalogue import STUDIES, Study
 from emabank.study.studies.scales import MAIN
-from emabank.study.studies.scheduler import run_studies as run_all
+from tests.study.studies.small_studies import COMMAND as COMMAND
+from tests.study.studies.small_studies import Counting, run_here
 
 Change = Callable[[ProtocolConfig], ProtocolConfig]
 
 RATES, SEEDS, EPOCHS = (0.05, 0.2), 2, 3
-COMMAND = "emabank run all --runs mine"
 NAMES = ("generalization", "constant-lr", "step-decay", "bootstrap", "sampling-period", "posthoc")
 ALL = tuple(replace(STUDIES[name], pairs=(MAIN,)) for name in NAMES)
 """Studies of one pair that together have every arm."""
@@ -42,15 +38,7 @@ def small(config: ProtocolConfig) -> ProtocolConfig:
 
 def run_studies(runs: Path, studies: Sequence[Study], change: Change = small) -> list[Manifest]:
     """Run studies in this process."""
-    place, dataset = Place(runs=runs), digits_dataset()
-
-    def run_jobs(jobs: Sequence[Job], **counted: int) -> Mapping[str, Outcome]:
-        for job in jobs:
-            run_job(job, place, dataset)
-        return {task.id: Outcome(task=task, state="done") for task in (task_of(job, place) for job in jobs)}
-
-    settings = settings_of(studies, "demo", lambda config: resolve(change(config)))
-    return run_all(studies, "demo", settings, place, command=COMMAND, load=lambda config: dataset, run_jobs=run_jobs)
+    return list(run_here(studies, Counting(Place(runs=runs)), change=change).values())
 
 
 @pytest.fixture(scope="session")

@@ -224,9 +224,6 @@ class CheckpointFiles:
     def save_fork(self, epoch: int, state: dict[str, Any]) -> None:
         storage.write_state(self.folder / f"epoch-{epoch}.pt", state)
 
-    def load_fork(self, epoch: int) -> dict[str, Any]:
-        return storage.read_state(self.folder / f"epoch-{epoch}.pt")
-
 
 # Files that interruptions must not change. The remaining files have times and machines.
 REPRODUCIBLE = (

@@ -116,14 +116,18 @@ def test_another_model_or_other_data_is_another_run(tmp_path: Path):
         assert len(list(tmp_path.glob("protocol-*"))) == number
 
 
-def test_the_random_state_and_threads_do_not_make_another_run(tmp_path: Path):
+def test_the_random_state_and_threads_do_not_make_another_run_and_stay(tmp_path: Path):
     torch.manual_seed(1)
+    np.random.seed(5)
+    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     run(tmp_path, lambda: Net(dropped=0.5))
+    assert torch.equal(torch.get_rng_state(), before) and np.array_equal(np.random.get_state()[1], numpy_before)
     torch.manual_seed(2)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         run(tmp_path, lambda: Net(dropped=0.5))
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
     assert trainings(tmp_path) == 2
@@ -141,17 +145,6 @@ def test_a_model_that_fails_in_float64_is_recognised_again(tmp_path: Path):
     run(tmp_path, InFloat32)
     run(tmp_path, InFloat32)
     assert trainings(tmp_path) == 2
-
-
-def test_the_random_state_and_threads_of_the_caller_are_unchanged(tmp_path: Path):
-    torch.manual_seed(5)
-    np.random.seed(5)
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    threads = torch.get_num_threads()
-    run(tmp_path, lambda: Net(dropped=0.5))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert np.array_equal(np.random.get_state()[1], numpy_before)
-    assert torch.get_num_threads() == threads
 
 
 def test_a_dataset_with_known_wrong_labels_has_memorisation_measured(tmp_path: Path):
@@ -247,28 +240,6 @@ def test_unusable_models_and_data_are_refused_before_training(tmp_path: Path, ma
 
 
 # Transfer ------------------------------------------------------------------------------------------------------------
-
-
-def test_transfer_works_for_a_model_with_a_features_method(tmp_path: Path):
-    class Convolution(nn.Module):
-        """Takes images of any size."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.convolution, self.head = nn.Conv2d(1, 6, 3), nn.Linear(6, 2)
-
-        def features(self, x: Tensor) -> Tensor:
-            return self.convolution(x).relu().mean(dim=(2, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.features(x))
-
-    done, output = run(tmp_path, Convolution, config=replace(CONFIG, transfer=("digits",)))
-    rows = [row for row in done.refitted[0].rows() if row.metric == "transfer:digits"]
-    assert {row.selected_by for row in rows if row.weights == "live"} == {"accuracy", "last"}
-    assert {row.selected_by for row in rows if row.weights != "live"} == {"accuracy", "loss"}
-    assert all(row.value is not None for row in rows)
-    assert "transfer to" in output
 
 
 @pytest.mark.parametrize(

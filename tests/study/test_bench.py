@@ -58,14 +58,3 @@ def test_a_missing_device_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
     assert main(["bench", "--device", "cuda"]) == 1
     assert capsys.readouterr().err == "emabank: device must be cpu on this machine; got cuda\n"
-
-
-def test_an_interrupt_ends_the_command_and_leaves_no_file(tmp_path, monkeypatch, capsys):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench.Rounds, "play", interrupt)
-    path = tmp_path / "bench.json"
-    assert main(["bench", "--model", "resnet20", "--device", "cpu", "--json", str(path)]) == 130
-    assert capsys.readouterr().err == "emabank: interrupted\n"
-    assert list(tmp_path.iterdir()) == []

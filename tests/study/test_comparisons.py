@@ -170,13 +170,6 @@ def test_non_finite_logits_give_pairs_without_values(tmp_path: Path):
     assert [value is None for value in column.values["js"]] == [True, False, True]
 
 
-def test_one_seed_has_no_pairs(tmp_path: Path):
-    runs, only = [make_run(tmp_path, 0, BEST)], stage("80%", "val", SGD=(BEST.name,))
-    assert pairwise_rows(only, runs) == []
-    [column] = columns_of(only, runs, [])
-    assert set(column.values) == {"accuracy", "loss", "ece"}
-
-
 # Temperatures --------------------------------------------------------------------------------------------------------
 
 

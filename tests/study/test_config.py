@@ -32,14 +32,12 @@ nan, inf = math.nan, math.inf
     ("kind", "values", "message"),
     [
         (DataConfig, {"dataset": "cifar11"}, "dataset is 'cifar11'; give one of digits, cifar10, .*, own"),
-        (DataConfig, {"dataset": None}, "dataset is None; give one of digits"),
         (DataConfig, {"labels": "worse"}, "labels is worse; digits has its own labels only: leave labels out"),
         (DataConfig, {"dataset": "cifar100n", "labels": "worse"}, "labels is worse; cifar100n has noisy"),
         (DataConfig, {"dataset": "cifar10n", "noise": 0.4}, "noise is 0.4; cifar10n has wrong labels of its own"),
-        (DataConfig, {"validation_labels": "wrong"}, "validation_labels is 'wrong'; give one of clean, noisy"),
         (DataConfig, {"crop": -1}, "crop is -1"),
+        (DataConfig, {"noise": 40.0}, "noise is 40.0; give a share from 0 to 1"),
         (DataConfig, {"subset": 9}, "subset is 9; give 10 or more"),
-        (TrainingConfig, {"network": "resnet9"}, "network is 'resnet9'; give one of resnet8, .*, own"),
         (TrainingConfig, {"network": "resnet18", "width": 8}, "width is 8, and resnet18 has one size"),
         (TrainingConfig, {"width": 0}, "width is 0; give 1 or more"),
         (TrainingConfig, {"epochs": 0}, "epochs is 0"),
@@ -47,21 +45,16 @@ nan, inf = math.nan, math.inf
         (TrainingConfig, {"momentum": 1.0}, "momentum is 1.0; give a number from 0 to below 1"),
         (TrainingConfig, {"weight_decay": -1e-4}, "weight_decay is -0.0001; give 0 or more"),
         (TrainingConfig, {"weight_decay": inf}, "weight_decay is inf; give a finite number"),
-        (TrainingConfig, {"schedule": "linear"}, "schedule is 'linear'; give one of cosine, step"),
         (TrainingConfig, {"warmup_epochs": 60.0}, "warmup_epochs is 60.0; give less than the 60 epochs"),
-        (TrainingConfig, {"warmup_epochs": nan}, "warmup_epochs is nan"),
         (TrainingConfig, {"milestones": (0.6, 0.3)}, "milestones are 0.6 0.3; give rising shares of the run"),
         (TrainingConfig, {"milestones": (0.3, 1.0)}, "milestones are 0.3 1.0"),
         (TrainingConfig, {"schedule": "step", "warmup_epochs": 18.0}, "milestones are 0.3 0.6 0.8; .* after the warm"),
         (TrainingConfig, {"factor": 1.0}, "factor is 1.0; the rate is divided by it"),
         (AveragesConfig, {"decays": (1.5,)}, "decays has 1.5; give the weight of the past, from 0 to 1"),
-        (AveragesConfig, {"decays": (0.9, 0.9)}, "decays are 0.9 0.9; give each once"),
         (AveragesConfig, {"decays": (0.9999991, 0.9999992)}, ".* different in their first six digits"),
         (AveragesConfig, {"half_lives": (0.0,)}, "half_lives has 0.0; give percentages of the run"),
-        (AveragesConfig, {"half_lives": (1.0, 1.0)}, "half_lives are 1.0 1.0; give each once"),
         (AveragesConfig, {"half_lives": ()}, "decays and half_lives are both empty; give at least one average"),
         (AveragesConfig, {"every": 0}, "every is 0"),
-        (AveragesConfig, {"decay_warmup": True}, "decay_warmup is True; give one of steps, updates, none"),
         (MeasuringConfig, {"recompute": "always"}, "recompute is 'always'; give one of chosen, each-epoch"),
         (HardwareConfig, {"device": "tpu"}, "device is 'tpu'; give one of auto, cpu, cuda, mps"),
         (HardwareConfig, {"fused": True, "precision": "fp16"}, "fused is True and precision is fp16"),
@@ -77,9 +70,9 @@ nan, inf = math.nan, math.inf
         (RunConfig, {**RUN, "transfer": ("own",)}, "transfer is 'own'; give a tuple, each once, of digits, cifar10"),
         (ProtocolConfig, {"rates": ()}, "rates are empty; give one or more learning rates above 0, each once"),
         (ProtocolConfig, {"rates": (0.1, 0.1)}, "rates are 0.1 0.1"),
-        (ProtocolConfig, {"rates": (nan,)}, "rates are nan"),
         (ProtocolConfig, {"seeds": ()}, "seeds are empty; give one or more, 0 or above, each once"),
         (ProtocolConfig, {"seeds": (4, 4)}, "seeds are 4 4"),
+        (ProtocolConfig, {"seeds": 0}, "seeds is 0; give 1 or more"),
         (ProtocolConfig, {"seeds": (-1, 4)}, "seeds are -1 4"),
         (MeasuringConfig, {"train_every": 0}, "train_every is 0"),
         (DataConfig, {"size": 1}, "size is 1; give 2 or more"),
@@ -116,11 +109,6 @@ def test_swa_needs_at_least_three_epochs(epochs, fits):
             ProtocolConfig(training=training)
 
 
-def test_configurations_are_immutable():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Recipe().data = DataConfig()  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def test_names_of_averages_are_ordered_from_shortest_to_longest_memory():
     assert AveragesConfig(decays=(0.998, 0.968, 0.99)).names == ("ema-0.968", "ema-0.99", "ema-0.998")
     assert AveragesConfig(half_lives=(7.1, 0.44)).names == ("ema-0.44%", "ema-7.1%")
@@ -128,14 +116,6 @@ def test_names_of_averages_are_ordered_from_shortest_to_longest_memory():
 
 
 # Defaults ------------------------------------------------------------------------------------------------------------
-
-
-def test_completing_keeps_explicit_values():
-    data = DataConfig(dataset="cifar10n", labels="random2", crop=0, flip=False)
-    training = TrainingConfig(width=3, weight_decay=0.0, warmup_epochs=0.0)
-    config = ProtocolConfig(data=data, training=training, seeds=2, rates=(0.3,), swa=False)
-    assert config.completed() == config
-    assert config.recipe.completed() == config.recipe
 
 
 def test_a_run_has_a_completed_recipe():
@@ -174,25 +154,6 @@ def test_changing_any_field_makes_another_run():
     assert len(set(ids.values())) == len(ids) > 40
 
 
-def test_changing_any_field_of_kept_weights_makes_another_run():
-    changes = {"weights": "swa", "epoch": 4, "batchnorm": "averaged", "selected_by": "loss"}
-    keeps = [KEPT, *(dataclasses.replace(KEPT, **{name: value}) for name, value in changes.items())]
-    assert len({run_id(to_dict(with_field(BASE, "keep", (keep,)))) for keep in keeps}) == 5
-    assert set(changes) == {field.name for field in dataclasses.fields(Keep)}
-
-
-def test_folders_and_jobs_are_not_part_of_a_run():
-    names = {path.split(".")[-1] for path in field_paths(BASE)}
-    assert not {field.name for field in dataclasses.fields(Place)} & names
-
-
-def test_the_recipe_of_a_protocol_has_all_its_fields():
-    config = ProtocolConfig(data=DataConfig(noise=0.3), hardware=HardwareConfig(threads=2), seeds=7)
-    assert type(config.recipe) is Recipe
-    for field in dataclasses.fields(Recipe):
-        assert getattr(config.recipe, field.name) is getattr(config, field.name)
-
-
 @pytest.mark.parametrize(
     ("options", "channels_last", "fused"),
     [
@@ -214,13 +175,10 @@ def test_default_memory_format_and_fused_optimizer_depend_on_the_hardware(option
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [
-        ("1", (0,)),
         ("3", (0, 1, 2)),
         ("10-12", (10, 11, 12)),
-        ("7-7", (7,)),
         ("10,15,12", (10, 15, 12)),
         ("4,10-11", (4, 10, 11)),
-        ("0-2", (0, 1, 2)),
     ],
 )
 def test_seeds_are_read_from_a_command_line(text: str, numbers: tuple[int, ...]):

@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from emabank.study.commands.studies import DemoArguments
 from emabank.study.config import AveragesConfig
 from emabank.study.data.loader import Loader
 from emabank.study.demo import demo_parts, run_demo
-from emabank.study.report.demo import Measured, Record, Selected, closing_line, demo_figure, demo_table
+from emabank.study.report.demo import Record, closing_line, demo_figure, demo_table
 
 NAMES = AveragesConfig().names
 
@@ -76,6 +75,7 @@ def test_another_seed_gives_other_rows_and_without_noise_nothing_is_memorised(sh
     record, output = demo(tmp_path, seed=1, noise=0.0, epochs=1)
     assert record.rows != short_run[0].rows
     assert {row.memorised for row in record.rows} == {None}
+    assert {row.cells[4].text for row in demo_table(record).rows} == {"–"}
     assert "0% of them with a wrong label" in output
 
 
@@ -102,74 +102,36 @@ def test_wrong_labels_are_spread_over_an_epoch():
         assert 0.2 < share < 0.6
 
 
-# Table, figure and closing line ---------------------------------------------------------------------------------------
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
 
 
-def row(epoch: int, average: str, statistics, accuracy: float) -> Measured:
-    return Measured(
-        epoch=epoch,
-        average=average,
-        statistics=statistics,
-        validation_accuracy=accuracy - 0.05,
-        test_accuracy=accuracy,
-        memorised=epoch / 10,
-    )
+@pytest.mark.parametrize("best", ["live", NAMES[1]])
+def test_table_figure_and_closing_line_show_the_choice_of_validation(short_run, best):
+    first = {row.average: row for row in short_run[0].rows if row.epoch == 1 and row.statistics != "recomputed"}
+    chosen = [replace(selected, at_end=first[selected.average]) for selected in short_run[0].chosen]
+    record = replace(short_run[0], best=best, chosen=chosen)
+    by_name = {selected.average: selected for selected in chosen}
+    rows = {row.label: row.cells for row in demo_table(record).rows}
+    assert list(rows) == list(by_name) == ["live", *NAMES]
+    for name, selected in by_name.items():
+        at_choice, recomputed, at_end = selected.at_choice, selected.at_choice_recomputed, selected.at_end
+        assert at_choice != at_end and (recomputed is None) == (name == "live")
+        shares = [at_choice.validation_accuracy, at_choice.test_accuracy, recomputed and recomputed.test_accuracy]
+        shares += [at_choice.memorised, at_end.test_accuracy, at_end.memorised]
+        assert [cell.text for cell in rows[name]] == [str(selected.epoch), *map(percent, shares)]
+        assert rows[name][2].best == (name == best)
 
+    for panel, statistics in zip(demo_figure(record).panels, ("averaged", "recomputed"), strict=True):
+        kinds, epoch = ("live", statistics), by_name[best].epoch
+        [row] = [r for r in record.rows if (r.average, r.epoch) == (best, epoch) and r.statistics in kinds]
+        assert panel.marks[0][:2] == (epoch, pytest.approx(100 * row.test_accuracy))
 
-@pytest.fixture
-def record() -> Record:
-    """Three epochs; the slow average is best, at epoch 2."""
-    live = [row(epoch, "live", "live", accuracy) for epoch, accuracy in ((1, 0.5), (2, 0.75), (3, 0.625))]
-    rows, chosen = list(live), [
-        Selected(average="live", half_life=None, epoch=2, at_choice=live[1], at_choice_recomputed=None, at_end=live[2])
-    ]  # fmt: skip
-    for name, half_life, accuracies in (("fast", 2.0, (0.5, 0.8, 0.625)), ("slow", 8.0, (0.25, 0.875, 0.75))):
-        averaged = [row(epoch, name, "averaged", accuracy) for epoch, accuracy in enumerate(accuracies, 1)]
-        recomputed = [row(epoch, name, "recomputed", accuracy + 0.0625) for epoch, accuracy in enumerate(accuracies, 1)]
-        rows += averaged + recomputed
-        chosen.append(
-            Selected(
-                average=name,
-                half_life=half_life,
-                epoch=2,
-                at_choice=averaged[1],
-                at_choice_recomputed=recomputed[1],
-                at_end=averaged[2],
-            )
-        )
-    return Record(conditions={"noise": 0.4}, learning_rate=[0.4, 0.8, 0.0], best="slow", chosen=chosen, rows=rows)
-
-
-def test_the_figure_marks_the_choice_of_validation(record):
-    chosen = next(chosen for chosen in record.chosen if chosen.average == record.best)
-    averaged, recomputed = (panel.marks for panel in demo_figure(record).panels)
-    assert averaged[0][:2] == (chosen.epoch, pytest.approx(100 * chosen.at_choice.test_accuracy))
-    assert chosen.at_choice_recomputed is not None
-    assert recomputed[0][1] == pytest.approx(100 * chosen.at_choice_recomputed.test_accuracy)
-
-
-def test_the_table_has_every_measurement_and_a_dash_for_missing_ones(record):
-    rows = {row.label: [cell.text for cell in row.cells] for row in demo_table(record).rows}
-    assert rows == {
-        "live": ["2", "70.0", "75.0", "–", "20.0", "62.5", "30.0"],
-        "fast": ["2", "75.0", "80.0", "86.2", "20.0", "62.5", "30.0"],
-        "slow": ["2", "82.5", "87.5", "93.8", "20.0", "75.0", "30.0"],
-    }
-    best = [row.label for row in demo_table(record).rows if row.cells[2].best]
-    assert best == [record.best]
-
-
-@pytest.mark.parametrize(
-    ("best", "pattern"),
-    [
-        ("slow", "slow of epoch 2: 87.5% on the test images.* live weights 75.0% .* epoch 2 and 62.5% at the end"),
-        ("live", "chose the live weights .*: 75.0% on the test images at epoch 2, 62.5% at the end"),
-    ],
-)
-def test_the_closing_line_compares_the_choice_with_the_live_weights(record, best, pattern):
-    assert re.search(pattern, closing_line(replace(record, best=best)))
-
-
-def test_the_table_has_dashes_for_memorised_without_wrong_labels(record):
-    chosen = [replace(row, at_choice=replace(row.at_choice, memorised=None)) for row in record.chosen]
-    assert {row.cells[4].text for row in demo_table(replace(record, chosen=chosen)).rows} == {"–"}
+    live, line = by_name["live"], closing_line(record)
+    reached = f"{percent(by_name[best].at_choice.test_accuracy)}% on the test images"
+    of_live, at_end = percent(live.at_choice.test_accuracy), percent(live.at_end.test_accuracy)
+    if best == "live":
+        assert f": {reached} at epoch {live.epoch}, {at_end}% at the end" in line
+    else:
+        assert f"{best} of epoch {by_name[best].epoch}: {reached}; the live weights {of_live}% " in line
+        assert f"epoch {live.epoch} and {at_end}% at the end" in line

@@ -1,7 +1,5 @@
 """Predictions of all kept weights, and their rows, checked against scipy and scikit-learn."""
 
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from scipy.special import log_softmax, softmax
 from sklearn.metrics import accuracy_score, log_loss
 
 from emabank.study.config import Keep
-from emabank.study.data.images import Dataset
 from emabank.study.data.splits import stratified_subset
 from emabank.study.evaluate import (
     EpochMetric,
@@ -19,13 +16,11 @@ from emabank.study.evaluate import (
     predicted,
     rows_of_history,
     rows_of_kept,
-    rows_of_transfer,
 )
 from emabank.study.run_job import network_of
 from emabank.study.runs.rows import Row
 from emabank.study.train import Training
-from emabank.study.transfer import linear_evaluation
-from tests.study.small_runs import config, digits, inputs_of, logits_of, network_with, parts_of, recalibrated, trained
+from tests.study.small_runs import config, digits, network_with, parts_of, recalibrated, trained
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import states_equal
 
@@ -67,16 +62,6 @@ def expected_calibration_error(probabilities: np.ndarray, right: np.ndarray, bin
 
 
 # Predictions
-
-
-def test_all_kept_weights_have_predictions_on_every_part(training: Training, kept: dict[str, Predicted]):
-    parts = parts_of(training.config)
-    assert sorted(kept) == sorted(selected.keep.name for selected in training.kept())
-    for entry in kept.values():
-        for split, part in (("train", parts.train), ("val", parts.validation), ("test", parts.test)):
-            logits, labels = entry.predictions[split]
-            assert np.array_equal(labels, (part.labels if split == "train" else part.clean).numpy())
-            np.testing.assert_allclose(logits, logits_of(entry.model, part, parts).numpy(), rtol=1e-5, atol=1e-5)
 
 
 def test_models_have_the_kept_weights_and_recomputed_batchnorm_statistics(training, kept):
@@ -174,12 +159,7 @@ def test_the_temperature_is_the_best_on_validation_and_scales_all_parts(training
 def test_rows_have_the_fields_of_the_run_and_of_the_kept_weights(training, kept):
     for entry in kept.values():
         for row in rows_of_kept(RUN, training.config, entry, parts_of(training.config)):
-            fields = asdict(row)
-            assert list(fields) == [
-                "run", "dataset", "network", "trained_on", "seed", "weights", "batchnorm", "selected_by", "epoch",
-                "split", "metric", "value", "other",
-            ]  # fmt: skip
-            own = {key: fields[key] for key in ("weights", "epoch", "batchnorm", "selected_by")}
+            own = {key: getattr(row, key) for key in ("weights", "epoch", "batchnorm", "selected_by")}
             assert Keep(**own) == entry.keep
             common = (row.run, row.dataset, row.network, row.trained_on, row.seed, row.other)
             assert common == (RUN, "digits", "resnet8", "80%", 0, None)
@@ -207,21 +187,6 @@ def test_rows_of_the_history_have_no_criterion_and_none_for_nan():
     )
     assert (first.value, first.selected_by, first.seed, first.other) == (0.5, None, 3, None)
     assert (second.weights, second.batchnorm, second.split, second.value) == ("ema-5%", "recomputed", "train", None)
-
-
-def test_transfer_is_the_accuracy_of_a_linear_head_on_frozen_features(training, kept):
-    parts = parts_of(training.config)
-    source = digits()[0]
-    few = torch.arange(0, 300)
-    target = Dataset("more-digits", 10, source.train.take(few), source.test.take(few[:100]))
-    entry = kept["ema-60%-recomputed-loss"]
-    (row,) = rows_of_transfer(RUN, training.config, entry, parts, target)
-    assert (row.split, row.metric, row.weights) == ("test", "transfer:more-digits", "ema-60%")
-    with torch.no_grad():
-        features = [entry.model.features(inputs_of(part, parts)) for part in (target.train, target.test)]
-    logits = linear_evaluation(features[0], target.train.labels, features[1], classes=10, seed=0)
-    assert row.value == pytest.approx((logits.argmax(1) == target.test.labels.numpy()).mean(), abs=0.02)
-    assert row.value > 0.15  # by chance 0.1
 
 
 @pytest.mark.parametrize("selected_by", ["accuracy", "loss", "last", "noisy-accuracy", "noisy-loss"])

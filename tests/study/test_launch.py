@@ -9,21 +9,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from emabank.study import launch
 from emabank.study.commands import main
-from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Place, ProtocolConfig, TrainingConfig
+from emabank.study.config import DataConfig, HardwareConfig, Place, ProtocolConfig, TrainingConfig
 from emabank.study.executors import Outcome, Task
+from emabank.study.executors.local import LocalExecutor
 from emabank.study.launch import executor_for, jobs_on, launch_protocol
 from emabank.study.protocol import resolve, tuning_jobs
 from emabank.study.report.results import read_setting
 from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.serialize import read_toml
-from emabank.study.studies.scheduler import placeholder_choices, variant_jobs
 from tests.study.studies.small_studies import manifests, run_arguments, runs_in
 from tests.support.processes import SOURCE, is_alive, wait_until
 
@@ -208,84 +208,52 @@ def test_a_dry_run_trains_nothing_and_prints_a_configuration_that_can_be_read_ba
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.parametrize(
+    ("hardware", "jobs", "expected"),
+    [
+        ([("cpu", 1)], None, 8),
+        ([("cpu", 9)], None, 1),
+        ([("cpu", 1), ("cpu", 3)], None, 2),  # the run with the most threads limits
+        ([("cpu", 3)], 5, 5),
+        ([("cuda", 1), ("cpu", 1)], None, 1),
+        ([("cuda", 1)], 2, 2),
+        ([], 3, 3),
+    ],
+)
+def test_concurrent_runs_depend_on_cores_and_threads_unless_jobs_is_set(
+    monkeypatch: pytest.MonkeyPatch, hardware: list[tuple[Any, int]], jobs: int | None, expected: int
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    executor = executor_for([HardwareConfig(device=device, threads=n) for device, n in hardware], Place(jobs=jobs))
+    assert isinstance(executor, LocalExecutor) and executor.jobs == expected
+    assert executor.warm == (() if ("cuda", 1) in hardware else ("emabank.study.run_job", "torch._dynamo"))
+
+
 class FakeExecutor:
-    """An executor that runs nothing and records its number of jobs and its tasks."""
+    """An executor that runs nothing and records its tasks."""
 
-    calls: ClassVar[list[Any]] = []
-    warm: ClassVar[tuple[str, ...]] = ()
+    jobs = 1
 
-    def __init__(self, *, jobs: int, warm: tuple[str, ...]) -> None:
-        FakeExecutor.calls, FakeExecutor.warm = [jobs], warm
-
-    def run_all(self, tasks: list[Task], *, console: Console, **counted: int) -> list[Outcome]:
-        FakeExecutor.calls.append(tasks)
+    def run_all(self, tasks: Sequence[Task], **_: Any) -> list[Outcome]:
+        self.tasks = tasks
         return [Outcome(task=task, state="done") for task in tasks]
 
 
-@pytest.mark.parametrize(
-    ("jobs", "threads", "device", "cores", "expected"),
-    [(None, 1, "cpu", 8, 8), (None, 3, "cpu", 8, 2), (None, 9, "cpu", 8, 1), (5, 3, "cpu", 8, 5),
-     (None, 1, "cuda", 8, 1), (2, 1, "cuda", 8, 2)],
-)  # fmt: skip
-def test_concurrent_runs_depend_on_cores_and_threads_unless_jobs_is_set(
-    monkeypatch: pytest.MonkeyPatch, jobs: Any, threads: int, device: Any, cores: int, expected: int
-):
-    monkeypatch.setattr(launch, "LocalExecutor", FakeExecutor)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
-    config = replace(CONFIG, hardware=HardwareConfig(device=device, threads=threads))
-    executor_for([config.hardware], Place(jobs=jobs))
-    assert FakeExecutor.calls == [expected]
-    assert FakeExecutor.warm == (("emabank.study.run_job", "torch._dynamo") if device == "cpu" else ())
-
-
-def test_concurrent_runs_are_limited_by_the_run_with_the_most_threads(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    cpu, many, gpu = (HardwareConfig(device=d, threads=t) for d, t in (("cpu", 1), ("cpu", 4), ("cuda", 1)))  # type: ignore[arg-type]
-    assert executor_for([cpu, many, cpu], Place()).jobs == 2
-    assert (executor_for([cpu, gpu], Place()).jobs, executor_for([cpu, gpu], Place()).warm) == (1, ())
-    assert executor_for([], Place(jobs=3)).jobs == 3
-
-
 def test_a_job_becomes_a_task_with_its_threads_and_absolute_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(launch, "LocalExecutor", FakeExecutor)
     monkeypatch.chdir(tmp_path)
     config = resolve(replace(CONFIG, hardware=HardwareConfig(device="cpu", threads=3)))
-    jobs = tuning_jobs(config, data="abc")
+    jobs, executor = tuning_jobs(config, data="abc"), FakeExecutor()
     place = Place(runs=Path("runs"), data=Path("data"))
-    outcomes = jobs_on(executor_for([config.hardware], place), place, Console(file=io.StringIO()))(jobs)
+    outcomes = jobs_on(executor, place, Console(file=io.StringIO()))(jobs, before=0, total=2)
     folders = [folder_of(job.config, place.absolute()) for job in jobs]
     assert list(outcomes) == [folder.id for folder in folders]
-    _, tasks = FakeExecutor.calls
+    tasks = executor.tasks
     assert [task.title for task in tasks] == [f"{SETTING}: tune, rate 0.1, seed {seed}" for seed in (0, 1)]
     for task, folder in zip(tasks, folders, strict=True):
         assert task.folder == folder.path and folder.path.is_absolute()
         assert task.environment == {"OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
         paths = json.loads(task.command[-1])["place"]
         assert (paths["runs"], paths["data"]) == (str(tmp_path / "runs"), str(tmp_path / "data"))
-
-
-def test_runs_of_studies_have_distinct_titles():
-    """Also where averages have their own sampling period, as at paper scale."""
-    averages = AveragesConfig(decays=(0.968, 0.998), every=16, decay_warmup="steps")
-    training = TrainingConfig(width=4, epochs=10)
-    config = resolve(replace(CONFIG, averages=averages, training=training, seeds=1, swa=True))
-    chosen = placeholder_choices(config, Place())
-    jobs = {"tune": tuning_jobs(config, data=""), "refit": chosen.refits, "SWA": chosen.swa}
-    for arm in ("step", "constant", "bootstrap", "bootstrap every 5", "every 1", "every 4", "every 16"):
-        jobs[arm] = variant_jobs(arm, config, chosen, Place())
-    titles = {name: job.config.title.removesuffix(", rate 0.1, seed 0") for name, [job] in jobs.items()}
-    assert titles == {
-        "tune": "tune",
-        "refit": "refit",
-        "SWA": "SWA",
-        "step": "refit, step decay",
-        "constant": "rate held from epoch 9",
-        "bootstrap": "tune, bootstrap from ema-0.998",
-        "bootstrap every 5": "tune, bootstrap from ema-0.968 every 5 steps",
-        "every 1": "refit, averages every 1",
-        "every 4": "refit, averages every 4",
-        "every 16": "refit, averages every 16",
-    }
 
 
 def test_a_network_too_deep_for_the_images_is_refused_before_training(

@@ -2,15 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from emabank.study import loggers as module
 from emabank.study.config import Place, Recipe, RunConfig
 from emabank.study.evaluate import EpochMetric
 from emabank.study.loggers import loggers, scalars_of
@@ -48,27 +45,6 @@ def values_in_files(folder: Path) -> dict[tuple[str, int], float]:
     return values
 
 
-def test_a_run_logs_the_values_of_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    logged: dict[tuple[str, int], float] = {}
-    opened: list[Path] = []
-
-    @contextmanager
-    def recorder(folder: Path) -> Iterator[module.Log]:
-        opened.append(folder)
-        yield lambda epoch, scalars: logged.update({(name, epoch): value for name, value in scalars.items()})
-        opened.append(folder)
-
-    monkeypatch.setattr(module, "_tensorboard", recorder)
-    monkeypatch.setattr("emabank.study.config.find_spec", lambda name: SimpleNamespace(origin="somewhere"))
-    job = Job(config(measuring={"recompute": "each-epoch", "on_train": True}))
-    run = run_job(job, Place(runs=tmp_path, tensorboard=True), digits()[0])
-    assert opened == [run.path, run.path]
-    assert logged == values_in_files(run.path)
-    assert {epoch for _, epoch in logged} == {1, 2, 3, 4} and len(logged) == 4 * (2 + 7 * 4 + 4 * 4)
-    run_job(job, Place(runs=tmp_path, tensorboard=True), digits()[0])
-    assert len(opened) == 2, "a finished run is not logged again"
-
-
 @pytest.mark.parametrize(("name", "value"), [("tensorboard", True), ("wandb", "mine")])
 def test_a_missing_package_is_a_clear_error(name: str, value: Any, tmp_path: Path, monkeypatch):
     message = rf"^--{name} needs the package {name}"
@@ -93,10 +69,18 @@ def tensorboard_values(folder: Path) -> dict[tuple[str, int], float]:
     return values
 
 
-def test_tensorboard_reads_back_the_values_of_the_run(tmp_path: Path):
+def test_tensorboard_reads_back_the_values_of_the_run_once(tmp_path: Path):
     pytest.importorskip("tensorboard")
-    run = run_job(Job(config()), Place(runs=tmp_path, tensorboard=True), digits()[0])
-    assert tensorboard_values(run.path) == pytest.approx(values_in_files(run.path), rel=1e-6)  # in float32
+    job, place = (
+        Job(config(measuring={"recompute": "each-epoch", "on_train": True})),
+        Place(runs=tmp_path, tensorboard=True),
+    )
+    run = run_job(job, place, digits()[0])
+    logged = tensorboard_values(run.path)
+    assert logged == pytest.approx(values_in_files(run.path), rel=1e-6)  # in float32
+    assert {epoch for _, epoch in logged} == {1, 2, 3, 4} and len(logged) == 4 * (2 + 7 * 4 + 4 * 4)
+    run_job(job, place, digits()[0])
+    assert len(list((run.path / "tensorboard").iterdir())) == 1, "a finished run is not logged again"
 
 
 def test_a_resumed_run_replaces_its_repeated_epochs_in_tensorboard(tmp_path: Path):

@@ -1,6 +1,5 @@
 """Averages rebuilt from the snapshots of a run, compared with the averages that the run kept."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -180,13 +179,6 @@ def test_a_finished_run_needs_its_posthoc_rows_but_not_its_snapshots(run: RunFol
     (run.path / "posthoc.jsonl").unlink()
     assert not run.is_done()
     (run.path / "posthoc.jsonl").write_bytes(content)
-
-
-def test_snapshots_do_not_change_other_rows(run: RunFolder, tmp_path: Path):
-    plain = run_job(Job(config(measuring={"recompute": "each-epoch"})), Place(runs=tmp_path), digits()[0])
-    with_snapshots, without = ([replace(row, run=run.id) for row in folder.rows()] for folder in (run, plain))
-    assert with_snapshots == without
-    assert not (plain.path / "posthoc.jsonl").exists()
 
 
 def test_networks_without_batch_norm_recompute_nothing(tmp_path: Path):

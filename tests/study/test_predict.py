@@ -1,18 +1,12 @@
 """Predictions of several sets of weights in one pass equal those of one model after another, without side effects."""
 
-import itertools
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from emabank.study.data.loader import batches
 from emabank.study.predict import predict, predict_each
-from emabank.study.train import Training
-from tests.study.small_runs import config, logits_of, network_with, parts_of, training_of
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import states_equal
 
@@ -51,30 +45,6 @@ def random_weights(seed: int) -> dict[str, Tensor]:
 def random_batches() -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(9)
     return [(torch.randn(size, 4, generator=generator), torch.zeros(size)) for size in (5, 5, 1)]
-
-
-@pytest.fixture(scope="module")
-def training() -> Training:
-    with torch.random.fork_rng():
-        training = training_of(config(training={"epochs": 2}))
-        training.run()
-    return training
-
-
-def test_each_set_of_weights_predicts_like_a_network_that_loaded_it(training: Training):
-    parts = parts_of(training.config)
-    sets: dict[str, Any] = {"live": None, **{name: training.bank.functional(name) for name in training.bank.names}}
-    loader = batches(parts.test, size=16, normalisation=parts.normalisation)
-    found = predict_each(training.model, sets, loader)
-    assert list(found) == list(sets)
-    for name, logits in found.items():
-        model = network_with(training.config, training.bank.weights(name))
-        with torch.no_grad():
-            one_by_one = torch.cat([model(inputs) for inputs, _ in loader])
-        assert logits.dtype == np.float32
-        assert np.array_equal(logits, one_by_one.numpy()), name
-        np.testing.assert_allclose(logits, logits_of(model, parts.test, parts).numpy(), atol=1e-4)
-    assert all(not np.array_equal(found[a], found[b]) for a, b in itertools.combinations(found, 2))
 
 
 def test_missing_tensors_are_taken_from_the_model(model: nn.Module):

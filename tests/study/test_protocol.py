@@ -9,40 +9,130 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from emabank.study import load_results
-from emabank.study.config import AveragesConfig, DataConfig, TrainingConfig
-from emabank.study.data.images import fingerprint
+from emabank.study.config import (
+    AveragesConfig,
+    DataConfig,
+    HardwareConfig,
+    MeasuringConfig,
+    Place,
+    ProtocolConfig,
+    TrainingConfig,
+)
+from emabank.study.data.digits import digits_dataset
+from emabank.study.data.images import Dataset, fingerprint, make_images
+from emabank.study.executors import Outcome
 from emabank.study.protocol import (
     Choice,
     Protocol,
     choose,
-    choose_all,
     held_from,
-    plan_protocol,
     refit_job,
-    swa_job,
     tuning_jobs,
 )
 from emabank.study.report.results import read_setting
-from emabank.study.run_job import folder_of
+from emabank.study.run_job import Job, folder_of, run_job, task_of
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import read_rows
 from emabank.study.schedules import Schedule
+from emabank.study.studies.catalogue import Setting
+from emabank.study.studies.scheduler import run_setting
 from emabank.study.train import Interrupted
 from emabank.study.transfer import linear_evaluation
-from tests.study.small_protocols import DIGITS, EVERYTHING, Net, Runner, protocol, without_batchnorm
+from tests.study.small_runs import files_in
 
 KEY = ["run", "weights", "batchnorm", "selected_by", "epoch", "split", "metric", "other"]
 
 
+DIGITS = digits_dataset()
+
+
+class Net(nn.Module):
+    """A small network with batch norm, and with features for a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(4 * 36, 10)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x))
+
+
+def without_batchnorm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def small_digits(*, random_test: bool = False) -> Dataset:
+    """160 training digits and 60 test digits, or test images and labels drawn at random."""
+    test = make_images(DIGITS.test.images[:60], DIGITS.test.labels[:60])
+    if random_test:
+        generator = torch.Generator().manual_seed(1)
+        pixels = torch.randint(0, 17, test.images.shape, generator=generator, dtype=torch.uint8)
+        test = make_images(pixels, torch.randint(0, 10, (60,), generator=generator))
+    return Dataset("small", 10, make_images(DIGITS.train.images[:160], DIGITS.train.labels[:160]), test)
+
+
+def protocol(**changes: Any) -> ProtocolConfig:
+    """A protocol of a few seconds."""
+    small: dict[str, Any] = {
+        "data": DataConfig(dataset="own"),
+        "training": TrainingConfig(network="own", epochs=4, batch=40),
+        "hardware": HardwareConfig(device="cpu"),
+        "rates": (0.05, 0.2),
+        "seeds": 2,
+    }
+    return ProtocolConfig(**{**small, **changes}).completed()
+
+
+class Runner:
+    """Runs jobs in this process, records which it trained, and interrupts every run after the first `last`."""
+
+    def __init__(self, runs: Path, *, make_model: Any = Net, random_test: bool = False, last: int = 10**9) -> None:
+        self.place = Place(runs=runs)
+        self.dataset = small_digits(random_test=random_test)
+        self.make_model, self.last = make_model, last
+        self.trained: list[Job] = []
+
+    def __call__(self, jobs: Sequence[Job], **counted: int) -> dict[str, Outcome]:
+        return {self.run(job).id: Outcome(task=task_of(job, self.place), state="done") for job in jobs}
+
+    def run(self, job: Job) -> RunFolder:
+        if not folder_of(job.config, self.place).is_done():
+            self.trained.append(job)
+        steps = iter(range(10**9))
+        is_interrupted = len(self.trained) > self.last
+
+        def should_stop() -> bool:
+            return is_interrupted and next(steps) == 2
+
+        return run_job(job, self.place, self.dataset, make_model=self.make_model, should_stop=should_stop)
+
+    def run_protocol(self, config: ProtocolConfig, **more: Any) -> Protocol:
+        setting = Setting(name="own", config=config, make_model=self.make_model, **more)
+        return run_setting(setting, self.place, dataset=self.dataset, run_jobs=self, say=lambda sentence: None)
+
+
+EVERYTHING = protocol(
+    data=DataConfig(dataset="own", noise=0.3),
+    measuring=MeasuringConfig(on_train=True, test_curves=True),
+)
+
+
+Finished = tuple[Protocol, Runner]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Protocol, Runner]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A protocol with everything but transfer, which takes longer than all the rest."""
     runner = Runner(tmp_path_factory.mktemp("finished"))
     return runner.run_protocol(EVERYTHING), runner
@@ -86,9 +176,7 @@ def test_a_diverging_rate_is_not_chosen(tmp_path: Path):
         runner.run_protocol(protocol(rates=(1e20,), seeds=1, swa=False))
 
 
-def test_choosing_reads_only_the_validation_summaries(
-    finished: tuple[Protocol, Runner], monkeypatch: pytest.MonkeyPatch
-):
+def test_choosing_reads_only_the_validation_summaries(finished: Finished, monkeypatch: pytest.MonkeyPatch):
     done, runner = finished
     runs = [folder_of(job.config, runner.place) for job in tuning_jobs(EVERYTHING, data=done.summary["data"])]
     assert all(run.is_done() for run in runs)
@@ -105,7 +193,7 @@ def test_choosing_reads_only_the_validation_summaries(
     assert set(read) == {"done.json"}
 
 
-def test_test_images_do_not_affect_the_choice(finished: tuple[Protocol, Runner], tmp_path: Path):
+def test_test_images_do_not_affect_the_choice(finished: Finished, tmp_path: Path):
     runner = Runner(tmp_path, random_test=True)
     jobs = tuning_jobs(replace(EVERYTHING, seeds=1), data=fingerprint(runner.dataset))
     choice = choose(0, EVERYTHING.rates, [runner.run(job) for job in jobs])
@@ -114,7 +202,7 @@ def test_test_images_do_not_affect_the_choice(finished: tuple[Protocol, Runner],
     assert choice.run != expected.run, "other data is another run"
 
 
-def test_seeds_can_be_listed(finished: tuple[Protocol, Runner], tmp_path: Path):
+def test_seeds_can_be_listed(finished: Finished, tmp_path: Path):
     done = Runner(tmp_path).run_protocol(replace(EVERYTHING, seeds=(7, 1)))
     assert [choice.seed for choice in done.choices] == [7, 1]
     assert [run.config()["seed"] for run in (*done.tuned, *done.refitted, *done.swa)] == [7, 1] * 3
@@ -122,7 +210,7 @@ def test_seeds_can_be_listed(finished: tuple[Protocol, Runner], tmp_path: Path):
     assert read_setting(done.folder).seeds == (7, 1)
 
 
-def test_choices_are_the_best_validation_rows(finished: tuple[Protocol, Runner]):
+def test_choices_are_the_best_validation_rows(finished: Finished):
     """Nothing is smoothed, and recomputed statistics do not count."""
     done, _ = finished
     for choice, run in zip(done.choices, done.tuned, strict=True):
@@ -151,7 +239,7 @@ def test_the_rate_is_held_from_the_epoch_chosen_by_the_validation_labels(labels:
     assert held_from(protocol(data=DataConfig(dataset="own", noise=0.3, validation_labels=labels)), choice) == epoch
 
 
-def test_choices_by_noisy_labels_are_kept_and_measured_too(finished: tuple[Protocol, Runner]):
+def test_choices_by_noisy_labels_are_kept_and_measured_too(finished: Finished):
     done, _ = finished
     columns = read_setting(done.folder).columns
     for stage, runs in (("80%", done.tuned), ("100%", done.refitted)):
@@ -168,18 +256,12 @@ def test_choices_by_noisy_labels_are_kept_and_measured_too(finished: tuple[Proto
     assert {("100%", "noisy-accuracy"), ("100%", "noisy-loss"), ("80%", "last")} <= churn
 
 
-def test_without_wrong_labels_there_are_no_noisy_choices(tmp_path: Path):
-    done = Runner(tmp_path).run_protocol(protocol(rates=(0.1,), seeds=1, swa=False))
-    assert set(done.choices[0].averages) == {"accuracy", "loss"} and done.choices[0].noisy_live_epoch is None
-    assert not any("noisy" in f"{row.metric} {row.selected_by}" for row in done.tuned[0].rows())
-
-
 # The runs of each stage ----------------------------------------------------------------------------------------------
 
 CHOICE = Choice(3, 0.2, "run", 2, {"accuracy": ("ema-1.8%", 3), "loss": ("ema-7.1%", 1)})
 
 
-def test_refits_use_the_chosen_seeds_and_rates_and_all_images(finished: tuple[Protocol, Runner]):
+def test_refits_use_the_chosen_seeds_and_rates_and_all_images(finished: Finished):
     done, _ = finished
     for choice, tuned, refit in zip(done.choices, done.tuned, done.refitted, strict=True):
         before, after = tuned.config(), refit.config()
@@ -197,8 +279,8 @@ def test_refits_use_the_chosen_seeds_and_rates_and_all_images(finished: tuple[Pr
         assert len(tuned.load_predictions("live-last")["train"].labels) == 128
 
 
-def test_swa_holds_the_rate_of_the_cosine_at_three_quarters(finished: tuple[Protocol, Runner]):
-    done, _ = finished
+def test_swa_holds_the_rate_of_the_cosine_at_three_quarters(finished: Finished):
+    done, runner = finished
     steps, warmup = 4 * 4, 0.1 * 4  # 160 images in batches of 40; a fortieth of 4 epochs
     for refit, swa in zip(done.refitted, done.swa, strict=True):
         peak = refit.config()["rate"]
@@ -208,24 +290,13 @@ def test_swa_holds_the_rate_of_the_cosine_at_three_quarters(finished: tuple[Prot
         assert refit.history()[3]["rate"] < constant / 2
         assert swa.history()[:3] == refit.history()[:3], "both runs are the same up to the fork"
         assert set(swa.snapshots()) == {"live-last", "swa-recomputed-last"}
-
-
-def test_a_forked_swa_run_equals_one_from_the_beginning(finished: tuple[Protocol, Runner], tmp_path: Path):
-    done, runner = finished
-    refit = next(job for job in runner.trained if job.config.trained_on == "100%" and not job.config.swa)
-    forked = swa_job(EVERYTHING, refit, runner.place)
-    assert forked.fork is not None and forked.fork.exists()
-    alone = Runner(tmp_path).run(forked._replace(fork=None))
-    assert alone.id == done.swa[0].id
-    assert alone.rows() == done.swa[0].rows()
-    for name in alone.predictions():
-        for split, found in alone.load_predictions(name).items():
-            assert np.array_equal(found.logits, done.swa[0].load_predictions(name)[split].logits)
+    forks = [job.fork for job in runner.trained if job.config.swa]
+    assert forks == [refit.fork_path(3) for refit in done.refitted] and all(fork and fork.exists() for fork in forks)
 
 
 @pytest.mark.parametrize(("swa", "message"), [(False, "diverged on all training images"), (True, "when SWA kept")])
 def test_a_diverging_refit_or_swa_run_is_a_clear_error(
-    finished: tuple[Protocol, Runner], swa: bool, message: str, monkeypatch: pytest.MonkeyPatch
+    finished: Finished, swa: bool, message: str, monkeypatch: pytest.MonkeyPatch
 ):
     read_summary = RunFolder.summary
 
@@ -262,20 +333,7 @@ def test_a_refit_keeps_the_checkpoints_that_other_runs_fork_from(noise: float, s
 # Stage by stage ------------------------------------------------------------------------------------------------------
 
 
-def test_planning_and_choosing_train_and_write_nothing(finished: tuple[Protocol, Runner]):
-    done, runner = finished
-    before = sorted(runner.place.runs.rglob("*"))
-    planned = plan_protocol(EVERYTHING, runner.place, runner.dataset, make_model=runner.make_model)
-    chosen = choose_all(EVERYTHING, runner.place, planned)
-    assert sorted(runner.place.runs.rglob("*")) == before
-    assert planned.prints == {"data": fingerprint(runner.dataset), "model": "", "transfer": ()}
-    assert [folder_of(job.config, runner.place).id for job in planned.tuning] == done.summary["runs"]["tuning"]
-    assert (tuple(chosen.choices), [run.id for run in chosen.tuned]) == (done.choices, [run.id for run in done.tuned])
-    for jobs, runs in ((chosen.refits, done.refitted), (chosen.swa, done.swa)):
-        assert [folder_of(job.config, runner.place).id for job in jobs] == [run.id for run in runs]
-
-
-def run_stages(finished: tuple[Protocol, Runner], runs: Path, *stages: str, without: Sequence[RunFolder] = ()) -> Any:
+def run_stages(finished: Finished, runs: Path, *stages: str, without: Sequence[RunFolder] = ()) -> Any:
     """Run stages in a copy of the finished protocol without some of its runs; return the protocol and the new jobs."""
     if not runs.exists():
         shutil.copytree(finished[1].place.runs, runs)
@@ -285,7 +343,7 @@ def run_stages(finished: tuple[Protocol, Runner], runs: Path, *stages: str, with
     return runner.run_protocol(EVERYTHING, stages=frozenset(stages)), runner.trained
 
 
-def test_stages_can_be_run_one_after_another(finished: tuple[Protocol, Runner], tmp_path: Path):
+def test_stages_can_be_run_one_after_another(finished: Finished, tmp_path: Path):
     whole, runs = finished[0], tmp_path / "runs"
     tuned, trained = run_stages(finished, runs, "tune", without=[*whole.refitted, *whole.swa])
     assert (trained, tuned.refitted, tuned.swa) == ([], (), ())
@@ -310,7 +368,7 @@ def test_stages_can_be_run_one_after_another(finished: tuple[Protocol, Runner], 
 
 
 def test_a_stage_not_asked_for_counts_only_if_all_its_runs_are_done_and_none_diverged(
-    finished: tuple[Protocol, Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = finished[0]
     done, trained = run_stages(finished, tmp_path / "one missing", "tune", without=whole.refitted[:1])
@@ -346,20 +404,11 @@ def test_the_slowest_average_without_batch_norm_may_be_the_chosen_one(tmp_path: 
 
 def contents(runs: Path) -> dict[str, Any]:
     """All files of a protocol, except for times and machines."""
-    found: dict[str, Any] = {}
-    for path in sorted(runs.rglob("*")):
-        name = path.relative_to(runs).as_posix()
-        if path.suffix in (".jsonl", ".npz") or path.name in ("summary.json", "history.json"):
-            found[name] = path.read_bytes()
-        if path.suffix == ".safetensors":  # the order of its metadata varies
-            tensors, notes = RunFolder(path.parents[1]).load_snapshot(path.stem)
-            found[name] = notes, {key: tensor.tolist() for key, tensor in tensors.items()}
-        if path.name == "done.json":
-            found[name] = json.loads(path.read_text())["summary"]
-    return found
+    summaries = {path.parent.name: path.read_bytes() for path in runs.glob("*/summary.json")}
+    return {"summaries": summaries, **{path.name: files_in(RunFolder(path)) for path in runs.iterdir()}}
 
 
-def test_a_finished_protocol_trains_nothing_when_run_again(finished: tuple[Protocol, Runner], tmp_path: Path):
+def test_a_finished_protocol_trains_nothing_when_run_again(finished: Finished, tmp_path: Path):
     done, before = finished
     runner = Runner(tmp_path / "runs")
     shutil.copytree(before.place.runs, runner.place.runs)
@@ -371,7 +420,7 @@ def test_a_finished_protocol_trains_nothing_when_run_again(finished: tuple[Proto
     assert all(len(RunFolder(run).environment()) == 1 for run in runs), "each run was trained once"
 
 
-def test_protocols_share_runs(finished: tuple[Protocol, Runner], tmp_path: Path):
+def test_protocols_share_runs(finished: Finished, tmp_path: Path):
     done, before = finished
     runner = Runner(tmp_path / "runs")
     shutil.copytree(before.place.runs, runner.place.runs)
@@ -381,6 +430,7 @@ def test_protocols_share_runs(finished: tuple[Protocol, Runner], tmp_path: Path)
     other_rate = replace(less, rates=(done.choices[0].rate, 0.001))
     assert runner.run_protocol(other_rate).choices == done.choices[:1]
     assert [(job.config.rate, job.config.trained_on) for job in runner.trained] == [(0.001, "80%")]
+    assert len(list(runner.place.runs.glob("protocol-*"))) == 3, "each configuration is a protocol of its own"
 
 
 def test_a_protocol_interrupted_in_every_stage_resumes_and_ends_the_same(tmp_path: Path):
@@ -401,44 +451,10 @@ def test_a_protocol_interrupted_in_every_stage_resumes_and_ends_the_same(tmp_pat
     assert contents(tmp_path / "interrupted") == contents(tmp_path / "undisturbed")
 
 
-def test_another_configuration_data_set_or_model_is_another_protocol(tmp_path: Path):
-    config = protocol(training=TrainingConfig(network="own", epochs=1, batch=80), seeds=1, rates=(0.1,), swa=False)
-    folders = {Runner(tmp_path, make_model=without_batchnorm).run_protocol(config).folder}
-    folders.add(Runner(tmp_path, make_model=without_batchnorm, random_test=True).run_protocol(config).folder)
-    runner = Runner(tmp_path, make_model=without_batchnorm)
-    folders.add(runner.run_protocol(config, model_fingerprint="another").folder)
-    folders.add(runner.run_protocol(replace(config, rates=(0.2,))).folder)
-    assert len(folders) == 4
-
-
 # Its rows and columns ------------------------------------------------------------------------------------------------
 
 
-def test_every_metric_has_rows_on_its_splits(finished: tuple[Protocol, Runner]):
-    done, runner = finished
-    frame = load_results(runner.place.runs)
-    chosen = frame[frame.selected_by.notna()]
-    tuned, refitted = {run.id for run in done.tuned}, {run.id for run in done.refitted}
-    for runs, splits in ((tuned, {"train", "val", "test"}), (refitted, {"train", "test"})):
-        mine = chosen[chosen.run.isin(runs)]
-        assert set(mine.seed) == {0, 1}
-        for metric in ("accuracy", "loss", "ece"):
-            assert set(mine[mine.metric == metric].split) == splits
-        for metric in ("memorised", "clean_accuracy"):
-            assert set(mine[mine.metric == metric].split) == {"train"}
-        for metric in ("churn", "js"):
-            rows = mine[mine.metric == metric]
-            assert set(rows.split) == splits - {"train"}
-            assert set(rows.other) <= runs
-        assert mine[~mine.metric.isin(["churn", "js"])].other.isna().all()
-    by_run = chosen.set_index("run")
-    assert set(by_run.loc[list(tuned)].query("metric == 'temperature'").split) == {"val"}
-    assert set(by_run.loc[list(tuned)].query("metric == 'ece_ts'").split) == {"train", "val", "test"}
-    assert set(by_run.loc[list(refitted)].query("metric in ('temperature', 'ece_ts')").split) == {"test"}
-    assert set(chosen[chosen.run.isin([run.id for run in done.swa])].weights) == {"live", "swa"}
-
-
-def test_rows_are_complete_and_unique(finished: tuple[Protocol, Runner]):
+def test_rows_are_complete_and_unique(finished: Finished):
     done, runner = finished
     frame = load_results(runner.place.runs)
     assert not frame.duplicated(KEY).any()
@@ -476,7 +492,7 @@ def test_transfer_rows_are_linear_evaluations_of_the_chosen_weights(tmp_path: Pa
     assert sgd.values["transfer:digits"] == [value]
 
 
-def test_results_have_the_columns_of_the_paper(finished: tuple[Protocol, Runner]):
+def test_results_have_the_columns_of_the_paper(finished: Finished):
     summary = json.loads((finished[0].folder / "summary.json").read_text())
     assert summary.pop("checksum").startswith("crc32:")
     assert summary.pop("rows_checksum") == zlib.crc32((finished[0].folder / "rows.jsonl").read_bytes())
@@ -500,7 +516,7 @@ def test_results_have_the_columns_of_the_paper(finished: tuple[Protocol, Runner]
                     ("100%", "SGD (best, noisy)"): noisy}  # fmt: skip
 
 
-def test_columns_have_the_values_of_the_rows(finished: tuple[Protocol, Runner]):
+def test_columns_have_the_values_of_the_rows(finished: Finished):
     done, runner = finished
     frame = load_results(runner.place.runs)
     titles = {"EMA (acc.)": ("averaged", "accuracy"), "slowest (loss)": ("recomputed", "loss"), "SGD": ("own", "last")}

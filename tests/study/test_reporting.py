@@ -108,8 +108,6 @@ def test_the_report_of_an_empty_folder_has_the_command_to_begin_with(tmp_path: P
         ("", lambda name: name == "demo/generalization/headline"),
         ("all", lambda name: True),
         ("batchnorm", lambda name: "batchnorm" in name),
-        ("full-", lambda name: "full-" in name),
-        ("sampling-period/equivalence", lambda name: name == "sampling-period/equivalence"),
     ],
 )
 def test_the_tables_asked_for_are_printed(asked: str, is_shown: Callable[[str], bool], runs: Path):
@@ -210,14 +208,6 @@ def test_the_status_of_unfinished_runs(bare: Path):
     ]
 
 
-@pytest.mark.parametrize(
-    "progress", [[], {}, {"epoch": 3}, {"epoch": 1, "epochs": 2, "words": "", "seconds_left": "long", "time": ""}]
-)
-def test_the_status_skips_invalid_progress(progress: Any, tmp_path: Path):
-    new_run(tmp_path / "waiting", progress)
-    assert lines_of(show_status, tmp_path)[-1] == "  waiting interrupted"
-
-
 def test_the_status_has_the_reason_of_a_failure_and_unreadable_files(tmp_path: Path):
     reason = f"cifar100-resnet18: 1 of 2 runs failed; see {tmp_path}/0123/log.txt [bold]"
     manifest = Manifest(study="dynamics", scale="small", command="emabank run dynamics", state="failed", reason=reason)
@@ -229,10 +219,6 @@ def test_the_status_has_the_reason_of_a_failure_and_unreadable_files(tmp_path: P
     ]  # fmt: skip
     assert lines[3:5] == ["This folder contains no runs; `emabank run` makes some.", "Skipped:"]
     assert lines[5].startswith("  study-demo-transfer.json: ") and lines[5].endswith("; run the study again")
-
-
-def test_the_status_of_an_empty_folder(tmp_path: Path):
-    assert lines_of(show_status, tmp_path) == ["This folder contains no runs; `emabank run` makes some."]
 
 
 def test_the_status_reads_no_rows(finished: Path, monkeypatch: pytest.MonkeyPatch):

@@ -53,18 +53,6 @@ def test_warm_up_and_cosine_equal_a_plain_loop(epochs, per_epoch, warmup):
     assert rates(schedule) == pytest.approx(plain_cosine(0.8, schedule.steps, warmup * per_epoch), abs=1e-9)
 
 
-def test_closed_form_points_of_the_papers_cosine():
-    schedule = Schedule("cosine", **PAPER)
-    assert schedule.rate(0) == pytest.approx(0.8 / (5 * 391))
-    assert schedule.rate(5 * 391 - 1) == schedule.rate(5 * 391) == 0.8
-    half = 5 + 195 / 2
-    assert schedule.rate(schedule.first_step(half)) == pytest.approx(0.4, rel=1e-4)
-    third = 5 + 195 / 3
-    assert schedule.rate(int(third * 391)) == pytest.approx(0.8 * 3 / 4)  # cos 60° = 1/2
-    assert schedule.rate(schedule.steps) == pytest.approx(0, abs=1e-15)
-    assert 0 < schedule.rate(schedule.steps - 1) < 1e-8
-
-
 def test_step_decay_equals_a_plain_loop():
     schedule = Schedule("step", **{**PAPER, "peak": 0.1, "steps_per_epoch": 7, "warmup_epochs": 2})
     rate, expected = 0.1, []
@@ -88,17 +76,6 @@ def test_the_first_step_after_a_fraction_of_an_epoch_is_exact(epoch, parts, per_
     schedule = Schedule("cosine", peak=1, epochs=1, steps_per_epoch=per_epoch, warmup_epochs=0)
     exact = -(-epoch * per_epoch // parts)
     assert schedule.first_step(epoch / parts) == exact
-
-
-@given(schedule=schedules())
-def test_a_cosine_rises_then_falls_between_zero_and_the_peak(schedule):
-    warm = [step < schedule.warmup_epochs * schedule.steps_per_epoch for step in range(schedule.steps)]
-    values = rates(schedule)
-    assert all(0 < rate <= schedule.peak for rate in values)
-    for (now, later), (_, warming) in zip(itertools.pairwise(values), itertools.pairwise(warm), strict=True):
-        assert now <= later if warming else now >= later
-    if schedule.warmup_epochs == 0:
-        assert values[0] == schedule.peak
 
 
 @given(schedule=st.sampled_from(["cosine", "step"]).flatmap(lambda kind: schedules(kind=kind)), share=st.floats(0, 1))

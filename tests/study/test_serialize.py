@@ -26,8 +26,6 @@ from tests.support.processes import run
 
 # Configurations ------------------------------------------------------------------------------------------------------
 
-texts = st.text(st.characters(codec="utf-8"), max_size=20)
-paths = st.text("abc /.é[]'\"\\\n", max_size=10).map(Path)
 shares, finite = st.floats(0, 1), st.floats(0, 1e30, exclude_min=True)
 counts = st.none() | st.integers(10, 2**70)
 
@@ -50,18 +48,6 @@ protocols = st.builds(
     swa=st.booleans(),
     transfer=st.lists(st.sampled_from(["cifar100", "digits"]), unique=True).map(tuple),
 )
-keeps = st.builds(Keep, weights=texts, epoch=st.integers(1, 3), batchnorm=st.just("own"), selected_by=st.just("last"))
-runs = st.builds(
-    RunConfig,
-    recipe=st.just(Recipe()),
-    rate=finite,
-    seed=st.integers(0, 2**70),
-    trained_on=st.sampled_from(["80%", "100%"]),
-    keep=st.lists(keeps, max_size=3).map(tuple),
-    constant_from=st.none() | st.integers(10, 20),
-    fingerprint=texts,
-)
-places = st.builds(Place, data=paths, cache=st.none() | paths, tensorboard=st.booleans(), wandb=st.none() | texts)
 
 
 # JSON and TOML -------------------------------------------------------------------------------------------------------
@@ -74,20 +60,15 @@ def through_toml(config: Any) -> Any:
         return read_toml(path, type(config))
 
 
-@given(st.one_of(protocols, protocols.map(ProtocolConfig.completed), runs, places))
+KEPT = Keep(weights="a b\n", epoch=3, batchnorm="own", selected_by="last")
+
+
+@example(RunConfig(recipe=Recipe(), rate=1e-5, seed=2**70, trained_on="100%", keep=(KEPT,), constant_from=10))
+@example(Place(data=Path("a b/é[]'\\\n"), cache=Path("c"), tensorboard=True, wandb='a "b"\\\x7f\u2028'))
+@given(st.one_of(protocols, protocols.map(ProtocolConfig.completed)))
 def test_every_configuration_survives_json_and_toml(config):
     assert from_dict(type(config), json.loads(json.dumps(to_dict(config))), where="") == config
     assert through_toml(config) == config
-
-
-def test_values_are_written_as_valid_toml():
-    keep = (Keep(weights='a "b"\\\x7f', epoch=3, batchnorm="own", selected_by="last"),)
-    config = RunConfig(recipe=Recipe(), rate=1e-5, seed=0, trained_on="100%", keep=keep)
-    lines = to_toml(config).splitlines()
-    assert lines[:2] == ["rate = 1e-05", "seed = 0"]
-    assert r'keep = [{weights = "a \"b\"\\\u007f", epoch = 3, batchnorm = "own", selected_by = "last"}]' in lines
-    assert {"[recipe.training]", "half_lives = [0.44, 0.88, 1.8, 3.5, 7.1]", "flip = false"} <= set(lines)
-    assert not any(line.startswith(("constant_from", "labels")) for line in lines), "TOML has no None"
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -176,12 +157,7 @@ def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         ("training.epochs=10", "training.epochs", 10),
         ("epochs=10", "training.epochs", 10),
         (" epochs = 10 ", "training.epochs", 10),
-        ("seeds=5", "seeds", 5),
-        ("seeds=[10, 12]", "seeds", [10, 12]),
-        ("swa=true", "swa", True),
-        ("noise=1", "data.noise", 1.0),
         ("rates=[0.1, 2]", "rates", [0.1, 2.0]),
-        ("transfer=[]", "transfer", []),
         ("network=vgg-small", "training.network", "vgg-small"),
         ('network="vgg-small"', "training.network", "vgg-small"),
         ("bootstrap=ema-7.1%", "training.bootstrap", "ema-7.1%"),
@@ -226,14 +202,9 @@ def test_every_configuration_can_be_set_by_overrides(config):
         ("measuring.epochs=3", "--set: there is no setting 'measuring.epochs'"),
         ("epochs", "--set: 'epochs' is no setting; give key=value, such as training.epochs=10"),
         ("epochs=", "--set, training: epochs is ''; give a whole number"),
-        ("epochs=ten", "--set, training: epochs is 'ten'; give a whole number"),
-        ("epochs=0", "--set, training: epochs is 0; give 1 or more"),
         ("epochs=1\nseeds=2", r"--set, training: epochs is '1\\nseeds=2'; give a whole number"),
-        ("flip=yes", "--set, data: flip is 'yes'; give true or false"),
         ("rates=0.1,0.2", "--set: rates is '0.1,0.2'; give a list"),
         ("rates=[0.1", r"--set: rates is '\[0.1'; give a list"),
-        ("network=resnet9", "--set, training: network is 'resnet9'; give one of resnet8"),
-        ("transfer=['own']", "--set: transfer\\[0\\] is 'own'; give one of digits"),
     ],
 )
 def test_an_invalid_override_is_a_clear_error(setting: str, message: str):

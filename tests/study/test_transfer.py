@@ -6,12 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emabank.study.data.digits import digits_dataset
-from emabank.study.data.images import normalisation_of
-from emabank.study.data.loader import batches
-from emabank.study.models.resnet import resnet8
 from emabank.study.predict import features_of
-from emabank.study.transfer import evaluate_transfer, linear_evaluation
+from emabank.study.transfer import linear_evaluation
 
 
 def random_features(samples: int = 90, width: int = 6, classes: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,22 +56,6 @@ def test_nonfinite_features_are_refused():
     features, labels, test = random_features()
     with pytest.raises(ValueError, match="features must be finite; got NaN or infinity"):
         linear_evaluation(features, labels, test * float("nan"), classes=3, seed=0)
-
-
-def test_a_network_of_the_study_transfers_to_digits():
-    digits = digits_dataset()
-    scale = normalisation_of(digits.train)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = resnet8(classes=5, channels=1, width=8)  # even untrained features separate digits
-    train, test = (
-        features_of(model, batches(part, size=500, normalisation=scale)) for part in (digits.train, digits.test)
-    )
-    assert train.shape == (1297, 32)
-    expected = by_torch(train, digits.train.labels, test, classes=10, seed=0).argmax(axis=1)
-    reached = evaluate_transfer(model, digits, normalisation=scale, seed=0)
-    assert reached == pytest.approx(np.mean(expected == digits.test.labels.numpy()), abs=0.005)
-    assert reached > 0.2, "twice chance level"
 
 
 # Features ------------------------------------------------------------------------------------------------------------

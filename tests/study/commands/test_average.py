@@ -147,8 +147,6 @@ def test_an_error_is_one_line_and_overwrites_no_file(folder: Path, capsys: pytes
         ([str(folder), "-o", str(out)], str(out)),
         ([str(folder), "-o", str(out), "--dry-run"], str(out)),
         ([str(folder), "-o", str(out), "--last", "7"], "last must be from 1 to 3"),
-        ([str(folder), "-o", str(out), "--weights", "1", "2"], "got 2 for 3"),
-        ([str(folder), "-o", str(out), "--decay", "1"], "decay must be"),
         ([str(folder / "step-50.safetensors"), "--dry-run"], "two checkpoints or more"),
         ([str(folder / "step-51.safetensors"), "--dry-run"], "No such checkpoint"),
     ):

@@ -1,7 +1,6 @@
 """The command `decay`: all forms of a decay agree with each other and with a bank."""
 
 import math
-from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from emabank import EMA, EMABank
-from emabank.rules import for_batch_size, half_life
+from emabank.rules import for_batch_size
 from emabank.study.commands.decay import DecayArguments, decays_of, show_decay
 from tests.study.commands.parsing import error_of, parsed
 
@@ -50,21 +49,6 @@ def test_all_forms_of_a_decay_agree(decay: float, every: int):
         assert other == pytest.approx(decay, rel=1e-9)
 
 
-@pytest.mark.parametrize("form", [{"decay": 0.97}, {"per_update": 0.9}, {"half_life": 20.0}, {"window": 64.0}])
-def test_a_bank_forgets_at_the_rate_of_the_decay(form: dict[str, float]):
-    """The live weights step from 0 to 1; the average keeps the share of the 0 that the half-life predicts."""
-    text, decay = convert(**form, every=4)
-    model = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(model.weight)
-    rule = EMA(float(text)) if text[0] == "0" else eval(text, {"EMA": EMA})
-    bank = EMABank(model, {"ema": replace(rule, warmup=None)}, every=4, dtype=torch.float64)
-    torch.nn.init.ones_(model.weight)
-    for _ in range(40):
-        bank.update()
-    remaining = 1 - bank.weights("ema")["weight"].item()
-    assert remaining == pytest.approx(0.5 ** (40 / half_life(decay)), rel=1e-6) == pytest.approx(decay**40, rel=1e-6)
-
-
 def test_warm_up_ends_at_the_step_where_the_rule_ends_it():
     decays = [EMA(0.99).decay_at(steps=step, elapsed=1, samples=0, every=1) for step in range(1, 200)]
     assert row(output_of("0.99"), "warm-up, in steps") == [str(decays.index(0.99))]
@@ -87,13 +71,6 @@ def test_another_batch_size_keeps_the_half_life_in_samples():
     text = output_of("--half-life-epochs", "2", "--steps-per-epoch", "195", "--batch", "256", "--to-batch", "1024")
     assert row(text, "half-life, in steps") == ["97.5"]
     assert next(line for line in text.splitlines() if "in epochs" in line).split()[-1] == "2.0"
-
-
-def test_table_of_several_decays_without_epochs():
-    text = output_of("--per-update", *map(str, PAPER))
-    assert row(text, "window, in steps") == ["492", "992", "1,992", "3,992", "7,992"]
-    assert "epochs" not in text
-    assert row(text, "decay per step") == ["0.99797", "0.99899", "0.999498", "0.99975", "0.999875"]
 
 
 @pytest.mark.parametrize("words", ["0.998", "--half-life 693", "--per-update 0.998", "--window 500", "1", "0"])

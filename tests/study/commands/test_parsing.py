@@ -7,16 +7,11 @@ from typing import get_args
 
 import pytest
 
-from emabank.study.commands.data import DataArguments
 from emabank.study.commands.parsing import COMMANDS
 from emabank.study.commands.studies import (
-    ClaimsArguments,
-    DemoArguments,
-    ListArguments,
     ProtocolArguments,
     ReportArguments,
     RunArguments,
-    StatusArguments,
 )
 from emabank.study.config import DataConfig, Place, ProtocolConfig, PublishedName, TrainingConfig
 from emabank.study.data.catalogue import DATASETS
@@ -30,14 +25,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_commands_without_options_have_the_defaults_of_the_configuration():
-    assert parsed("demo") == DemoArguments()
     assert parsed("protocol") == ProtocolArguments() == ProtocolArguments(protocol=ProtocolConfig(), place=Place())
-    assert parsed("data", "check", "digits") == DataArguments(action="check", name="digits")
-    assert parsed("list") == ListArguments(scale="demo")
     assert parsed("run", "all") == RunArguments(study="all", scale="demo", seeds=None, set=(), place=Place())
-    assert parsed("status") == StatusArguments(runs=Path("runs"))
     assert parsed("report") == ReportArguments(runs=Path("runs"), out=None, tables="")
-    assert parsed("claims") == ClaimsArguments(runs=Path("runs"), all=False)
 
 
 def test_flags_set_fields_of_every_table():
@@ -99,9 +89,7 @@ def test_help_shows_the_defaults_of_the_file(file: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("epochs = 7", "study.toml: unknown key 'epochs'; there are data, training, .*, place"),
         ("[place]\nrun = 'a'", "study.toml, place: unknown key 'run'; there are data, cache, runs, "),
-        ("[place]\njobs = 0", "study.toml, place: jobs is 0; give 1 or more"),
         ("[training]\nnetwork = 'own'", "study.toml, training: network is own, which needs Python: use emabank"),
         ("[data]\ndataset = 'own'", "study.toml, data: dataset is own, which needs Python: use emabank"),
     ],
@@ -126,28 +114,16 @@ def test_a_missing_file_is_refused_with_its_name(tmp_path: Path):
     ("words", "message"),
     [
         ("protocol --epochs 0", "epochs is 0; give 1 or more"),
-        ("protocol --labels worse", "labels is worse; digits has its own labels only: leave labels out"),
-        ("protocol --rates", "rates are empty; give one or more learning rates above 0, each once"),
-        ("protocol --jobs 0", "jobs is 0; give 1 or more"),
-        ("protocol --epochs 2", "epochs is 2 and swa is on, which would begin after epoch 2; give 3 epochs or more"),
         ("protocol --epoch 3", "--epochs"),
         ("demo --noise 40", "noise is 40.0; give a share from 0 to 1, such as 0.4"),
         ("data check own", "cifar10"),
         ("run", "STUDY"),
         ("run nonsense", "there is no study 'nonsense'; give all, or one of generalization, dynamics, batchnorm, "),
-        ("run dynamics --seeds 0", "seeds is 0; give 1 or more"),
-        ("run dynamics --set nonsense", "--set: 'nonsense' is no setting; give key=value, such as training.epochs=10"),
         ("run dynamics --scale huge", "small"),
     ],
 )
 def test_errors_name_the_remedy_and_the_help(words: str, message: str, capsys: pytest.CaptureFixture[str]):
     assert message in error_of(capsys, *words.split())
-
-
-def test_remedies_named_by_errors_work():
-    parsed("protocol", "--epochs", "2", "--no-swa")
-    parsed("protocol", "--bootstrap", "ema-7.1%", "--no-swa")
-    parsed("protocol", "--epochs", "3")
 
 
 # Settings of a study -------------------------------------------------------------------------------------------------
@@ -158,17 +134,6 @@ def main_protocol(*words: str) -> ProtocolConfig:
     config = protocol_of(MAIN, "demo")
     assert config is not None
     return parsed("run", "all", *words).change(config)
-
-
-def test_settings_change_only_their_fields():
-    plain = main_protocol()
-    assert plain == protocol_of(MAIN, "demo")
-    changed = main_protocol(
-        "--set", "training.epochs=9", "rates=[0.1, 0.3]", "swa=false", "dataset=digits-0-4", "--seeds", "5"
-    )
-    training = dataclasses.replace(plain.training, epochs=9)
-    data = dataclasses.replace(plain.data, dataset="digits-0-4")
-    assert changed == dataclasses.replace(plain, training=training, data=data, rates=(0.1, 0.3), swa=False, seeds=5)
 
 
 def test_the_last_of_two_settings_wins_and_the_device_is_set():

@@ -1,7 +1,6 @@
 """The loop that executors share, with real processes: each task once, limited jobs, failures reported at the end."""
 
 import io
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,6 @@ from emabank.study.executors.local import LocalExecutor
 from emabank.study.executors.worker import LOCKED
 from emabank.study.runs.locks import locked
 from emabank.study.runs.reader import RunFolder
-from emabank.study.runs.writer import open_run
 from tests.support.processes import task, wait_until
 
 DONE = "progress(2, 2); done()"
@@ -103,16 +101,6 @@ def test_the_reason_is_the_message_of_this_start_not_of_an_earlier_one(tmp_path:
     outcomes, _ = run_all([task(tmp_path, "a", "sys.exit(4)")])
     assert outcomes["a"].reason == "exit code 4"
     assert RunFolder(tmp_path / "a").failure() == "exit code 4"
-
-
-def test_a_run_in_use_by_another_process_fails_here_and_is_not_touched(tmp_path: Path):
-    refused = "from emabank.study.runs.locks import locked\nwith locked(folder / 'lock', what='run x'): done()"
-    with open_run(tmp_path, {"epochs": 1}, threads=1) as run:
-        outcomes, _ = run_all([task(tmp_path, run.id, refused)])
-        assert outcomes[run.id].state == "failed"
-        assert f"in use by process {os.getpid()}" in outcomes[run.id].log[-1]
-        assert run.state() == "running"
-    assert run.failure() is None
 
 
 TAKE_LOCK = f"""

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task
-from emabank.study.executors.progress import counting, display, duration, failures, is_due, progress
+from emabank.study.executors.progress import counting, display, duration, is_due, progress
 from emabank.study.runs.reader import Progress
 
 TASK = Task(id="a", title="resnet8 [rate 0.1]", folder=Path("runs/a"), command=("train",))
@@ -102,18 +102,3 @@ def test_many_runs_print_a_line_each_at_their_end_and_progress_before(terminal: 
         assert during.splitlines()[2] == "resnet8 [rate 0.1]: epoch 1/60, 11 min left: live [1%]"
         assert during.splitlines()[-1] == "resnet8 [rate 0.1]: epoch 60/60, 10 min left: live [60%]"
         assert len(lines) <= 20
-
-
-def test_the_report_lists_every_failure_with_its_reason_last_lines_and_log():
-    outcomes = [
-        Outcome(task=TASK, state="failed", reason="exit code 1", log=("Traceback", "ValueError: no [such] layer")),
-        Outcome(task=OTHER, state="done"),
-    ]
-    assert failures(outcomes) == [
-        "1 of 2 runs failed:",
-        "- resnet8 [rate 0.1]: exit code 1",
-        "    Traceback",
-        "    ValueError: no [such] layer",
-        f"  log: {Path('runs/a/log.txt')}",
-    ]
-    assert failures(outcomes[1:]) == []

@@ -394,13 +394,6 @@ def test_a_worker_runs_on_while_its_executor_runs_or_if_it_has_none(executor: in
     assert (finished.returncode, finished.stdout) == (0, "False\n"), finished.stderr
 
 
-def test_a_worker_whose_executor_is_already_gone_is_interrupted_as_by_ctrl_c():
-    code = "try: stop_with_executor(); time.sleep(60)\nexcept KeyboardInterrupt: print('checkpoint written')"
-    finished = run(code, executor=GONE)
-    assert (finished.returncode, finished.stdout) == (0, "checkpoint written\n"), finished.stderr
-    assert "the executor that started this process is gone" in finished.stderr
-
-
 def test_a_worker_that_ignores_the_interrupt_is_killed():
     code = "signal.signal(signal.SIGINT, lambda *_: None); stop_with_executor(grace=0.1)\nwhile True: time.sleep(60)"
     assert run(code, executor=GONE).returncode == -signal.SIGKILL

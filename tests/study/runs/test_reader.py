@@ -13,7 +13,7 @@ import torch
 from emabank.study import load_results
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import COLUMNS, Row, rows_text
-from emabank.study.runs.storage import read_checked, read_state
+from emabank.study.runs.storage import read_state
 from emabank.study.runs.writer import open_run
 from tests.support.processes import run as run_code
 
@@ -96,7 +96,10 @@ def test_a_damaged_done_mark_is_ignored(done: RunFolder, content: str):
     assert done.state() == "waiting"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"epoch": 1}'])
+LONG = '{"epoch": 1, "epochs": 2, "words": "", "seconds_left": "long", "time": ""}'
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"epoch": 1}', LONG])
 def test_unreadable_progress_and_failure_are_none(tmp_path: Path, content: str):
     for name in ("progress.json", "failed.json"):
         (tmp_path / name).write_text(content)
@@ -129,15 +132,6 @@ def test_a_change_that_is_still_valid_json_is_detected(done: RunFolder, name: st
     with pytest.raises(ValueError, match=rf"{name} is damaged: its content does not match its checksum"):
         read()
     assert not done.is_done(contents=True)
-
-
-def test_a_flipped_bit_in_the_done_mark_is_detected_or_harmless(done: RunFolder):
-    path = done.path / "done.json"
-    whole, before = path.read_bytes(), read_checked(path)
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 7]) + whole[place + 1 :])
-        if done.is_done():
-            assert read_checked(path) == before, f"byte {place}: {path.read_bytes()[place - 9 : place + 9]}"
 
 
 @pytest.mark.parametrize("name", ["../outside", "{absolute}", "snapshots/../../outside"])

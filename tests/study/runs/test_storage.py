@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from emabank import checkpoint as files
@@ -30,21 +27,6 @@ from tests.support.oracle import states_equal as same
 # JSON ----------------------------------------------------------------------------------------------------------------
 
 CONTENT = {"time": "now", "summary": {"chosen": [1, 2.5, None, True], "é": "ß"}, "files": {"a": [3, 4]}}
-
-
-@given(
-    st.dictionaries(
-        st.text(max_size=5).filter(lambda key: key != "checksum"),
-        st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=9), st.none()),
-    )
-)
-def test_checked_json_is_read_back_unchanged(content: dict[str, Any]):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file.json")
-        path.write_text(json.dumps(with_checksum(content)))
-        assert read_checked(path) == content
-        path.write_text(json.dumps(content))  # without a checksum, as earlier versions wrote it
-        assert read_checked(path) == content
 
 
 def test_every_flipped_bit_is_detected_or_harmless(tmp_path: Path):
@@ -99,35 +81,6 @@ def test_predictions_are_read_back_by_split(tmp_path: Path):
         assert sorted(plain.files) == ["labels_test", "labels_val", "logits_test", "logits_val"]
 
 
-def test_damaged_weights_and_predictions_are_refused_by_name(tmp_path: Path):
-    write_weights(tmp_path / "f.safetensors", {"a": torch.ones(50)}, {})
-    write_predictions(tmp_path / "f.npz", {"val": (np.full((20, 3), 1.5), np.zeros(20, int))})
-    for path, read in ((tmp_path / "f.safetensors", read_weights), (tmp_path / "f.npz", read_predictions)):
-        whole = path.read_bytes()
-        for length in (0, 5, len(whole) // 2, len(whole) - 1):
-            path.write_bytes(whole[:length])
-            with pytest.raises(ValueError, match=f"{path.name} is damaged"):
-                read(path)
-    flipped = bytearray(whole)
-    flipped[whole.index(np.float32(1.5).tobytes()) + 40] ^= 1
-    (tmp_path / "f.npz").write_bytes(flipped)
-    with pytest.raises(ValueError, match="f.npz is damaged"):  # the zip format has a checksum
-        read_predictions(tmp_path / "f.npz")
-
-
-def test_a_hostile_array_is_refused_and_not_executed(tmp_path: Path):
-    class Hostile:
-        def __reduce__(self) -> object:
-            return os.mkdir, (str(tmp_path / "executed"),)
-
-    hostile = np.empty((), dtype=object)
-    hostile[()] = Hostile()
-    np.savez(tmp_path / "f.npz", logits_val=hostile, labels_val=np.zeros(1))
-    with pytest.raises(ValueError, match="f.npz is damaged"):
-        read_predictions(tmp_path / "f.npz")
-    assert not (tmp_path / "executed").exists()
-
-
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
@@ -147,13 +100,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def test_a_training_state_is_restored_exactly(tmp_path: Path):
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9))
-    model(torch.randn(4, 3)).sum().backward()
-    optimizer.step()
     saved = {
-        "optimizer": optimizer.state_dict(),
         "random": torch.get_rng_state(),
         "tuple": (1, (2.5, None), []),
         "mixed": {1: "int", "1": "text", None: 0},
@@ -165,13 +112,8 @@ def test_a_training_state_is_restored_exactly(tmp_path: Path):
     loaded = storage.load_checkpoint(tmp_path)
     assert loaded is not None
     assert loaded["tuple"] == saved["tuple"]
-    for key in saved.keys() - {"tuple", "optimizer"}:
+    for key in saved.keys() - {"tuple"}:
         assert same(loaded[key], saved[key]), key
-    other = torch.optim.Adam(torch.nn.Linear(3, 2).parameters())
-    other.load_state_dict(loaded["optimizer"])
-    assert other.param_groups[0]["betas"] == (0.8, 0.9)
-    for mine, theirs in zip(optimizer.state.values(), other.state.values(), strict=True):
-        assert torch.equal(mine["exp_avg"], theirs["exp_avg"])
 
 
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path):

@@ -1,10 +1,15 @@
 """Writing a run: one process at a time, and every file is whole whatever happens to the process."""
 
 import errno
+import getpass
 import json
 import os
+import platform
 import resource
+import socket
 from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,9 @@ import numpy as np
 import pytest
 import torch
 
+import emabank
 from emabank.study.runs import writer
+from emabank.study.runs.environment import environment
 from emabank.study.runs.rows import Row
 from emabank.study.runs.writer import RunFolder, RunWriter, mark_failed, open_run
 from emabank.study.serialize import run_id
@@ -93,15 +100,6 @@ def test_an_edited_configuration_is_refused_and_nothing_changes(tmp_path: Path, 
         open_run(tmp_path, CONFIG, threads=1).__enter__()
     assert contents(run.path) == before
     assert run.state() == "waiting"
-
-
-def test_equal_configurations_written_differently_are_the_same_run(tmp_path: Path):
-    with open_run(tmp_path, CONFIG, threads=1) as run:
-        run.save_checkpoint({"epoch": 1})
-    with open_run(tmp_path, {"epochs": 2.0, "rates": [0.1, 1], "network": "resnet8"}, threads=1) as again:
-        assert again.path == run.path
-        assert again.load_checkpoint() == {"epoch": 1}
-    assert json.loads((run.path / "config.json").read_text())["config"] == {**CONFIG, "rates": [0.1, 1.0]}
 
 
 def test_every_start_is_recorded_in_the_environment_until_the_run_is_done(tmp_path: Path):
@@ -208,16 +206,26 @@ def test_a_full_disk_is_a_clear_error_and_leaves_old_files_unchanged(tmp_path: P
         WRITERS[name](run, 3)  # works again once there is space
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_disk_that_fills_during_a_sync_leaves_no_partial_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+# The recorded conditions ---------------------------------------------------------------------------------------------
 
-    with pytest.raises(OSError, match="No space left on device"), open_run(tmp_path, CONFIG, threads=1) as run:
-        before = contents(run.path)
-        monkeypatch.setattr(os, "fsync", full)
-        WRITERS[name](run, 3)
-    assert contents(run.path) == before
-    assert run.state() == "waiting", "the failure could not be recorded either"
+
+def test_the_environment_has_the_versions_and_settings_of_this_system():
+    conditions = environment(threads=3, also={"device": "cpu"})
+    assert conditions["emabank"] == emabank.__version__
+    assert all(conditions[package] == metadata.version(package) for package in ("torch", "numpy"))
+    assert conditions["python"] == platform.python_version()
+    assert (conditions["threads"], conditions["device"]) == (3, "cpu")
+    assert 1 <= conditions["cores"] <= (os.cpu_count() or 1)
+    started = datetime.strptime(conditions["started"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    assert abs((datetime.now(timezone.utc) - started).total_seconds()) < 60
+    assert json.loads(json.dumps(conditions)) == conditions
+
+
+def test_the_environment_names_no_machine_user_or_folder():
+    text = json.dumps(environment(threads=1))
+    assert str(Path.cwd()) not in text
+    assert str(Path.home()) not in text or len(str(Path.home())) < 4
+    if len(socket.gethostname()) > 6:
+        assert socket.gethostname() not in text
+    if len(getpass.getuser()) > 6:
+        assert getpass.getuser() not in text

@@ -28,6 +28,7 @@ from emabank.study.studies.scales import CONSTANT, MAIN
 from emabank.study.studies.scheduler import run_studies
 
 DIGITS = digits_dataset()
+COMMAND = "emabank run all --runs mine"
 WIDE, WRONG = "cifar100-wrn-28-10", "cifar100n-resnet34"
 
 _SMALL = ProtocolConfig(
@@ -110,9 +111,7 @@ def run_here(
     """Run studies in this process and return their manifests."""
     chosen = [STUDIES[study] if isinstance(study, str) else study for study in studies]
     settings = settings_of(chosen, "demo", lambda config: resolve(change(config)))
-    written = run_studies(
-        chosen, "demo", settings, counting.place, command="emabank run x", load=load, run_jobs=counting
-    )
+    written = run_studies(chosen, "demo", settings, counting.place, command=COMMAND, load=load, run_jobs=counting)
     return {manifest.study: manifest for manifest in written}
 
 

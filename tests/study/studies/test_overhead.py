@@ -73,40 +73,25 @@ def test_steps_and_updates_are_timed_separately(monkeypatch: pytest.MonkeyPatch)
     assert found["update_seconds"] == pytest.approx((1.03, 1.04, 1.05))
 
 
-def test_steps_use_the_runs_precision_and_memory_format(monkeypatch: pytest.MonkeyPatch):
+def test_steps_use_the_runs_threads_precision_and_memory_format_and_restore_the_state(monkeypatch: pytest.MonkeyPatch):
     original, seen = overhead.build_network, []
+
+    def record(_: Any, inputs: Any, output: torch.Tensor) -> None:
+        is_last = inputs[0].is_contiguous(memory_format=torch.channels_last)
+        seen.append((torch.get_num_threads(), is_last, output.dtype))
 
     def build(*args: Any, **kwargs: Any) -> torch.nn.Module:
         model = original(*args, **kwargs)
-        first = next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d))
-        first.register_forward_hook(
-            lambda _, inputs, output: seen.append(
-                (inputs[0].is_contiguous(memory_format=torch.channels_last), output.dtype)
-            )
-        )
+        next(module for module in model.modules() if isinstance(module, torch.nn.Conv2d)).register_forward_hook(record)
         return model
 
     monkeypatch.setattr(overhead, "build_network", build)
-    config = replace(SMALL, hardware=HardwareConfig(device="cpu", precision="bf16", channels_last=True, fused=True))
+    hardware = HardwareConfig(device="auto", threads=2, precision="bf16", channels_last=True)
     train, test = (replace(part, images=part.images.expand(-1, 3, -1, -1)) for part in (DIGITS.train, DIGITS.test))
-    coloured = replace(DIGITS, train=train, test=test)
-    found = measure_overhead(config, coloured, repetitions=1)
-    assert set(seen) == {(True, torch.bfloat16)}
-    assert found["conditions"]["precision"] == "bf16"
-
-
-def test_threads_random_state_and_data_are_restored(monkeypatch: pytest.MonkeyPatch):
-    original, threads = overhead.build_network, []
-
-    def build(*args: Any, **kwargs: Any) -> torch.nn.Module:
-        threads.append(torch.get_num_threads())
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(overhead, "build_network", build)
-    config = replace(SMALL, hardware=HardwareConfig(device="auto", threads=2))
-    before, state, images = torch.get_num_threads(), torch.get_rng_state(), DIGITS.train.images.clone()
-    found = measure_overhead(config, DIGITS, repetitions=1)
-    assert (threads, found["conditions"]["threads"]) == ([2], 2)
-    assert torch.get_num_threads() == before
-    assert torch.equal(torch.get_rng_state(), state)
+    coloured = replace(DIGITS, train=train, test=test)  # with 1 channel, formats are equal
+    threads, state, images = torch.get_num_threads(), torch.get_rng_state(), DIGITS.train.images.clone()
+    found = measure_overhead(replace(SMALL, hardware=hardware), coloured, repetitions=1)
+    assert set(seen) == {(2, True, torch.bfloat16)}
+    assert (found["conditions"]["precision"], found["conditions"]["threads"]) == ("bf16", 2)
+    assert torch.get_num_threads() == threads and torch.equal(torch.get_rng_state(), state)
     assert torch.equal(DIGITS.train.images, images)

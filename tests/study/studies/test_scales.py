@@ -1,4 +1,4 @@
-"""The scales: the paper's settings at paper scale, and short runs with distinct averages at the other scales."""
+"""The scales and the studies: the paper's settings, short runs with distinct averages, and what studies report."""
 
 import math
 from dataclasses import replace
@@ -11,6 +11,8 @@ from emabank.study.averages import rules
 from emabank.study.config import AveragesConfig, DataConfig, ProtocolConfig, TrainingConfig
 from emabank.study.models import build_network
 from emabank.study.protocol import resolve
+from emabank.study.studies import catalogue
+from emabank.study.studies.catalogue import STUDIES, Study, settings_of, studies_named
 from emabank.study.studies.cost import SIZES
 from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, SCALES, protocol_of
 
@@ -25,13 +27,6 @@ def protocol(pair: str, scale: Any) -> ProtocolConfig:
 
 
 # Short runs ----------------------------------------------------------------------------------------------------------
-
-
-def test_demo_scale_has_every_pair_and_small_scale_has_clean_and_noisy_ones():
-    assert all(protocol_of(pair, "demo") is not None for pair in PAIRS)
-    small = [pair for pair in PAIRS if protocol_of(pair, "small") is not None]
-    assert MAIN in small and CONSTANT in small and set(small) & set(NOISY)
-    assert protocol_of("nothing", "demo") is None
 
 
 def steps_of(config: ProtocolConfig) -> dict[str, int]:
@@ -90,12 +85,8 @@ def test_every_network_fits_its_images_and_those_of_its_targets(scale: Any):
 
 def test_different_data_or_training_has_a_different_title():
     for scale in SCALES:
-        by_title: dict[str, ProtocolConfig] = {}
-        for pair in PAIRS:
-            config = protocol_of(pair, scale)
-            if config is not None:
-                known = by_title.setdefault(config.title, config)
-                assert (known.data, known.training) == (config.data, config.training)
+        configs = [config for config in (protocol_of(pair, scale) for pair in PAIRS) if config is not None]
+        assert len({config.title for config in configs}) == len({(config.data, config.training) for config in configs})
     assert protocol(MAIN, "paper").title == "CIFAR-100, ResNet-18"
     assert protocol("cifar100-wrn-28-10", "paper").title == "CIFAR-100, WideResNet-28-10"
     for data, title in ((DataConfig(noise=0.4), "40% with wrong labels"), (DataConfig(subset=4000), "4,000 images")):
@@ -103,3 +94,34 @@ def test_different_data_or_training_has_a_different_title():
     assert protocol(MAIN, "small").title == "CIFAR-100, 10,000 images, at 16 × 16, ResNet-8 of width 32"
     assert protocol("cifar10n-resnet34", "small").title == "CIFAR-10N, 15,000 images, whitened CNN"
     assert ProtocolConfig(training=TrainingConfig(width=24)).title == "digits, ResNet-8 of width 24"
+
+
+# The studies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_protocols_measure_what_their_study_reports(scale: Any):
+    measured = {
+        name: [protocol_of(pair, scale).measuring for pair in study.pairs_at(scale)]  # type: ignore[union-attr]
+        for name, study in STUDIES.items()
+    }
+    assert all(measuring.test_curves for several in measured.values() for measuring in several)
+    assert all(measuring.recompute == "each-epoch" for measuring in measured["batchnorm"])
+    assert all(measuring.on_train for name in ("label-noise", "constant-lr") for measuring in measured[name])
+    wrong = [protocol_of(p, scale).data for n in ("label-noise", "constant-lr") for p in STUDIES[n].pairs_at(scale)]  # type: ignore[union-attr]
+    assert all(data.has_wrong_labels for data in wrong)
+    for pair in settings_of([STUDIES["lr-search"]], scale):
+        assert len({f"tune at {rate:g}" for rate in pair.config.rates} | set(pair.arms)) > 1
+
+
+def test_a_pair_without_a_protocol_at_the_scale_is_skipped(monkeypatch: pytest.MonkeyPatch):
+    original = catalogue.protocol_of
+    monkeypatch.setattr(catalogue, "protocol_of", lambda pair, scale: None if pair == "b" else original(MAIN, scale))
+    assert Study(name="x", title="X", question="?", makes="y", pairs=("a", "b", "c")).pairs_at("demo") == ("a", "c")
+
+
+def test_the_error_of_an_unknown_study_lists_the_studies_and_the_nearest_name():
+    with pytest.raises(ValueError, match="^there is no study ''; give all, or one of generalization, dynamics, "):
+        studies_named("")
+    with pytest.raises(ValueError, match=r"'generalisation' \(did you mean generalization\?\); give"):
+        studies_named("generalisation")
