@@ -14,6 +14,7 @@ import pytest
 
 import emabank
 from emabank.study.commands import main
+from emabank.study.commands.parsing import COMMANDS
 from emabank.study.studies.catalogue import STUDIES
 from tests.study.small_folder import finished as finished
 from tests.study.small_folder import runs as runs
@@ -87,14 +88,21 @@ def test_version(capsys: Capture):
         ("demmo", "emabank: there is no command 'demmo' (did you mean demo?); `emabank --help` lists the commands"),
         ("--version demo", "--version"),
         ("demo --epoch 3", "--epochs"),
+        ("demo --epochs three", "--epochs must be a whole number, such as 3; got 'three'"),
         ("run all --jobs two", "--jobs must be a whole number, such as 3; got 'two'"),
         ("run all --seeds abc", "seeds is 'abc'; give a count, such as 3, or seeds, such as 10-19"),
+        ("demo --epochs 0", "epochs is 0; give 1 or more"),
         ("demo --noise 40", "noise is 40.0; give a share from 0 to 1"),
         ("protocol --dataset cifar11", "cifar11"),
+        ("data check cifar11", "cifar11"),
         ("run", "emabank run --help"),
         ("run nonsense", "there is no study 'nonsense'; give all, or one of generalization, "),
         ("run dynamics --scale smal", "--scale must be one of demo, small, paper (did you mean small?); got 'smal'"),
+        ("bench --averages 1 x", "--averages must be a whole number, such as 3; got 'x'"),
+        ("run dynamics --seeds 0", "seeds is 0; give 1 or more"),
+        ("run dynamics --set nonsense", "--set: 'nonsense' is no setting; give key=value, "),
         ("run dynamics --set colour=red", "--set: there is no setting 'colour'; there are "),
+        ("list --scale=huge", "--scale must be one of demo, small, paper; got 'huge'"),
     ],
 )
 def test_invalid_arguments_are_named_with_exit_code_2(words: str, message: str, launch: FakeStage, capsys: Capture):
@@ -103,6 +111,17 @@ def test_invalid_arguments_are_named_with_exit_code_2(words: str, message: str, 
     assert stopped.value.code == 2 and not launch.calls
     output = capsys.readouterr()
     assert output.out == "" and message in " ".join(output.err.replace("│", " ").split())
+
+
+def test_help_has_one_line_per_command(capsys: Capture):
+    for words in ([], ["--help"], ["-h"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 0
+        output = capsys.readouterr().out
+        lines = [line for line in output.splitlines() if line.startswith("  ")]
+        assert [line.split()[0] for line in lines] == list(COMMANDS)
+        assert all(len(line) <= 100 for line in output.splitlines())
 
 
 @pytest.mark.parametrize("words", [["list"], ["decay", "0.999"], ["demo", "--epochs", "1"], ["run", "--help"]])
@@ -132,12 +151,27 @@ def test_run_passes_studies_scale_folder_and_command_to_the_launcher(launch: Fak
     assert launch.calls[1][0][:2] == (tuple(STUDIES.values()), "demo")
 
 
+def test_a_dry_run_plans_and_trains_nothing(monkeypatch: pytest.MonkeyPatch):
+    plan, never = FakeStage(), FakeStage(AssertionError("something was trained"))
+    monkeypatch.setattr("emabank.study.launch.show_studies_plan", plan)
+    monkeypatch.setattr("emabank.study.launch.launch_studies", never)
+    assert main(["run", "transfer", "--dry-run", "--scale", "paper"]) == 0
+    assert plan.calls[0][0][:2] == ((STUDIES["transfer"],), "paper") and not never.calls
+
+
 def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: Capture):
     assert main(["run", "bootstrap", *SMALL, "--dry-run", "--runs", str(tmp_path / "runs")]) == 0
     output = capsys.readouterr()
     assert "tune, rate 0.2, seed 0: waiting, about " in output.out and output.err == ""
     assert re.search(r"0 runs are done, \d+ to be trained", " ".join(output.out.split()))
     assert everything_in(tmp_path) == []
+
+
+def test_list_uses_the_scale(monkeypatch: pytest.MonkeyPatch):
+    listed = FakeStage()
+    monkeypatch.setattr("emabank.study.studies.listing.list_studies", listed)
+    assert main(["list", "--scale", "paper"]) == main(["list"]) == 0
+    assert [arguments for arguments, _ in listed.calls] == [("paper",), ("demo",)]
 
 
 # Failures ------------------------------------------------------------------------------------------------------------
@@ -161,6 +195,9 @@ def test_an_error_in_a_study_is_a_one_line_message(error: Exception, message: st
         (["run", "dynamics"], "launch.launch_studies", "interrupted; the same command resumes"),
         (["protocol"], "launch.launch_protocol", "interrupted; the same command resumes"),
         (["report"], "reporting.make_report", "interrupted"),
+        (["claims"], "reporting.show_claims", "interrupted"),
+        (["status"], "status.show_status", "interrupted"),
+        (["list"], "studies.listing.list_studies", "interrupted"),
     ],
 )
 def test_interrupt_message_mentions_resuming(words, stage, message, monkeypatch: pytest.MonkeyPatch, capsys: Capture):
@@ -209,6 +246,18 @@ def test_a_folder_that_cannot_be_created_is_a_clear_error(tmp_path: Path, capsys
     assert everything_in(tmp_path) == ["file", "runs"]
 
 
+@pytest.mark.parametrize("command", ["report", "claims", "status"])
+def test_a_missing_folder_of_runs_is_a_clear_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+):
+    monkeypatch.chdir(tmp_path)
+    advice = "pass the folder that `emabank run` wrote its runs to"
+    assert error_of(capsys, command, code=1) == f"runs does not exist; {advice}"
+    (tmp_path / "file").touch()
+    assert error_of(capsys, command, "file", code=1) == f"file is not a folder; {advice}"
+    assert everything_in(tmp_path) == ["file"]
+
+
 def test_a_full_disk_is_a_clear_error_and_leaves_no_partial_file(tmp_path: Path):
     result = run_with_file_limit(1000, ["demo", "--epochs", "1", "--out", str(tmp_path)], "emabank.study.demo")
     assert result.returncode == 1, result.stderr
@@ -230,6 +279,19 @@ def test_a_full_disk_in_a_report_is_a_clear_error_and_leaves_no_partial_file(lim
     written = [path for path in (runs / "report").rglob("*") if path.is_file()]
     assert all(path.stat().st_size < limit and not path.name.startswith(".") for path in written)
     assert "index.html" not in [path.name for path in written]
+
+
+@pytest.mark.slow
+def test_a_full_disk_in_a_protocol_is_a_clear_error_and_leaves_no_partial_file(tmp_path: Path):
+    words = ["protocol", "--epochs", "1", "--no-swa", "--seeds", "1", "--rates", "0.4", "--subset", "100", "--runs"]
+    result = run_with_file_limit(10_000, [*words, str(tmp_path)], "emabank.study.launch")
+    assert result.returncode == 1 and "File too large" in result.stderr and result.stdout == ""
+    (folder,) = tmp_path.iterdir()
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("emabank: 1 of 1 runs failed, the first with ")
+    assert last.endswith(f": tune, rate 0.4, seed 0; see {folder}/log.txt, then start it again")
+    complete = {"config.json", "environment.json", "failed.json", "lock", "log.txt", "progress.json"}
+    assert set(everything_in(folder)) <= complete
 
 
 def test_ctrl_c_prints_one_line_and_no_traceback(tmp_path: Path):
@@ -280,6 +342,21 @@ def test_missing_data_fails_a_study_with_the_command_to_fetch_it(tmp_path: Path,
     assert "failed: cifar100n-resnet34: " in " ".join(capsys.readouterr().out.split())
 
 
+def test_data_check_and_fetch_list_missing_and_damaged_files(tmp_path: Path, capsys: Capture):
+    for word in ("check", "fetch"):  # needs no network
+        assert main(["data", word, "digits"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "digits: complete"
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(b"short")
+    assert main(["data", "check", "cifar10", "--data", str(tmp_path)]) == 1
+    output = capsys.readouterr()
+    assert output.err == ""
+    lines = output.out.splitlines()
+    assert sum(line.startswith("missing  ") for line in lines) == 6
+    assert sum(line.startswith("damaged  ") and "test_batch" in line for line in lines) == 1
+    assert lines[-1].startswith(f"cifar10: not complete; `emabank data fetch cifar10 --data {tmp_path}` ")
+
+
 # Real studies --------------------------------------------------------------------------------------------------------
 
 
@@ -318,3 +395,14 @@ def test_an_interrupted_study_resumes_is_reported_and_trains_nothing_twice(
     assert "3 runs: 3 done" in command("status")
     assert "Skipped:" not in command("report") and (tmp_path / "runs/report/index.html").exists()
     assert "started" not in command(*words[len(COMMAND) :]), "nothing is trained again"
+
+
+@pytest.mark.slow
+def test_a_study_whose_runs_all_diverge_exits_with_code_1(tmp_path: Path):
+    words = [*COMMAND, "run", "bootstrap", *SMALL, "--set", "rates=[1e9]"]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1 and result.stdout == ""
+    reason = "cifar100-resnet18: with seed 0 the training diverged at every learning rate"
+    assert f"bootstrap could not be finished: {reason}" in result.stderr
+    result = subprocess.run([*COMMAND, "report"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0 and f"study bootstrap, demo: failed: {reason}" in result.stdout

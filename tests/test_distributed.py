@@ -78,6 +78,11 @@ def test_trap55_applied_works_while_parameters_are_gathered(tmp_path: Path) -> N
 
 
 @FSDP
+def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(tmp_path: Path) -> None:
+    run_on_ranks(sharded.check_warning_of_loaded_weights, folder=tmp_path)
+
+
+@FSDP
 def test_an_exception_in_a_forward_pass_restores_the_live_weights(tmp_path: Path) -> None:
     run_on_ranks(sharded.check_applied_with_an_exception, folder=tmp_path)
 

@@ -207,6 +207,17 @@ def check_loading_an_unsharded_state() -> None:
     back.load_state_dict(bank.state_dict())
 
 
+def check_warning_of_loaded_weights() -> None:
+    """Weights that were loaded into a sharded model after its bank was built are noticed."""
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().normal_(std=0.1)
+    with pytest.warns(UserWarning, match="call bank.reset\\(\\) after loading"):
+        bank.update()
+
+
 def write_snapshots(folder: Path) -> list[str]:
     """The names of the snapshots that this process has written."""
     written: list[str] = []
