@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit, table_stages
-from emabank.study.comparisons import pairwise_rows, temperature_rows
 from emabank.study.config import MeasuringConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.evaluate import pairwise_rows, temperature_rows
 from emabank.study.predict import features_of
 from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfer_targets
 from emabank.study.runs.reader import PROTOCOL, ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder

@@ -24,9 +24,8 @@ from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.images import Images
 from emabank.study.data.loader import Batches, Loader, batches, evaluation_batch
 from emabank.study.data.splits import Parts, stratified_subset
-from emabank.study.distributed import ALONE, ProcessGroup
+from emabank.study.distributed import ALONE, ProcessGroup, SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics
-from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.models.whitened_cnn import WhitenedCNN
 from emabank.study.posthoc import PosthocRecorder
 from emabank.study.predict import Key, Logits, computing, predict_each

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from emabank.study.data.images import Dataset, Normalisation
 from emabank.study.data.loader import batches, evaluation_batch
-from emabank.study.metrics.classification import accuracy
+from emabank.study.metrics import accuracy
 from emabank.study.predict import features_of
 
 EPOCHS, BATCH, RATE, MOMENTUM = 50, 128, 0.01, 0.9

@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from emabank.study.commands.data import DataArguments
 from emabank.study.commands.parsing import COMMANDS
 from emabank.study.commands.studies import (
     ClaimsArguments,
+    DataArguments,
     DemoArguments,
     ListArguments,
     ProtocolArguments,

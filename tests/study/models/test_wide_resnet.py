@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from emabank.study.models.wide_resnet import wide_resnet
+from emabank.study.models.resnet import wide_resnet
 
 
 def count_parameters(depth: int, widen: int, classes: int, channels: int = 3) -> int:

@@ -16,11 +16,11 @@ import tyro
 
 from emabank.study.commands.average import AverageArguments
 from emabank.study.commands.bench import BenchArguments
-from emabank.study.commands.data import DataArguments
 from emabank.study.commands.decay import DecayArguments
 from emabank.study.commands.studies import (
     AdviseArguments,
     ClaimsArguments,
+    DataArguments,
     DemoArguments,
     ListArguments,
     ProtocolArguments,

@@ -11,7 +11,7 @@ from rich.console import Console
 from emabank.study.executors import Outcome, Task, engine
 from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
 from emabank.study.executors.progress import say
-from emabank.study.executors.remote import RemoteCommand
+from emabank.study.executors.worker import RemoteCommand
 from emabank.study.runs.environment import cores
 
 

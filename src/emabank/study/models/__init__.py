@@ -8,10 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from emabank.study.models.resnet import ResNet
+    from emabank.study.models.resnet import ResNet, WideResNet
     from emabank.study.models.vgg import VGG
     from emabank.study.models.whitened_cnn import WhitenedCNN
-    from emabank.study.models.wide_resnet import WideResNet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ NETWORKS = {
         NetworkInfo(name="resnet20", builder=("resnet", "resnet20"), weight_decay=1e-4, default_width=16),
         NetworkInfo(name="resnet18", builder=("resnet", "resnet18"), weight_decay=1e-4),
         NetworkInfo(name="resnet34", builder=("resnet", "resnet34"), weight_decay=1e-4),
-        NetworkInfo(name="wrn-28-10", builder=("wide_resnet", "wide_resnet"), weight_decay=5e-4),
+        NetworkInfo(name="wrn-28-10", builder=("resnet", "wide_resnet"), weight_decay=5e-4),
         NetworkInfo(name="vgg16", builder=("vgg", "vgg16"), weight_decay=5e-4),
         NetworkInfo(name="vgg-small", builder=("vgg", "vgg_small"), weight_decay=5e-4, default_width=16),
         NetworkInfo(name="whitened-cnn", builder=("whitened_cnn", "whitened_cnn"), weight_decay=1e-4, default_width=32),

@@ -32,7 +32,7 @@ from emabank.study.run_job import Job, folder_of
 from emabank.study.runs.locks import locked
 from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, manifest_path, read_manifest, write_manifest
 from emabank.study.studies.catalogue import Setting, Study
-from emabank.study.studies.overhead import measure_overhead
+from emabank.study.studies.cost import measure_overhead
 from emabank.study.studies.scales import Scale
 from emabank.study.studies.variants import equals_refit, needs_refits, runs_needed, variant_config
 
