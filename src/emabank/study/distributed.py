@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 _CPU = torch.device("cpu")
-RANK, WORLD, LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"  # set by torchrun
+WORLD, LOCAL = "WORLD_SIZE", "LOCAL_RANK"  # set by torchrun
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class ProcessGroup:
         return slice(low, low + least + (self.rank < more))
 
     def totals(self, *numbers: float) -> list[float]:
-        """The sums over all processes."""
         if self.is_alone:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)

@@ -163,41 +163,25 @@ def final_metrics(
 
 def rows_of_history(run: str, config: RunConfig, measured: Iterable[EpochMetric]) -> list[Row]:
     """The metrics of every epoch as rows."""
-    return [
-        replace(_like(run, config), weights=m.weights, epoch=m.epoch, batchnorm=m.batchnorm, split=m.split,
-                metric=m.metric, value=_finite(m.value))
-        for m in measured
-    ]  # fmt: skip
+    return [_row(run, config, metric, metric.split, metric.metric, metric.value) for metric in measured]
 
 
-def _row(run: str, config: RunConfig, keep: Keep, split: Part, metric: str, value: float | None) -> Row:
-    return replace(
-        _like(run, config), weights=keep.weights, epoch=keep.epoch, batchnorm=keep.batchnorm,
-        selected_by=keep.selected_by, split=split, metric=metric, value=_finite(value),
-    )  # fmt: skip
-
-
-def _like(run: str, config: RunConfig) -> Row:
-    """A row with all that the rows of one run have in common."""
+def _row(run: str, config: RunConfig, of: EpochMetric | Keep, split: Part, metric: str, value: float | None) -> Row:
     return Row(
         run=run,
         dataset=config.recipe.data.dataset,
         network=config.recipe.training.network,
         trained_on=config.trained_on,
         seed=config.seed,
-        weights="live",
-        batchnorm="own",
-        selected_by=None,
-        epoch=None,
-        split="train",
-        metric="none",
-        value=None,
+        weights=of.weights,
+        batchnorm=of.batchnorm,
+        selected_by=of.selected_by if isinstance(of, Keep) else None,
+        epoch=of.epoch,
+        split=split,
+        metric=metric,
+        value=value if value is not None and math.isfinite(value) else None,
         other=None,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 # Several runs ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,4 @@
-"""Predictions: the only place where a model is evaluated on data. Returns logits, float32 arrays on the CPU.
-
-May import torch; knows nothing of metrics, runs and configurations.
-"""
+"""Predictions: the only place where a model is evaluated on data. Returns logits, float32 arrays on the CPU."""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -246,13 +246,11 @@ class StopRequest:
     The loop sees it after its step, so that a checkpoint can be written.
     """
 
-    def __init__(self) -> None:
-        self.received = False
-        self._before: dict[int, Any] = {}
+    received = False
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-            self._before[number] = signal.signal(number, self._receive)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+        self._before = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,16 +263,15 @@ class StopRequest:
 
 def encode_job(job: Job, place: Place) -> str:
     """A job as text, for the command line of a worker."""
-    fork = None if job.fork is None else str(job.fork.absolute())  # a worker of a cluster starts elsewhere
-    return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
+    fork = job.fork and job.fork.absolute()  # a worker of a cluster starts elsewhere
+    return json.dumps(to_dict([job.config, fork, job.forks, place]))
 
 
 def decode_job(text: str) -> tuple[Job, Place]:
     """The inverse of `encode_job`."""
-    values = json.loads(text)
-    fork = None if values["fork"] is None else Path(values["fork"])
-    job = Job(from_dict(RunConfig, values["config"], where="the job"), fork, tuple(values["forks"]))
-    return job, from_dict(Place, values["place"], where="the job")
+    config, fork, forks, place = json.loads(text)
+    job = Job(from_dict(RunConfig, config, where="the job"), fork and Path(fork), tuple(forks))
+    return job, from_dict(Place, place, where="the job")
 
 
 def task_of(job: Job, place: Place) -> Task:

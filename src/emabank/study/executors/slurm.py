@@ -160,7 +160,6 @@ class _Submitted(TaskHandle):
         subprocess.run(["scancel", "--signal=INT", self._job.job_id], check=False, capture_output=True)
 
     def end(self) -> None:
-        """Cancel it in Slurm."""
         subprocess.run(["scancel", self._job.job_id], check=False, capture_output=True)
 
     def _exit_code(self) -> int | None:

@@ -13,7 +13,20 @@ from torch import Tensor, nn
 Shortcut = Callable[[int, int, int], nn.Module]
 
 
-class ResNet(nn.Module):
+class Network(nn.Module):
+    """A network that gives logits `[n, classes]`, by a linear head on its features."""
+
+    head: nn.Linear
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the last layer sees: `[n, channels, height, width]` becomes `[n, width]`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class ResNet(Network):
     """A stem, stages of basic blocks, each after the first at half the size, mean pooling and a linear head."""
 
     def __init__(
@@ -32,12 +45,7 @@ class ResNet(nn.Module):
         initialise_convolutions(self)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the last layer sees: `[n, channels, height, width]` becomes `[n, width of the last stage]`."""
         return self.stages(F.relu(self.stem(x))).mean(dim=(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[n, classes]`."""
-        return self.head(self.features(x))
 
 
 def resnet8(*, classes: int, channels: int = 3, width: int = 16) -> ResNet:
@@ -131,7 +139,7 @@ def _conv_norm(incoming: int, outgoing: int, *, stride: int) -> nn.Sequential:
 STEM = 16
 
 
-class WideResNet(nn.Module):
+class WideResNet(Network):
     """A stem, three stages of (depth - 4) / 6 blocks, batch norm, ReLU, mean pooling and a linear head."""
 
     def __init__(self, *, depth: int, widen: int, classes: int, channels: int):
@@ -149,22 +157,14 @@ class WideResNet(nn.Module):
         initialise_convolutions(self)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the last layer sees: `[n, channels, height, width]` becomes `[n, width of the last stage]`."""
         return F.relu(self.norm(self.stages(self.stem(x)))).mean(dim=(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[n, classes]`."""
-        return self.head(self.features(x))
 
 
 def wide_resnet(*, classes: int, channels: int = 3, depth: int = 28, widen: int = 10) -> WideResNet:
     """WideResNet-28-10, by default: 36.5 million parameters, as its authors report.
 
-    Args:
-        classes: how many logits.
-        channels: of the images.
-        depth: 6n + 4 for n blocks a stage; so many convolutions there are, those of the shortcuts included.
-        widen: how many times wider than 16, 32 and 64 channels the three stages are.
+    The depth is 6n + 4 for n blocks a stage: so many convolutions there are, those of the shortcuts included. The three
+    stages are `widen` times wider than 16, 32 and 64 channels.
     """
     return WideResNet(depth=depth, widen=widen, classes=classes, channels=channels)
 

@@ -161,7 +161,6 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
 
 
 def operations(flops: float) -> str:
-    """A number of operations as text."""
     for unit, size in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
         if flops >= size:
             return f"{flops / size:.3g} {unit}"
