@@ -263,15 +263,16 @@ class StopRequest:
 
 def encode_job(job: Job, place: Place) -> str:
     """A job as text, for the command line of a worker."""
-    fork = job.fork and job.fork.absolute()  # a worker of a cluster starts elsewhere
-    return json.dumps(to_dict([job.config, fork, job.forks, place]))
+    fork = None if job.fork is None else str(job.fork.absolute())  # a worker of a cluster starts elsewhere
+    return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
 
 
 def decode_job(text: str) -> tuple[Job, Place]:
     """The inverse of `encode_job`."""
-    config, fork, forks, place = json.loads(text)
-    job = Job(from_dict(RunConfig, config, where="the job"), fork and Path(fork), tuple(forks))
-    return job, from_dict(Place, place, where="the job")
+    values = json.loads(text)
+    fork = None if values["fork"] is None else Path(values["fork"])
+    job = Job(from_dict(RunConfig, values["config"], where="the job"), fork, tuple(values["forks"]))
+    return job, from_dict(Place, values["place"], where="the job")
 
 
 def task_of(job: Job, place: Place) -> Task:

@@ -68,7 +68,7 @@ def test_needed_runs_include_those_they_start_from(stages: Any, arms: Any, neede
 
 def test_planning_modules_do_not_import_torch():
     code = "import sys\nimport emabank.study.studies.{0}\nassert 'torch' not in sys.modules"
-    for module in ("catalogue", "variants", "listing", "scales"):
+    for module in ("catalogue", "variants", "scales"):
         assert run(code.format(module)).returncode == 0, module
     assert "AssertionError" in run(code.format("scheduler")).stderr, "a control: the scheduler imports torch"
 
