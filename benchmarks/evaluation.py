@@ -41,7 +41,7 @@ from emabank.study.data.images import Images, make_images, normalisation_of
 from emabank.study.data.loader import Loader, batches
 from emabank.study.data.splits import Parts, seeded_generator
 from emabank.study.executors.worker import keep_freed_memory
-from emabank.study.metrics.classification import accuracy
+from emabank.study.metrics import accuracy
 from emabank.study.models import build_network
 from emabank.study.predict import predict, predict_each
 from emabank.study.run_job import network_of

@@ -169,7 +169,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, capsys: Capture):
 
 def test_list_uses_the_scale(monkeypatch: pytest.MonkeyPatch):
     listed = FakeStage()
-    monkeypatch.setattr("emabank.study.studies.listing.list_studies", listed)
+    monkeypatch.setattr("emabank.study.studies.catalogue.list_studies", listed)
     assert main(["list", "--scale", "paper"]) == main(["list"]) == 0
     assert [arguments for arguments, _ in listed.calls] == [("paper",), ("demo",)]
 
@@ -197,7 +197,7 @@ def test_an_error_in_a_study_is_a_one_line_message(error: Exception, message: st
         (["report"], "reporting.make_report", "interrupted"),
         (["claims"], "reporting.show_claims", "interrupted"),
         (["status"], "status.show_status", "interrupted"),
-        (["list"], "studies.listing.list_studies", "interrupted"),
+        (["list"], "studies.catalogue.list_studies", "interrupted"),
     ],
 )
 def test_interrupt_message_mentions_resuming(words, stage, message, monkeypatch: pytest.MonkeyPatch, capsys: Capture):

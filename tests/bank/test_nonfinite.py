@@ -44,71 +44,9 @@ def test_a_nan_weight_is_refused_when_the_bank_is_built() -> None:
         EMABank(model, [0.9])
 
 
-@pytest.mark.parametrize("name", ["mlp", "wide", "half_precision", "odd"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_trap49_non_finite_weights_never_enter_an_average(name: str, value: float) -> None:
-    for policy in ("raise", "skip"):
-        model = build(name)
-        bank = EMABank(model, AVERAGES, every=1, on_nonfinite=policy)
-        train(model, 3, bank.update)
-        before = {key: bank.weights(key) for key in ("plain", "uniform")}
-        parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
-        victim = parameters[-1]
-        good = victim.detach().clone()
-        with torch.no_grad():
-            victim.view(-1)[-1:].fill_(value) if victim.is_contiguous() else victim.fill_(value)
-        if policy == "raise":
-            with pytest.raises(FloatingPointError, match=r"NaN or inf at step 4, in '"):
-                bank.update()
-        else:
-            assert bank.update() is False
-            assert bank.num_skipped == 1
-        with torch.no_grad():
-            victim.copy_(good)
-        live = model.state_dict()
-        for key, state in before.items():
-            now = bank.weights(key)
-            assert all(torch.equal(state[k], now[k]) for k in state if state[k].dtype == torch.float32 and k in live)
-        assert bank.update()
-
-
-def test_one_nan_in_a_large_tensor_is_found_before_any_average_changes() -> None:
-    model = nn.Linear(1500, 1500, bias=False)
-    bank = EMABank(model, [0.9], every=1)
-    bank.update()
-    before = bank.weights(0.9)["weight"]
-    with torch.no_grad():
-        model.weight[1000, 1000] = float("nan")
-    with pytest.raises(FloatingPointError, match="'weight'"):
-        bank.update()
-    assert torch.equal(bank.weights(0.9)["weight"], before)
-
-
-def test_an_ignored_nan_is_never_returned_or_saved() -> None:
-    model = nn.Linear(1500, 1500, bias=False)
-    bank = EMABank(model, [0.9], every=1, on_nonfinite="ignore")
-    with torch.no_grad():
-        model.weight[1000, 1000] = float("nan")
-    assert bank.update()
-    for read in (bank.weights, bank.module, lambda name: bank.applied(name).__enter__()):
-        with pytest.raises(FloatingPointError, match="reset"):
-            read(0.9)
-    with pytest.raises(FloatingPointError):
-        bank.state_dict()
-
-
-def test_a_nan_weight_is_refused_when_the_bank_is_built() -> None:
-    model = nn.Linear(2, 2)
-    with torch.no_grad():
-        model.bias[0] = float("nan")
-    with pytest.raises(ValueError, match="'bias' hold NaN or inf when the bank is built"):
-        EMABank(model, [0.9])
-
-
 def test_finite_weights_whose_sum_overflows_are_accepted() -> None:
     model = nn.Linear(3000, 3, bias=False)
-    with torch.no_grad():
-        model.weight.fill_(3e38)
+    nn.init.constant_(model.weight, 3e38)
     bank = EMABank(model, [0.9], every=1)
     assert bank.update()
     assert torch.isfinite(bank.weights(0.9)["weight"]).all()

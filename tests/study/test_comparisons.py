@@ -11,8 +11,8 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import logsumexp
 
 from emabank.study.averages import TableStage, rows_by_name
-from emabank.study.comparisons import pairwise_rows, temperature_rows
 from emabank.study.config import Keep
+from emabank.study.evaluate import pairwise_rows, temperature_rows
 from emabank.study.report.results import Column as ResultColumn
 from emabank.study.report.results import make_column
 from emabank.study.runs.reader import RunFolder

@@ -21,9 +21,8 @@ from emabank.study.launch import launch_studies, show_studies_plan
 from emabank.study.protocol import plan_protocol, resolve
 from emabank.study.run_job import folder_of, run_job
 from emabank.study.studies import scheduler
-from emabank.study.studies.catalogue import STUDIES
+from emabank.study.studies.catalogue import STUDIES, list_studies
 from emabank.study.studies.cost import Cost, Speed, cost_of, operations
-from emabank.study.studies.listing import list_studies
 from emabank.study.studies.scales import SCALES
 from tests.study.small_runs import one_thread as one_thread
 from tests.study.studies.small_studies import (

@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from emabank.study.config import TrainingConfig as TrainingConfig
     from emabank.study.runs.archive import load_results as load_results
 
-_HOME = {
-    "AveragesConfig": "config",
-    "DataConfig": "config",
-    "HardwareConfig": "config",
-    "MeasuringConfig": "config",
-    "ProtocolConfig": "config",
-    "TrainingConfig": "config",
-    "load_results": "runs.archive",
-    "run_protocol": "api",
-}
-
 __all__ = [
     "AveragesConfig",
     "DataConfig",
@@ -41,9 +30,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'emabank.study' has no attribute {name!r}")
-    value = getattr(import_module(f"emabank.study.{_HOME[name]}"), name)
+    home = {"load_results": "runs.archive", "run_protocol": "api"}.get(name, "config")
+    value = getattr(import_module(f"emabank.study.{home}"), name)
     globals()[name] = value
     return value
 

@@ -20,7 +20,7 @@ from emabank.advice import Advice, advise, critical_value, gain_text
 from emabank.study.averages import kept_name
 from emabank.study.config import RunConfig
 from emabank.study.executors.progress import say
-from emabank.study.metrics.classification import log_softmax
+from emabank.study.metrics import log_softmax
 from emabank.study.runs.reader import CONFIG, RunFolder
 from emabank.study.runs.rows import Row
 from emabank.study.runs.storage import Predictions

@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,14 +14,13 @@ from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.folders import LabelledImages, load_image_folder
 from emabank.study.data.images import Dataset, Images, averaged_to, make_images
 from emabank.study.distributed import ALONE, ProcessGroup
-from emabank.study.executors.progress import counting, say
+from emabank.study.executors.progress import counting
 from emabank.study.executors.torchrun import TorchrunExecutor
-from emabank.study.launch import jobs_on, show
+from emabank.study.launch import run_and_show
 from emabank.study.protocol import Protocol, resolve
 from emabank.study.run_job import decode_job, run_job
 from emabank.study.runs.reader import Progress
 from emabank.study.studies.catalogue import Setting
-from emabank.study.studies.scheduler import run_setting
 
 Data = Dataset | tuple[Tensor, Tensor, Tensor, Tensor] | str | os.PathLike[str]
 
@@ -67,7 +65,6 @@ def run_protocol(
     ...     done.choices[0].rate, sorted(done.refitted[0].snapshots())[-1]
     (0.1, 'live-last')
     """
-    stderr = console or Console(stderr=True)
     config = config or ProtocolConfig()
     config = resolve(
         replace(
@@ -76,7 +73,7 @@ def run_protocol(
             training=replace(config.training, network="own", width=None),
         )
     )
-    dataset = averaged_to(_dataset(data, size, stderr), config.data.size)
+    dataset = averaged_to(_dataset(data, size, console or Console(stderr=True)), config.data.size)
     place = Place(runs=Path(runs))
 
     def work(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
@@ -85,10 +82,7 @@ def run_protocol(
     setting = Setting(
         name="own", config=config, make_model=make_model, model_fingerprint=_model_fingerprint(make_model, dataset)
     )
-    run_jobs = jobs_on(TorchrunExecutor(group=ALONE, work=work), place, stderr)
-    done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, stderr))
-    show(done, console or Console())
-    return done
+    return run_and_show(setting, dataset, TorchrunExecutor(group=ALONE, work=work), place, console=console)
 
 
 def _dataset(data: Data, size: int | None, console: Console) -> Dataset:

@@ -1,7 +1,4 @@
-"""Which averages a run has, which of them make the columns of its tables, and which are tried after it.
-
-May import config and the library.
-"""
+"""Which averages a run has, which of them make the columns of its tables, and which are tried after it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

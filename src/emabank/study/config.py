@@ -49,17 +49,6 @@ _DATASETS = {
     "tiny-imagenet": "Tiny-ImageNet",
     "own": "own data",
 }
-_NETWORKS = {
-    "resnet8": "ResNet-8",
-    "resnet20": "ResNet-20",
-    "resnet18": "ResNet-18",
-    "resnet34": "ResNet-34",
-    "wrn-28-10": "WideResNet-28-10",
-    "vgg16": "VGG-16",
-    "vgg-small": "small VGG",
-    "whitened-cnn": "whitened CNN",
-    "own": "own network",
-}
 _CROP = {"tiny-imagenet": 8, "own": 0, **dict.fromkeys(_SMALL, 0)}  # pixels; 4 elsewhere (method.md, Training)
 
 
@@ -298,9 +287,11 @@ class Recipe:
             words.append(f"{data.subset:,} images")
         if data.size is not None:
             words.append(f"at {data.size} × {data.size}")
-        usual = (None, 8, 32 if training.network == "whitened-cnn" else 16)
-        width = "" if training.width in usual else f" of width {training.width}"
-        return ", ".join([*words, _NETWORKS[training.network] + width])
+        if training.network == "own":
+            return ", ".join([*words, "own network"])
+        network = network_info(training.network)
+        width = "" if training.width in (None, 8, network.default_width) else f" of width {training.width}"
+        return ", ".join([*words, network.title + width])
 
 
 def _filled(config: C, **defaults: object) -> C:

@@ -55,10 +55,20 @@ def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | 
     with executing([config.hardware], place) as executor:
         if executor is None:
             return None
-        setting = Setting(name="protocol", config=config)
-        run_jobs = jobs_on(executor, place, stderr)
-        done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, stderr))
-    show(done, console or Console())
+        return run_and_show(Setting(name="protocol", config=config), dataset, executor, place, console=console)
+
+
+def run_and_show(
+    setting: Setting, dataset: Dataset, executor: Executor, place: Place, *, console: Console | None
+) -> Protocol:
+    """Run one setting, and print its tables, and where the rest of it is."""
+    stderr, console = console or Console(stderr=True), console or Console()
+    run_jobs = jobs_on(executor, place, stderr)
+    done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, stderr))
+    for table in protocol_tables(read_setting(done.folder)):
+        console.print(terminal(table, width=console.width))
+        console.print()
+    say(console, f"Rows and tables: {done.folder}, and each run's folder beside it")
     return done
 
 
@@ -107,14 +117,6 @@ def jobs_on(executor: Executor, place: Place, console: Console) -> RunJobs:
         return {outcome.task.id: outcome for outcome in outcomes}
 
     return run_jobs
-
-
-def show(done: Protocol, console: Console) -> None:
-    """Print the tables of a protocol, and where the rest of it is."""
-    for table in protocol_tables(read_setting(done.folder)):
-        console.print(terminal(table, width=console.width))
-        console.print()
-    say(console, f"Rows and tables: {done.folder}, and each run's folder beside it")
 
 
 def _show_end(done: Sequence[Manifest], runs: Path, console: Console) -> None:
@@ -184,9 +186,8 @@ def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Exe
     Under torchrun its processes train each run together.
     """
     if not under_torchrun():
-        if (
-            place.executor != "local"
-        ):  # refused before the manifest of a study says that it runs; a dry run needs neither
+        if place.executor != "local":
+            # Refused before the manifest of a study says that it runs; a dry run needs neither.
             engine(_ENGINES[place.executor], executor=place.executor)
         yield executor_for(hardware, place)
         return

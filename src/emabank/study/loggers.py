@@ -1,6 +1,6 @@
 """Curves for TensorBoard and Weights & Biases, where they are asked for. The run's own files are the record of truth.
 
-Both packages are imported only when used. May import train and config.
+Both packages are imported only when used.
 """
 
 from collections.abc import Callable, Generator

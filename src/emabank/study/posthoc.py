@@ -78,7 +78,6 @@ class PosthocRecorder:
         return None if self._bank is None else self._bank.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Resume from a state."""
         if self._bank is None:
             return
         if state is None:

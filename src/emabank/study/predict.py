@@ -1,7 +1,4 @@
-"""Predictions: the only place where a model is evaluated on data. Returns logits, float32 arrays on the CPU.
-
-May import torch; knows nothing of metrics, runs and configurations.
-"""
+"""Predictions: the only place where a model is evaluated on data. Returns logits, float32 arrays on the CPU."""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from emabank.preserved import preserved_modes
 
 Precision = Literal["float32", "bf16", "fp16"]
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -23,6 +22,17 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context in which a forward pass has this precision."""
     return nullcontext() if precision == "float32" else torch.autocast(device.type, _DTYPES[precision])
+
+
+@contextmanager
+def threads(count: int) -> Generator[None]:
+    """So many CPU threads inside the context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def predict(model: nn.Module, batches: Batches, *, precision: Precision = "float32") -> Logits:
@@ -45,7 +55,8 @@ def predict_each(
     outputs: dict[Key, list[Tensor]] = {name: [] for name in weights}
     sets = _untied(model, weights)
     # A loader may draw from the global generator as soon as it is iterated.
-    with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with preserved_modes(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.eval()
         for inputs, _ in batches:
             with computing(precision, inputs.device):
                 for name, tensors in sets.items():
@@ -72,7 +83,8 @@ def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tens
     if not callable(features):
         raise ValueError(f"{type(model).__name__} has no features(x); give it a method that returns [n, width]")
     device = next((parameter.device for parameter in model.parameters()), None)
-    with _evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with preserved_modes(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        model.eval()
         computed = [features(inputs.to(device)).float() for inputs, _ in batches]
     if not computed:
         raise ValueError("there are no batches to compute features of; give at least one")
@@ -98,14 +110,3 @@ def _untied(
         return {other: tensor for name, tensor in tensors.items() for other in others.get(name, (name,))}
 
     return {key: None if tensors is None else untied(tensors) for key, tensors in weights.items()}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Generator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:  # one by one: a part may have been frozen on its own
-            module.training = mode

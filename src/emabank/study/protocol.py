@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit, table_stages
-from emabank.study.comparisons import pairwise_rows, temperature_rows
 from emabank.study.config import MeasuringConfig, Place, ProtocolConfig, RunConfig
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.evaluate import pairwise_rows, temperature_rows
 from emabank.study.predict import features_of
 from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfer_targets
 from emabank.study.runs.reader import PROTOCOL, ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
@@ -172,10 +172,6 @@ class Planned(NamedTuple):
     prints: dict[str, Any]
     """Fingerprints of data, model and targets: with the configuration they are the protocol's identity."""
 
-    @property
-    def targets(self) -> tuple[str, ...]:
-        return self.prints["transfer"]
-
 
 class Chosen(NamedTuple):
     """A protocol after tuning: what each seed chose, in which run, and the runs that follow from it."""
@@ -209,21 +205,17 @@ def plan_protocol(
 
 def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen:
     """What every seed chose, of tuning runs that are all done, and the runs that follow."""
-    choices: list[Choice] = []
-    tuned: list[RunFolder] = []
-    refits: list[Job] = []
-    count = len(config.rates)
-    for place_of_seed, seed in enumerate(config.seed_numbers):
-        jobs = planned.tuning[place_of_seed * count : (place_of_seed + 1) * count]
-        runs = [folder_of(job.config, place) for job in jobs]
-        choice = choose(seed, config.rates, runs, labels=config.data.validation_labels)
-        at = next(i for i, run in enumerate(runs) if run.id == choice.run)
-        has_batchnorm = bool(runs[at].summary()["has_batchnorm"])
-        choices.append(choice)
-        tuned.append(runs[at])
-        refits.append(refit_job(config, choice, jobs[at].config, has_batchnorm=has_batchnorm, targets=planned.targets))
-    swa = [swa_job(config, refit, place) for refit in refits] if config.swa else []
-    return Chosen(choices, tuned, refits, swa)
+    chosen, targets = Chosen([], [], [], []), planned.prints["transfer"]
+    for seed in config.seed_numbers:
+        own = [(folder_of(job.config, place), job.config) for job in planned.tuning if job.config.seed == seed]
+        choice = choose(seed, config.rates, [run for run, _ in own], labels=config.data.validation_labels)
+        run, tuned = next((run, tuned) for run, tuned in own if run.id == choice.run)
+        has_batchnorm = bool(run.summary()["has_batchnorm"])
+        chosen.choices.append(choice)
+        chosen.tuned.append(run)
+        chosen.refits.append(refit_job(config, choice, tuned, has_batchnorm=has_batchnorm, targets=targets))
+    chosen.swa.extend(swa_job(config, refit, place) for refit in chosen.refits if config.swa)
+    return chosen
 
 
 def conclude(

@@ -27,6 +27,7 @@ from emabank.study.executors.worker import LOCKED, keep_freed_memory, stop_with_
 from emabank.study.loggers import loggers
 from emabank.study.models import build_network
 from emabank.study.posthoc import evaluate_grid
+from emabank.study.predict import threads
 from emabank.study.runs import storage
 from emabank.study.runs.environment import now
 from emabank.study.runs.locks import LockedError
@@ -72,24 +73,18 @@ def run_job(
     dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
     _check_data(dataset, config.fingerprint)
     make_model = make_model or network_of(config, dataset)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(config.recipe.hardware.threads)
-    try:
-        with _random_state_kept(device_of(config)), ExitStack() as stack:
-            run, observe = None, _unobserved
-            if group.is_first:
-                also = None if group.is_alone else {"processes": group.world}
-                run = stack.enter_context(
-                    open_run(place.runs, to_dict(config), threads=config.recipe.hardware.threads, also=also)
-                )
-            if group.from_first(run is not None and run.is_done()):  # another process may have finished it
-                return folder
-            if run is not None:
-                observe = stack.enter_context(loggers(place, run.path, config))
-            _train(job, run, place, dataset, make_model, on_progress, observe, should_stop, group)
-        return folder
-    finally:
-        torch.set_num_threads(threads)
+    count = config.recipe.hardware.threads
+    with threads(count), _random_state_kept(device_of(config)), ExitStack() as stack:
+        run, observe = None, _unobserved
+        if group.is_first:
+            also = None if group.is_alone else {"processes": group.world}
+            run = stack.enter_context(open_run(place.runs, to_dict(config), threads=count, also=also))
+        if group.from_first(run is not None and run.is_done()):  # another process may have finished it
+            return folder
+        if run is not None:
+            observe = stack.enter_context(loggers(place, run.path, config))
+        _train(job, run, place, dataset, make_model, on_progress, observe, should_stop, group)
+    return folder
 
 
 def _unobserved(training: Training) -> None:
@@ -251,13 +246,11 @@ class StopRequest:
     The loop sees it after its step, so that a checkpoint can be written.
     """
 
-    def __init__(self) -> None:
-        self.received = False
-        self._before: dict[int, Any] = {}
+    received = False
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-            self._before[number] = signal.signal(number, self._receive)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+        self._before = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -286,13 +279,13 @@ def task_of(job: Job, place: Place) -> Task:
     """The process that runs a job."""
     folder = folder_of(job.config, place)
     command = (sys.executable, "-m", WORKER, encode_job(job, place))
-    threads = str(job.config.recipe.hardware.threads)
+    count = str(job.config.recipe.hardware.threads)
     return Task(
         id=folder.id,
         title=f"{job.config.recipe.title}: {job.config.title}",
         folder=folder.path,
         command=command,
-        environment={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        environment={"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count},
     )
 
 

@@ -38,7 +38,6 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """How many steps the run has."""
         return self.epochs * self.steps_per_epoch
 
     def first_step(self, epoch: float) -> int:

@@ -94,7 +94,6 @@ class WeightSelector:
         return {"averages": self.averages.state_dict(), "live": self.live.state_dict(), "kept": dict(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state."""
         self.averages.load_state_dict(state["averages"])
         self.live.load_state_dict(state["live"])
         self._kept = dict(state["kept"])

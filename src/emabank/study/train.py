@@ -1,7 +1,6 @@
 """The only training loop: one run with a bank beside it, measured after each epoch, resumable after any step.
 
 What it chooses, it chooses on validation images; test images are met here for curves alone, which nothing reads back.
-May import the library's public names, predict, data, metrics, schedules and config.
 """
 
 import math
@@ -10,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,15 +23,17 @@ from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.images import Images
 from emabank.study.data.loader import Batches, Loader, batches, evaluation_batch
 from emabank.study.data.splits import Parts, stratified_subset
-from emabank.study.distributed import ALONE, ProcessGroup
+from emabank.study.distributed import ALONE, ProcessGroup, SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics
-from emabank.study.models.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.models.whitened_cnn import WhitenedCNN
 from emabank.study.posthoc import PosthocRecorder
 from emabank.study.predict import Key, Logits, computing, predict_each
 from emabank.study.runs.rows import Part
 from emabank.study.schedules import Schedule
 from emabank.study.selection import LIVE, SelectedWeights, WeightSelector
+
+if TYPE_CHECKING:
+    from emabank.study.runs.writer import RunWriter
 
 SWA = "swa"
 WHITENED = 5000
@@ -41,14 +42,6 @@ BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, S
 
 Set = tuple[str, BatchNorm]
 """Which weights, with which statistics."""
-
-
-class Store(Protocol):
-    """Where a run's checkpoints go."""
-
-    def save_checkpoint(self, state: dict[str, Any]) -> None: ...
-
-    def save_fork(self, epoch: int, state: dict[str, Any]) -> None: ...
 
 
 class Interrupted(KeyboardInterrupt):
@@ -196,7 +189,6 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """How many epochs are finished."""
         return len(self.losses)
 
     @property
@@ -206,7 +198,7 @@ class Training:
 
     def run(
         self,
-        store: Store | None = None,
+        store: "RunWriter | None" = None,
         *,
         forks: Iterable[int] = (),
         checkpoint_seconds: float = 60.0,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from emabank.study.data.images import Dataset, Normalisation
 from emabank.study.data.loader import batches, evaluation_batch
-from emabank.study.metrics.classification import accuracy
+from emabank.study.metrics import accuracy
 from emabank.study.predict import features_of
 
 EPOCHS, BATCH, RATE, MOMENTUM = 50, 128, 0.01, 0.9
@@ -44,46 +44,27 @@ def linear_evaluation(
     for part in (features, test_features):
         if not part.isfinite().all():
             raise ValueError("features must be finite; got NaN or infinity. Look at the weights that made them")
+    width, generator = features.shape[1], torch.Generator().manual_seed(seed)
+    bound = 1 / math.sqrt(width)  # the head begins as `nn.Linear` does
+    weight, bias = (
+        torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in ((classes, width), (classes,))
+    )
+    momenta = torch.zeros_like(weight), torch.zeros_like(bias)
+    step, steps = 0, EPOCHS * math.ceil(len(labels) / BATCH)
     with torch.no_grad():
-        head = _Head(features.shape[1], classes, seed=seed)
-        head.train(features, labels)
-        return head.logits(test_features).numpy()
-
-
-class _Head:
-    """A linear layer that begins as `nn.Linear` does, and its momentum."""
-
-    def __init__(self, width: int, classes: int, *, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-        bound = 1 / math.sqrt(width)
-        shapes = ((classes, width), (classes,))
-        self.weight, self.bias = (
-            torch.empty(shape).uniform_(-bound, bound, generator=self.generator) for shape in shapes
-        )
-        self.weight_speed, self.bias_speed = torch.zeros_like(self.weight), torch.zeros_like(self.bias)
-
-    def logits(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.weight, self.bias)
-
-    def train(self, features: Tensor, labels: Tensor) -> None:
-        steps = EPOCHS * math.ceil(len(labels) / BATCH)
-        step = 0
         for _ in range(EPOCHS):
-            for chosen in torch.randperm(len(labels), generator=self.generator).split(BATCH):
-                cosine = (1 + math.cos(math.pi * step / steps)) / 2
+            for chosen in torch.randperm(len(labels), generator=generator).split(BATCH):
+                rate = RATE * ((1 + math.cos(math.pi * step / steps)) / 2)
                 # index_select gathers rows five times as fast as features[chosen] on a CPU
-                self._step(features.index_select(0, chosen), labels[chosen], RATE * cosine)
+                inputs = features.index_select(0, chosen)
+                # The slope of the mean cross entropy by the logits: probabilities minus 1 at the label.
+                slope = F.linear(inputs, weight, bias).softmax(dim=1)
+                slope[torch.arange(len(chosen)), labels[chosen]] -= 1
+                slope /= len(chosen)
+                gradients = slope.T @ inputs, slope.sum(dim=0)
+                for values, momentum, gradient in zip((weight, bias), momenta, gradients, strict=True):
+                    # Nesterov momentum as torch.optim.SGD has it
+                    momentum.mul_(MOMENTUM).add_(gradient)
+                    values.sub_(gradient.add_(momentum, alpha=MOMENTUM), alpha=rate)
                 step += 1
-
-    def _step(self, features: Tensor, labels: Tensor, rate: float) -> None:
-        # The slope of the mean cross entropy by the logits: probabilities minus 1 at the label.
-        slope = self.logits(features).softmax(dim=1)
-        slope[torch.arange(len(labels)), labels] -= 1
-        slope /= len(labels)
-        self._move(self.weight, self.weight_speed, slope.T @ features, rate)
-        self._move(self.bias, self.bias_speed, slope.sum(dim=0), rate)
-
-    def _move(self, values: Tensor, speed: Tensor, gradient: Tensor, rate: float) -> None:
-        """Nesterov momentum as torch.optim.SGD has it."""
-        speed.mul_(MOMENTUM).add_(gradient)
-        values.sub_(gradient.add_(speed, alpha=MOMENTUM), alpha=rate)
+        return F.linear(test_features, weight, bias).numpy()

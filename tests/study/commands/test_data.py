@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from emabank.study.commands.data import DataArguments
+from emabank.study.commands.studies import DataArguments
 from emabank.study.data import download
 from emabank.study.data.catalogue import DATASETS, Download, File, Published
 from tests.study.data.made_up import write_files

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from emabank.study.executors.remote import RemoteCommand
-from emabank.study.executors.worker import LOCKED, PARENT
+from emabank.study.executors.worker import LOCKED, PARENT, RemoteCommand
 from tests.support.processes import SOURCE, wait_until
 
 LONG = "import time; print('begun', flush=True); time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + LONG
 WORKER = """
 import signal, sys
-from emabank.study.executors.remote import RemoteCommand
+from emabank.study.executors.worker import RemoteCommand
 command = RemoteCommand((sys.executable, "-c", sys.argv[2]), log=sys.argv[1], grace=0.5)
 def interrupted(number, frame):
     command.stop()
@@ -53,7 +52,7 @@ def test_a_signal_handler_can_stop_a_running_command(tmp_path: Path, code: str, 
 
 
 def test_a_remote_command_waits_for_a_locked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("emabank.study.executors.remote._BETWEEN_TRIES", 0.1)
+    monkeypatch.setattr("emabank.study.executors.worker._BETWEEN_TRIES", 0.1)
     mark = tmp_path / "mark"
     code = f"import pathlib; mark = pathlib.Path({str(mark)!r}); was = mark.exists(); mark.touch(); "
     code += f"raise SystemExit(0 if was else {LOCKED})"

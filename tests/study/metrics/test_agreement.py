@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.spatial.distance import jensenshannon
 
-from emabank.study.metrics.agreement import churn, jensen_shannon
+from emabank.study.metrics import churn, jensen_shannon
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(2, 5))
 

@@ -8,15 +8,16 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 from scipy.optimize import minimize_scalar
 
-from emabank.study.metrics.calibration import (
+from emabank.study.metrics import (
     apply_temperature,
     calibrated_ece,
     default_bins,
     ece,
     fit_temperature,
+    loss,
     reliability_curve,
+    softmax,
 )
-from emabank.study.metrics.classification import loss, softmax
 
 
 def with_confidence(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import special
 from sklearn import metrics
 
-from emabank.study.metrics.classification import (
+from emabank.study.metrics import (
     accuracy,
     clean_accuracy,
     log_softmax,

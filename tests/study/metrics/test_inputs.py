@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from emabank.study.metrics import agreement, calibration, classification
+from emabank.study import metrics
 
 LOGITS = np.array([[2.0, -1.0, 0.5], [0.0, 1.0, 3.0]])
 PROBABILITIES = np.array([[0.5, 0.25, 0.25], [0.0, 0.0, 1.0]])
@@ -25,21 +25,21 @@ GOOD = {
     "temperature": 2.0,
 }
 MEASURES = [
-    classification.accuracy,
-    classification.loss,
-    agreement.churn,
-    agreement.jensen_shannon,
-    calibration.calibrated_ece,
-    calibration.ece,
-    calibration.reliability_curve,
-    classification.clean_accuracy,
-    classification.memorised,
-    classification.log_softmax,
-    classification.softmax,
-    calibration.apply_temperature,
-    calibration.fit_temperature,
+    metrics.accuracy,
+    metrics.loss,
+    metrics.churn,
+    metrics.jensen_shannon,
+    metrics.calibrated_ece,
+    metrics.ece,
+    metrics.reliability_curve,
+    metrics.clean_accuracy,
+    metrics.memorised,
+    metrics.log_softmax,
+    metrics.softmax,
+    metrics.apply_temperature,
+    metrics.fit_temperature,
 ]
-BINNED = (calibration.calibrated_ece, calibration.ece, calibration.reliability_curve)
+BINNED = (metrics.calibrated_ece, metrics.ece, metrics.reliability_curve)
 
 
 def call(measure, **changed):
@@ -61,11 +61,11 @@ def arguments(*kinds: str) -> list[tuple[Callable[..., Any], str]]:
 def test_every_measure_is_listed_and_leaves_its_arguments_unchanged():
     defined = {
         function
-        for module in (agreement, calibration, classification)
+        for module in (metrics,)
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if function.__module__ == module.__name__ and not name.startswith(("_", "check_"))
     }
-    assert defined - set(MEASURES) == {calibration.default_bins}
+    assert defined - set(MEASURES) == {metrics.default_bins}
     before = {name: np.copy(value) for name, value in GOOD.items()}
     for measure in MEASURES:
         call(measure)
@@ -98,8 +98,8 @@ def test_impossible_probabilities_are_refused_and_low_precision_is_accepted():
                 call(measure, **{name: np.array([[0.5, 0.25, 0.25], row])})
     logits = np.random.default_rng(0).normal(size=(50, 200))
     for dtype in (np.float16, np.float32):
-        rounded = classification.softmax(logits).astype(dtype)
-        assert np.array_equal(classification.check_probabilities(rounded), rounded)
+        rounded = metrics.softmax(logits).astype(dtype)
+        assert np.array_equal(metrics.check_probabilities(rounded), rounded)
 
 
 def test_labels_of_a_wrong_shape_type_or_range_are_refused():
@@ -111,6 +111,6 @@ def test_labels_of_a_wrong_shape_type_or_range_are_refused():
 
 
 def test_two_predictions_of_different_samples_are_refused():
-    for kind, measure in (("logits", agreement.churn), ("probabilities", agreement.jensen_shannon)):
+    for kind, measure in (("logits", metrics.churn), ("probabilities", metrics.jensen_shannon)):
         with pytest.raises(ValueError, match=rf"^{kind}_a have the shape \(2, 3\) and {kind}_b \(1, 3\); give two"):
             call(measure, **{f"{kind}_b": GOOD[kind][:1]})

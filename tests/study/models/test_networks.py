@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from emabank.study.models import NETWORKS, build_network
-from emabank.study.models.resnet import resnet8, resnet18
+from emabank.study.models.resnet import resnet8, resnet18, wide_resnet
 from emabank.study.models.vgg import vgg16, vgg_small
-from emabank.study.models.wide_resnet import wide_resnet
 
 PARAMETERS = {
     "resnet8": 75_290,

@@ -13,8 +13,8 @@ from emabank.study.config import AveragesConfig, HardwareConfig, ProtocolConfig,
 from emabank.study.data.digits import digits_dataset
 from emabank.study.models import build_network
 from emabank.study.report.results import Overhead
-from emabank.study.studies import overhead
-from emabank.study.studies.overhead import measure_overhead
+from emabank.study.studies import cost as overhead
+from emabank.study.studies.cost import measure_overhead
 from tests.study.small_runs import one_thread as one_thread
 
 DIGITS = digits_dataset()

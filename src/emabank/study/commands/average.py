@@ -126,29 +126,21 @@ def average_files(arguments: AverageArguments, *, console: Console | None = None
 
 
 def _paths_and_weights(arguments: AverageArguments, paths: Sequence[Path]) -> tuple[Sequence[Path], list[float]]:
-    from emabank.averaging import (
-        best_checkpoints,
-        checkpoint_step,
-        ema_weights,
-        last_weights,
-        normalized_weights,
-        recent_checkpoints,
-        uniform_weights,
-    )
+    from emabank import averaging
 
     if arguments.like_decay is not None:
-        paths = recent_checkpoints(paths, arguments.window, arguments.min_interval)
-        steps = [checkpoint_step(path) for path in paths]
+        paths = averaging.recent_checkpoints(paths, arguments.window, arguments.min_interval)
+        steps = [averaging.checkpoint_step(path) for path in paths]
         return paths, decay_merge_weights(steps, arguments.like_decay, control=arguments.control)
     if arguments.best is not None:
-        paths = best_checkpoints(paths, arguments.best, arguments.metric, lowest=arguments.lowest)
+        paths = averaging.best_checkpoints(paths, arguments.best, arguments.metric, lowest=arguments.lowest)
     if arguments.decay is not None:
-        return paths, ema_weights(len(paths), arguments.decay)
+        return paths, averaging.ema_weights(len(paths), arguments.decay)
     if arguments.last is not None:
-        return paths, last_weights(len(paths), arguments.last)
-    return paths, normalized_weights(len(paths), arguments.weights) if arguments.weights else uniform_weights(
-        len(paths)
-    )
+        return paths, averaging.last_weights(len(paths), arguments.last)
+    if arguments.weights:
+        return paths, averaging.normalized_weights(len(paths), arguments.weights)
+    return paths, averaging.uniform_weights(len(paths))
 
 
 def _cook(arguments: AverageArguments, paths: Sequence[Path], console: Console) -> None:

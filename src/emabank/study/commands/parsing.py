@@ -14,33 +14,22 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
+from emabank.study.commands import studies
 from emabank.study.commands.average import AverageArguments
 from emabank.study.commands.bench import BenchArguments
-from emabank.study.commands.data import DataArguments
 from emabank.study.commands.decay import DecayArguments
-from emabank.study.commands.studies import (
-    AdviseArguments,
-    ClaimsArguments,
-    DemoArguments,
-    ListArguments,
-    ProtocolArguments,
-    ReportArguments,
-    RunArguments,
-    StatusArguments,
-    protocol_defaults,
-)
 from emabank.study.config import Seeds, did_you_mean, parse_seeds
 
 COMMANDS: dict[str, type[Any]] = {
-    "demo": DemoArguments,
-    "list": ListArguments,
-    "run": RunArguments,
-    "status": StatusArguments,
-    "report": ReportArguments,
-    "claims": ClaimsArguments,
-    "advise": AdviseArguments,
-    "protocol": ProtocolArguments,
-    "data": DataArguments,
+    "demo": studies.DemoArguments,
+    "list": studies.ListArguments,
+    "run": studies.RunArguments,
+    "status": studies.StatusArguments,
+    "report": studies.ReportArguments,
+    "claims": studies.ClaimsArguments,
+    "advise": studies.AdviseArguments,
+    "protocol": studies.ProtocolArguments,
+    "data": studies.DataArguments,
     "average": AverageArguments,
     "decay": DecayArguments,
     "bench": BenchArguments,
@@ -62,7 +51,7 @@ def parse(words: list[str], *, description: str) -> Any:
     if name not in COMMANDS:
         close = did_you_mean(name, COMMANDS)
         raise ValueError(f"there is no command {name!r}{close}; `emabank --help` lists the commands")
-    defaults: dict[str, Any] = {"default": protocol_defaults(rest)} if name == "protocol" else {}
+    defaults: dict[str, Any] = {"default": studies.protocol_defaults(rest)} if name == "protocol" else {}
     _show_useful_defaults(COMMANDS[name])
     said = io.StringIO()
     try:

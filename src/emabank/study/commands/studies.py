@@ -1,4 +1,4 @@
-"""The commands about studies and their results: demo, list, run, protocol, status, report, claims, advise."""
+"""The commands about studies, their data and their results."""
 
 import os
 import shlex
@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from emabank.study.config import Place, ProtocolConfig, Seeds, check, check_share
+from emabank.study.config import Place, ProtocolConfig, PublishedName, Seeds, check, check_share
 from emabank.study.serialize import apply_overrides, read_toml
+from emabank.study.studies import catalogue
 from emabank.study.studies.catalogue import studies_named
 from emabank.study.studies.scales import Scale, protocol_of
 
@@ -81,9 +82,7 @@ class ListArguments:
     """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
 
     def run(self, words: list[str]) -> None:
-        from emabank.study.studies.listing import list_studies
-
-        list_studies(self.scale)
+        catalogue.list_studies(self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +195,41 @@ class AdviseArguments:
         from emabank.study.advise import show_advice
 
         show_advice(self.folder, self.criterion)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataArguments:
+    """Check the files of a data set against published checksums, or fetch them."""
+
+    action: tyro.conf.Positional[Literal["check", "fetch"]]
+    """check says what is missing or damaged and where it comes from; fetch downloads it."""
+    name: tyro.conf.Positional[PublishedName]
+    """Which data set."""
+    data: Path = Path("data")
+    """Folder with the data sets."""
+
+    def run(self, words: list[str]) -> int:
+        from rich.console import Console
+
+        from emabank.study.data.catalogue import find_dataset
+        from emabank.study.data.download import check, fetch, is_complete
+        from emabank.study.executors.progress import counting, say
+
+        console, dataset = Console(), find_dataset(self.name)
+        if self.action == "check":
+            findings = check(self.name, self.data)
+        else:
+            with counting(Console(stderr=True), "bytes") as progress:
+                findings = fetch(self.name, self.data, progress=progress)
+        say(console, f"{dataset.title}: published by {dataset.publisher}; terms: {dataset.terms}")
+        for finding in findings:
+            say(console, f"{finding.state:15} {finding.sentence}")
+        if is_complete(findings):
+            say(console, f"{self.name}: complete")
+            return 0
+        command = f"emabank data fetch {self.name} --data {self.data}"
+        say(console, f"{self.name}: not complete; `{command}` downloads what is missing or wrong")
+        return 1
 
 
 # A configuration file ------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ class File:
     elsewhere: str | None = None
 
     def find(self, folder: Path) -> Path | None:
-        """Where the file lies, or None."""
         paths = [folder / path for path in (self.path, self.elsewhere) if path is not None]
         return next((path for path in paths if path.is_file()), None)
 
@@ -68,50 +67,33 @@ _UCSC_TERMS = "the licence of that repository, which is none of the common ones:
 _UCSC_FILES = "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data"
 
 
-def _in(folder: str, *files: tuple[str, int, str]) -> tuple[File, ...]:
-    return tuple(File(f"{folder}/{name}", size, f"md5:{md5}") for name, size, md5 in files)
+def _cifar(name: str, title: str, archive: File, folder: str, *files: tuple[str, int, str]) -> Published:
+    contents = tuple(File(f"{folder}/{file}", size, f"md5:{md5}") for file, size, md5 in files)
+    download = Download(f"https://www.cs.toronto.edu/~kriz/{archive.path}", archive, contents)
+    return Published(name, title, _KRIZHEVSKY, _CIFAR_TERMS, (download,))
 
 
-CIFAR10 = Published(
-    name="cifar10",
-    title="CIFAR-10",
-    publisher=_KRIZHEVSKY,
-    terms=_CIFAR_TERMS,
-    downloads=(
-        Download(
-            url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-            file=File("cifar-10-python.tar.gz", 170498071, "md5:c58f30108f718f92721af3b95e74349a"),
-            contents=_in(
-                "cifar-10-batches-py",
-                ("data_batch_1", 31035704, "c99cafc152244af753f735de768cd75f"),
-                ("data_batch_2", 31035320, "d4bba439e000b95fd0a9bffe97cbabec"),
-                ("data_batch_3", 31035999, "54ebc095f3ab1f0389bbae665268c751"),
-                ("data_batch_4", 31035696, "634d18415352ddfa80567beed471001a"),
-                ("data_batch_5", 31035623, "482c414d41f54cd18b22e5b47cb7c3cb"),
-                ("test_batch", 31035526, "40351d587109b95175f43aff81a1287e"),
-                ("batches.meta", 158, "5ff9c542aee3614f3951f8cda6e48888"),
-            ),
-        ),
-    ),
+CIFAR10 = _cifar(
+    "cifar10",
+    "CIFAR-10",
+    File("cifar-10-python.tar.gz", 170498071, "md5:c58f30108f718f92721af3b95e74349a"),
+    "cifar-10-batches-py",
+    ("data_batch_1", 31035704, "c99cafc152244af753f735de768cd75f"),
+    ("data_batch_2", 31035320, "d4bba439e000b95fd0a9bffe97cbabec"),
+    ("data_batch_3", 31035999, "54ebc095f3ab1f0389bbae665268c751"),
+    ("data_batch_4", 31035696, "634d18415352ddfa80567beed471001a"),
+    ("data_batch_5", 31035623, "482c414d41f54cd18b22e5b47cb7c3cb"),
+    ("test_batch", 31035526, "40351d587109b95175f43aff81a1287e"),
+    ("batches.meta", 158, "5ff9c542aee3614f3951f8cda6e48888"),
 )
-
-CIFAR100 = Published(
-    name="cifar100",
-    title="CIFAR-100",
-    publisher=_KRIZHEVSKY,
-    terms=_CIFAR_TERMS,
-    downloads=(
-        Download(
-            url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-            file=File("cifar-100-python.tar.gz", 169001437, "md5:eb9058c3a382ffc7106e4002c42a8d85"),
-            contents=_in(
-                "cifar-100-python",
-                ("train", 155249918, "16019d7e3df5f24257cddd939b257f8d"),
-                ("test", 31049707, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
-                ("meta", 1473, "7973b15100ade9c7d40fb424638fde48"),
-            ),
-        ),
-    ),
+CIFAR100 = _cifar(
+    "cifar100",
+    "CIFAR-100",
+    File("cifar-100-python.tar.gz", 169001437, "md5:eb9058c3a382ffc7106e4002c42a8d85"),
+    "cifar-100-python",
+    ("train", 155249918, "16019d7e3df5f24257cddd939b257f8d"),
+    ("test", 31049707, "f0ef6b0ae62326f3e7ffdfab6717acfc"),
+    ("meta", 1473, "7973b15100ade9c7d40fb424638fde48"),
 )
 
 

@@ -219,11 +219,7 @@ def load_cifar_n(
 ) -> NDArray[np.int64]:
     """The human labels of the training images of CIFAR-10N or CIFAR-100N, in the official order.
 
-    Args:
-        name: `"cifar10n"` or `"cifar100n"`.
-        folder: the data folder, with `cifar-n/CIFAR-10_human.pt` or `CIFAR-10_human.pt` in it (or the same for 100).
-        labels: a key of `NOISES[name]`.
-        official: the labels of CIFAR-10 or CIFAR-100; the file has its own copy of them, and both must be the same.
+    `labels` is a key of `NOISES[name]`. The file has its own copy of the `official` labels, and both must be the same.
     """
     folder, file = Path(folder), find_dataset(name).downloads[0].file
     path = file.find(folder)

@@ -1,4 +1,4 @@
-"""From the name of a data set to its images and labels: the way in to the readers. May import config."""
+"""From the name of a data set to its images and labels: the way in to the readers."""
 
 from pathlib import Path
 
@@ -18,9 +18,6 @@ def load_dataset(
     """Read a data set from its folder; only `digits` needs none. Decoded images are kept in `cache`.
 
     Its images have the size that the configuration asks for.
-
-    >>> load_dataset(DataConfig(dataset="digits"), Path("nowhere")).classes
-    10
     """
     return averaged_to(_load(config.completed(), folder, cache, progress), config.size)
 
@@ -47,13 +44,7 @@ def _load(config: DataConfig, folder: Path, cache: Path | None, progress: Progre
 
 
 def load_parts(config: DataConfig, dataset: Dataset, trained_on: str) -> Parts:
-    """Cut a data set into the parts of one run, as the configuration says.
-
-    >>> config = DataConfig(subset=1000, noise=0.4)
-    >>> parts = load_parts(config, load_dataset(config, Path("nowhere")), "100%")
-    >>> len(parts.train), parts.validation, int(parts.train.wrong.sum())
-    (1000, None, 400)
-    """
+    """Cut a data set into the parts of one run, as the configuration says."""
     return make_parts(
         dataset,
         trained_on=trained_on,  # type: ignore[arg-type]

@@ -47,7 +47,6 @@ def check(name: str, folder: str | os.PathLike[str]) -> list[Finding]:
 
 
 def is_complete(findings: Iterable[Finding]) -> bool:
-    """Whether nothing is missing or wrong."""
     return all(finding.state == "ok" for finding in findings)
 
 
@@ -102,39 +101,41 @@ def file_hash(path: Path, kind: str) -> str:
 
 def _check_image_folders(folder: Path, download: Download, published: ImageFolders) -> list[Finding]:
     """Classes and images counted against the published numbers, since single images have no checksums."""
-    root, source = folder / FOLDER, f"the complete set comes from {download.url}"
+    root = folder / FOLDER
     path = root / "wnids.txt"
     try:
         wnids = read_wnids(folder)
     except FileNotFoundError:
         packed = download.file.find(folder)
-        there = f"{packed} is there and not unpacked" if packed else source
-        return [Finding(path, "missing", f"{path} is missing; {there}", download)]
+        if packed is None:
+            return [_wrong(path, "missing", f"{path} is missing", download)]
+        sentence = f"{path} is missing; {packed} is there and not unpacked"
+        return [Finding(path, "missing", sentence, download)]
     except (OSError, ValueError) as error:
-        return [Finding(path, "damaged", f"{error}; {source}", download)]
+        return [_wrong(path, "damaged", str(error), download)]
     if len(wnids) != published.classes:
-        sentence = f"{path} names {len(wnids)} classes, where {published.classes} belong; {source}"
-        return [Finding(path, "damaged", sentence, download)]
+        sentence = f"{path} names {len(wnids)} classes, where {published.classes} belong"
+        return [_wrong(path, "damaged", sentence, download)]
     findings = [Finding(path, "ok", f"{path} names the {len(wnids)} classes")]
-    train = root / "train"
-    findings.append(_count(train, train_files(root, wnids), root, wnids, published.train, download))
+    findings.append(_count(root / "train", train_files(root, wnids), wnids, published.train, download))
     val = root / "val"
     try:
-        findings.append(_count(val, val_files(root, wnids), root, wnids, published.test, download))
+        findings.append(_count(val, val_files(root, wnids), wnids, published.test, download))
     except FileNotFoundError as error:
-        findings.append(Finding(val, "missing", f"{str(error).partition(';')[0]}; {source}", download))
+        findings.append(_wrong(val, "missing", str(error).partition(";")[0], download))
     except (OSError, ValueError) as error:
-        findings.append(Finding(val, "damaged", f"{error}; {source}", download))
+        findings.append(_wrong(val, "damaged", str(error), download))
     return findings
 
 
-def _count(
-    place: Path, files: list[tuple[str, int]], root: Path, wnids: list[str], per_class: int, download: Download
-) -> Finding:
-    source = f"the complete set comes from {download.url}"
-    empty = next((root / path for path, _ in files if (root / path).stat().st_size == 0), None)
+def _wrong(place: Path, state: State, sentence: str, download: Download) -> Finding:
+    return Finding(place, state, f"{sentence}; the complete set comes from {download.url}", download)
+
+
+def _count(place: Path, files: list[tuple[str, int]], wnids: list[str], per_class: int, download: Download) -> Finding:
+    empty = next((place.parent / path for path, _ in files if (place.parent / path).stat().st_size == 0), None)
     if empty is not None:
-        return Finding(place, "damaged", f"{empty} is damaged: it is empty; {source}", download)
+        return _wrong(place, "damaged", f"{empty} is damaged: it is empty", download)
     counts = Counter(label for _, label in files)
     unlike = [label for label in range(len(wnids)) if counts[label] != per_class]
     if unlike:
@@ -142,7 +143,7 @@ def _count(
             f"{place} is incomplete: {len(files):,} of {per_class * len(wnids):,} images, and {len(unlike)} of "
             f"{len(wnids)} classes do not have {per_class} (first {wnids[unlike[0]]} with {counts[unlike[0]]})"
         )
-        return Finding(place, "incomplete", f"{sentence}; {source}", download)
+        return _wrong(place, "incomplete", sentence, download)
     return Finding(place, "ok", f"{place} holds {per_class} images in each of {len(wnids)} classes")
 
 
@@ -158,14 +159,7 @@ def fetch(name: str, folder: str | os.PathLike[str], *, progress: ProgressCallba
     """Download what `check` finds missing or wrong; the files appear in the folder whole and verified, or not at all.
 
     Archives are unpacked and stay beside what they hold. One that is there already and right is not downloaded again.
-
-    Args:
-        name: the name of a data set.
-        folder: the data folder; made when it is not there.
-        progress: called with how many of how many bytes are there.
-
-    Returns:
-        What `check` finds afterwards: nothing missing, nothing wrong.
+    Returns what `check` finds afterwards: nothing missing, nothing wrong.
     """
     folder = Path(folder)
     findings = check(name, folder)

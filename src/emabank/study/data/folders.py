@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,16 +52,10 @@ def load_tiny_imagenet(
     cache: str | os.PathLike[str] | None = None,
     progress: ProgressCallback | None = None,
 ) -> LabelledImages:
-    """Read one part of Tiny-ImageNet; the first time the images are decoded, with `progress`.
+    """Read one part of Tiny-ImageNet, of the published `val` folder to test with: its `test` folder has no labels.
 
-    Args:
-        folder: the data folder, with `tiny-imagenet-200/` in it.
-        split: `"train"`, or `"test"` for the published `val` folder: the published `test` folder has no labels.
-        cache: where the decoded images are kept; default `.emabank-cache` in the data folder.
-        progress: called with how many of how many images are decoded.
-
-    Returns:
-        Images of 64 x 64 pixels; class 0 is the first line of `wnids.txt`. A part is mapped from the cache.
+    The first time the images are decoded, into `.emabank-cache` in the data folder by default, and mapped from there.
+    Class 0 is the first line of `wnids.txt`.
     """
     folder = Path(folder)
     root = folder / FOLDER
@@ -69,16 +63,8 @@ def load_tiny_imagenet(
     files = train_files(root, wnids) if split == "train" else val_files(root, wnids)
     if not files:
         raise FileNotFoundError(f"{root} holds no images to {split} with; {advice('tiny-imagenet', folder)}")
-    images = load_decoded(
-        root,
-        [path for path, _ in files],
-        name=f"tiny-imagenet-{split}",
-        side=_SIDE,
-        fit=False,
-        cache=folder / CACHE if cache is None else Path(cache),
-        progress=progress,
-    )
-    return LabelledImages(images, _labels(files), tuple(wnids))
+    name, cache = f"tiny-imagenet-{split}", folder / CACHE if cache is None else Path(cache)
+    return _load(root, files, wnids, name=name, side=_SIDE, fit=False, cache=cache, progress=progress)
 
 
 def read_wnids(folder: Path) -> list[str]:
@@ -171,20 +157,9 @@ def load_image_folder(
         files += [(f"{name}/{path}", label) for path in paths]
     if not files:
         raise ValueError(f"{root} has no subfolders; put the images of each class into a folder of their own")
-    images = load_decoded(
-        root,
-        [path for path, _ in files],
-        name=f"{re.sub('[^A-Za-z0-9]+', '-', root.resolve().name) or 'images'}-{size or 'own-size'}",
-        side=size,
-        fit=size is not None,
-        cache=root / CACHE,
-        progress=progress,
-    )
-    return LabelledImages(images, _labels(files), tuple(classes))
-
-
-def _labels(files: Sequence[tuple[str, int]]) -> NDArray[np.int64]:
-    return np.array([label for _, label in files], dtype=np.int64)
+    name = f"{re.sub('[^A-Za-z0-9]+', '-', root.resolve().name) or 'images'}-{size or 'own-size'}"
+    fit, cache = size is not None, root / CACHE
+    return _load(root, files, classes, name=name, side=size, fit=fit, cache=cache, progress=progress)
 
 
 def _images(folder: Path) -> list[str]:
@@ -201,6 +176,11 @@ def _images(folder: Path) -> list[str]:
 # The cache -----------------------------------------------------------------------------------------------------------
 
 
+def _load(root: Path, files: Sequence[tuple[str, int]], classes: Sequence[str], **how: Any) -> LabelledImages:
+    images = load_decoded(root, [path for path, _ in files], **how)
+    return LabelledImages(images, np.array([label for _, label in files], dtype=np.int64), tuple(classes))
+
+
 def load_decoded(
     root: Path,
     files: Sequence[str],
@@ -213,13 +193,13 @@ def load_decoded(
 ) -> NDArray[np.uint8]:
     """The images of these files as uint8 `[n, 3, height, width]`, mapped from the cache, decoded into it when needed.
 
-    What is written to the array does not reach the cache.
+    What is written to the array does not reach the cache. When files, their sizes or times, `side` or `fit` change, a
+    new cache replaces the old one of that name.
 
     Args:
         root: the folder that the files are in.
         files: paths below `root`, one or more; their order is that of the images.
-        name: of the cache, in letters, digits and hyphens; when files, their sizes or times, `side` or `fit` change, a
-            new one replaces the old one of that name.
+        name: of the cache, in letters, digits and hyphens.
         side: images of so many pixels square; None: of the size of the first one.
         fit: scale images of other sizes, and cut them around their centre; False refuses them.
         cache: the folder of caches; made when it does not exist.

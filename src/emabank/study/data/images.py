@@ -1,7 +1,4 @@
-"""What a data set is in memory: uint8 images with the labels as given and the true ones; its fingerprint, its scale.
-
-Imports torch and the standard library only.
-"""
+"""What a data set is in memory: uint8 images with the labels as given and the true ones; its fingerprint, its scale."""
 
 import hashlib
 from dataclasses import dataclass
@@ -89,13 +86,7 @@ class Normalisation:
 
 
 def make_images(images: Tensor, labels: Tensor, *, clean: Tensor | None = None) -> Images:
-    """Images and labels from tensors of one's own, checked; integer labels of any width become int64.
-
-    Args:
-        images: uint8 `[n, channels, height, width]`.
-        labels: integers `[n]`, as given; some may be wrong.
-        clean: the true labels, where they are known and differ.
-    """
+    """Images and labels from tensors of one's own, checked; integer labels of any width become int64."""
     labels = _as_int64(labels)
     return Images(images, labels, labels if clean is None else _as_int64(clean))
 

@@ -1,7 +1,6 @@
 """From images to batches: a whole part lives as uint8 on the device, and each batch is made by a few tensor operations.
 
-`Loader` shuffles, crops and flips, for training; `batches` goes in order, for measuring. Imports torch and its
-neighbours images.py and splits.py only.
+`Loader` shuffles, crops and flips, for training; `batches` goes in order, for measuring.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -41,15 +40,8 @@ class Loader:
         flip: whether every second image, at random, is mirrored left to right.
         seed: for order, crops and flips.
         device: where the images live and the batches are made; None leaves them where they are.
-        memory_format: of the inputs, `torch.contiguous_format` or `torch.channels_last`.
-        share: which images of a batch are handed out, by their number: all, or those of one process among several.
-            What is random is the same for all of them.
-
-    >>> from emabank.study.data.images import make_images, normalisation_of
-    >>> part = make_images(torch.arange(5 * 64).to(torch.uint8).view(5, 1, 8, 8), torch.arange(5))
-    >>> loader = Loader(part, size=2, normalisation=normalisation_of(part), crop=1, flip=True)
-    >>> [len(labels) for inputs, labels in loader], len(loader), loader.epoch
-    ([2, 3], 2, 1)
+        memory_format: of the inputs.
+        share: which images of a batch are handed out; what is random is the same for all processes.
     """
 
     def __init__(
@@ -65,8 +57,14 @@ class Loader:
         memory_format: torch.memory_format = torch.contiguous_format,
         share: Share = _all,
     ) -> None:
+        self._height, self._width = images.images.shape[2:]
         if len(images) < 2:
             raise ValueError(f"a training part of {len(images)} images was given; give 2 or more")
+        if not 0 <= crop < min(self._height, self._width):
+            raise ValueError(
+                f"crop is {crop}; give 0 to {min(self._height, self._width) - 1} pixels, "
+                f"because images of {self._height} x {self._width} have no more to reflect"
+            )
         self.size, self.crop, self.flip = size, crop, flip
         self.epoch = 0
         """How many epochs are complete."""
@@ -74,7 +72,10 @@ class Loader:
         """Images of the batch that was handed out last, in all shares of it."""
         self._share = share
         self._position = 0  # batches handed out in this epoch
-        self._crops = _Crops(images.images, normalisation, crop, device=device, memory_format=memory_format)
+        pixels = images.images.to(device)
+        self._scale = _Scale(normalisation, pixels, memory_format)
+        # Kept as `[n, height, width, channels]`: the bytes of a pixel are neighbours and are copied together.
+        self._pixels = _reflected(pixels, crop).permute(0, 2, 3, 1).contiguous()
         self._labels = images.labels.to(device)
         self._generator = seeded_generator("loader", seed)
         self._plan_epoch()
@@ -140,7 +141,20 @@ class Loader:
         self.whole = len(self._plan.order[chosen])
         mine = self._share(self.whole)
         order, tops, lefts, flips = (draws[chosen][mine] for draws in self._plan)
-        return self._crops.cut(order, tops, lefts, flips if self.flip else None), self._labels.index_select(0, order)
+        pieces = self._pieces(order, tops, lefts) if self.crop else self._pixels.index_select(0, order)
+        if self.flip:
+            # Choosing among all and all mirrored copies whole images, several times as fast as torch.where on bytes.
+            both = torch.cat([pieces, pieces.flip(2)])
+            pieces = both.index_select(0, torch.arange(len(order), device=order.device) + len(order) * flips)
+        return self._scale(pieces.permute(0, 3, 1, 2)), self._labels.index_select(0, order)
+
+    def _pieces(self, order: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
+        """The pieces at these corners of these images with their reflections around them."""
+        _, height, width, channels = self._pixels.shape
+        rows = (order * height + tops).view(-1, 1, 1) + torch.arange(self._height, device=order.device).view(-1, 1)
+        columns = lefts.view(-1, 1, 1) + torch.arange(self._width, device=order.device)
+        pixels = self._pixels.view(-1, channels).index_select(0, (rows * width + columns).flatten())
+        return pixels.view(len(order), self._height, self._width, channels)
 
 
 class _Plan(NamedTuple):
@@ -180,11 +194,6 @@ def batches(
 
     The last batch may be smaller, down to one image. The arguments mean what they mean for `Loader`; a share is one of
     whole batches, and may be none.
-
-    >>> from emabank.study.data.images import make_images, normalisation_of
-    >>> part = make_images(torch.arange(5 * 64).to(torch.uint8).view(5, 1, 8, 8), torch.arange(5))
-    >>> [labels.tolist() for inputs, labels in batches(part, size=2, normalisation=normalisation_of(part))]
-    [[0, 1], [2, 3], [4]]
     """
     mine = share(-(-len(images) // size))
     chosen = slice(mine.start * size, mine.stop * size)
@@ -220,48 +229,6 @@ class _Scale:
 
     def __call__(self, images: Tensor) -> Tensor:
         return images.to(torch.float32, memory_format=self._memory_format).sub_(self._mean).div_(self._std)
-
-
-class _Crops:
-    """Images with their reflections around them, and pieces cut out of them anywhere.
-
-    They are kept as `[n, height, width, channels]`: the bytes of a pixel are neighbours and are copied together.
-    """
-
-    def __init__(
-        self,
-        images: Tensor,
-        normalisation: Normalisation,
-        crop: int,
-        *,
-        device: torch.device | str | None,
-        memory_format: torch.memory_format,
-    ) -> None:
-        self._height, self._width = images.shape[2:]
-        if not 0 <= crop < min(self._height, self._width):
-            raise ValueError(
-                f"crop is {crop}; give 0 to {min(self._height, self._width) - 1} pixels, "
-                f"because images of {self._height} x {self._width} have no more to reflect"
-            )
-        images = images.to(device)
-        self._scale = _Scale(normalisation, images, memory_format)
-        self._pixels, self._crop = _reflected(images, crop).permute(0, 2, 3, 1).contiguous(), crop
-
-    def cut(self, order: Tensor, tops: Tensor, lefts: Tensor, flips: Tensor | None) -> Tensor:
-        """The pieces at these corners of these images, mirrored where a flip is 1, as the network sees them."""
-        pieces = self._pieces(order, tops, lefts) if self._crop else self._pixels.index_select(0, order)
-        if flips is not None:
-            # Choosing among all and all mirrored copies whole images, several times as fast as torch.where on bytes.
-            both = torch.cat([pieces, pieces.flip(2)])
-            pieces = both.index_select(0, torch.arange(len(order), device=order.device) + len(order) * flips)
-        return self._scale(pieces.permute(0, 3, 1, 2))
-
-    def _pieces(self, order: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
-        _, height, width, channels = self._pixels.shape
-        rows = (order * height + tops).view(-1, 1, 1) + torch.arange(self._height, device=order.device).view(-1, 1)
-        columns = lefts.view(-1, 1, 1) + torch.arange(self._width, device=order.device)
-        pixels = self._pixels.view(-1, channels).index_select(0, (rows * width + columns).flatten())
-        return pixels.view(len(order), self._height, self._width, channels)
 
 
 def _reflected(images: Tensor, crop: int) -> Tensor:

@@ -1,7 +1,4 @@
-"""Which images a run trains on, chooses on and is tested on, and synthetic label noise; all of it seeded.
-
-Imports torch and its neighbour images.py only.
-"""
+"""Which images a run trains on, chooses on and is tested on, and synthetic label noise; all of it seeded."""
 
 import hashlib
 from dataclasses import dataclass
@@ -44,19 +41,7 @@ def make_parts(
     are trained on whatever the noise. The mean and spread that the inputs are scaled by are measured on the training
     part only. The test part always has its true labels.
 
-    Args:
-        dataset: where the images come from.
-        trained_on: "80%" holds a validation part back; "100%" trains on all, and there is none.
-        subset: train (and validate) on so many of the training images; None takes all of them.
-        test_subset: test on so many of the test images; None takes all of them.
-        split_seed: one for a data set, shared by all seeds of a study.
-        noise: the share of the (subset of the) training images that get the label of another class, 0 to 1.
-        noise_seed: which of them, and which label.
-
-    >>> from emabank.study.data.digits import digits_dataset
-    >>> parts = make_parts(digits_dataset(), subset=1000, noise=0.4)
-    >>> len(parts.train), len(parts.validation), len(parts.test), int(parts.test.wrong.sum())
-    (800, 200, 500, 0)
+    The arguments are what `DataConfig` says of them.
     """
     test = dataset.test.with_clean_labels()
     if test_subset is not None:
@@ -97,13 +82,8 @@ def stratified_split(labels: Tensor, share: float, *, seed: int) -> tuple[Tensor
 
 
 def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) -> Tensor:
-    """Give an exact share of the examples the label of another class, each other class being as likely.
-
-    Args:
-        labels: the true labels, integers below `classes`; left as they are.
-        share: the share of the examples that get a wrong label, 0 to 1; rounded to a whole number of examples.
-        classes: how many classes there are, 2 or more.
-        seed: the same seed gives the same noise, whatever else uses random numbers.
+    """A copy in which a share of the labels, rounded to a whole number of them, is that of another class, each other
+    class being as likely.
     """
     if classes < 2:
         raise ValueError(f"classes is {classes}; a label can only be wrong when there are 2 classes or more")

@@ -56,7 +56,6 @@ class LocalExecutor:
     def run_all(
         self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
     ) -> list[Outcome]:
-        """Run every task that is not done (see `run_tasks`)."""
         start = partial(_Job, warm=self.warm, patience=self.patience)
         return run_tasks(
             tasks, start, self._stop, at_once=self.jobs, poll=self.poll,

@@ -89,25 +89,21 @@ class Display:
         self._last: dict[str, int] = {}
 
     def started(self, task: Task) -> None:
-        """A run begins."""
         self.say(f"started: {task.title}")
 
     def progressed(self, task: Task, progress: Progress) -> None:
-        """The progress of a running one."""
         if is_due(progress.epoch, progress.epochs, last=self._last.get(task.id, 0)):
             line = plain_line(progress.epoch, progress.epochs, progress.seconds_left, progress.words)
             self.say(f"{task.title}: {line}")
         self._last[task.id] = progress.epoch
 
     def ended(self, outcome: Outcome) -> None:
-        """A run is done, was done before, or failed."""
         self._ended += 1
         took = f" in {duration(outcome.seconds)}" if outcome.state == "done" else ""
         why = f" ({outcome.reason})" if outcome.reason else ""
         self.say(f"{outcome.state}{took}: {outcome.task.title}{why} [{self._ended} of {self._total}]")
 
     def say(self, sentence: str) -> None:
-        """Print a line, as it is."""
         say(self._console, sentence)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from emabank.study.executors import Outcome, Task, engine
 from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
 from emabank.study.executors.progress import say
-from emabank.study.executors.remote import RemoteCommand
+from emabank.study.executors.worker import RemoteCommand
 from emabank.study.runs.environment import cores
 
 
@@ -27,9 +27,7 @@ class RayExecutor:
     jobs: int | None = None
     """Runs at a time; None: as many as fit."""
     cpus: int = 1
-    """That a run computes with."""
     gpus: int = 0
-    """That a run computes with."""
     retries: int = 2
     grace: float = 30.0
     """Seconds that an interrupted run has to write a checkpoint."""
@@ -38,7 +36,6 @@ class RayExecutor:
     def run_all(
         self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
     ) -> list[Outcome]:
-        """Run every task that is not done (see `run_tasks`)."""
         console = console or Console(stderr=True)
         with _connected(self.address, cpus=self.cpus * (self.jobs or 1)) as ray:
 
@@ -91,7 +88,6 @@ class _Remote(TaskHandle):
         return self.outcome(code, reason_of(code))
 
     def cancel(self) -> None:
-        """Ask the worker to stop."""
         self._ray.cancel(self._promise)
 
     def wait(self, seconds: float) -> None:

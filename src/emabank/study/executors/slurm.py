@@ -19,8 +19,7 @@ from rich.console import Console
 from emabank.study.executors import Outcome, Task, engine
 from emabank.study.executors.loop import INTERRUPTED, TaskHandle, reason_of, run_tasks
 from emabank.study.executors.progress import say
-from emabank.study.executors.remote import RemoteCommand
-from emabank.study.executors.worker import LOCKED
+from emabank.study.executors.worker import LOCKED, RemoteCommand
 from emabank.study.runs.reader import LOG, RunFolder
 
 _BETWEEN_QUEUES = 5.0  # seconds between two looks at the queue, which is the whole cluster's
@@ -161,7 +160,6 @@ class _Submitted(TaskHandle):
         subprocess.run(["scancel", "--signal=INT", self._job.job_id], check=False, capture_output=True)
 
     def end(self) -> None:
-        """Cancel it in Slurm."""
         subprocess.run(["scancel", self._job.job_id], check=False, capture_output=True)
 
     def _exit_code(self) -> int | None:

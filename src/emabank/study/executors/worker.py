@@ -1,4 +1,5 @@
-"""A worker process: how it is started, that it keeps its memory, and that it does not outlive its executor.
+"""A worker process: how it is started, here or by a cluster, that it keeps its memory, and that it does not outlive its
+executor.
 
 Standard library only.
 """
@@ -8,18 +9,22 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 PARENT = "EMABANK_EXECUTOR"  # the variable with the process id of a worker's executor
 LOCKED = 75  # the exit code of a worker whose run another process is at work on
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST = 2**25  # bytes; glibc allows no more
+_BETWEEN_TRIES, _BETWEEN_LOOKS = 2.0, 0.1  # seconds, of a worker of a cluster
 
 
 def start_worker(
@@ -82,3 +87,70 @@ def _runs(executor: int) -> bool:
     """Whether the parent is still the same; for a worker forked by another process, the executor must be alive too."""
     asker = multiprocessing.parent_process()
     return os.getppid() == executor and (asker is None or asker.is_alive())
+
+
+# Workers of a cluster -------------------------------------------------------------------------------------------------
+
+
+class RemoteCommand:
+    """One start of a task: its command as a process beside a worker of a cluster. Called, it gives the exit code.
+
+    It travels to another machine, so it holds plain values.
+
+    When a worker dies, its task is started elsewhere at once, while the old process may still be writing its last
+    checkpoint: the new one waits for that.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        *,
+        log: str,
+        environment: Mapping[str, str] | None = None,
+        grace: float = 30.0,
+        patience: float = 120.0,
+    ) -> None:
+        self.command, self.log, self.environment = command, log, dict(environment or {})
+        self.grace, self.patience = grace, patience
+        self._process: subprocess.Popen[bytes] | None = None
+        self._code: int | None = None
+
+    def __call__(self) -> int:
+        until = time.monotonic() + self.patience
+        while True:
+            code = self._run()
+            if code != LOCKED or time.monotonic() > until:
+                return code
+            time.sleep(_BETWEEN_TRIES)
+
+    def _run(self) -> int:
+        self._code = None
+        with open(self.log, "ab") as log:
+            log.write(f"--- on {socket.gethostname()}\n".encode())
+        process = self._process = start_worker(self.command, log=self.log, environment=self.environment)
+        # A thread waits for the process: `stop` may be called by a signal handler in the middle of what this thread
+        # does, and two waits of one thread for one process would block each other for ever.
+        threading.Thread(target=self._wait_for, args=(process,), daemon=True).start()
+        try:
+            while self._code is None:
+                time.sleep(_BETWEEN_LOOKS)
+            return self._code
+        finally:
+            self.stop()
+
+    def _wait_for(self, process: "subprocess.Popen[bytes]") -> None:
+        self._code = process.wait()
+
+    def stop(self) -> None:
+        """Let the process write a checkpoint and end; if it does not within its time, end it."""
+        for number, seconds in ((signal.SIGINT, self.grace), (signal.SIGTERM, 5.0), (signal.SIGKILL, 60.0)):
+            if self._process is None or self._code is not None:
+                break
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            until = time.monotonic() + seconds
+            while self._code is None and time.monotonic() < until:
+                time.sleep(_BETWEEN_LOOKS)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None, "_code": None}

@@ -3,32 +3,25 @@
 This file imports torch only to build one, so that configurations can be checked without it.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from emabank.study.models.resnet import ResNet
-    from emabank.study.models.vgg import VGG
-    from emabank.study.models.whitened_cnn import WhitenedCNN
-    from emabank.study.models.wide_resnet import WideResNet
+    from emabank.study.models.resnet import Network
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkInfo:
-    """What is known of a network without building it.
-
-    Args:
-        name: as configurations, rows and the command line have it.
-        builder: the module and function that build it.
-        weight_decay: that of its family in the paper, or ours for a network that it does not have.
-        default_width: channels of the first stage; None where the network has one size only.
-    """
+class NetworkInfo(NamedTuple):
+    """What is known of a network without building it."""
 
     name: str
-    builder: tuple[str, str]
+    """As configurations, rows and the command line have it."""
+    title: str
+    builder: str
+    """The module and function that build it."""
     weight_decay: float
+    """That of its family in the paper, or ours for a network that it does not have."""
     default_width: int | None = None
+    """Channels of the first stage; None where the network has one size only."""
 
     def check_width(self, width: int | None) -> int | None:
         """The width to build it with: the one given, or its default; None for a network of one size."""
@@ -47,14 +40,14 @@ class NetworkInfo:
 NETWORKS = {
     network.name: network
     for network in (
-        NetworkInfo(name="resnet8", builder=("resnet", "resnet8"), weight_decay=1e-4, default_width=16),
-        NetworkInfo(name="resnet20", builder=("resnet", "resnet20"), weight_decay=1e-4, default_width=16),
-        NetworkInfo(name="resnet18", builder=("resnet", "resnet18"), weight_decay=1e-4),
-        NetworkInfo(name="resnet34", builder=("resnet", "resnet34"), weight_decay=1e-4),
-        NetworkInfo(name="wrn-28-10", builder=("wide_resnet", "wide_resnet"), weight_decay=5e-4),
-        NetworkInfo(name="vgg16", builder=("vgg", "vgg16"), weight_decay=5e-4),
-        NetworkInfo(name="vgg-small", builder=("vgg", "vgg_small"), weight_decay=5e-4, default_width=16),
-        NetworkInfo(name="whitened-cnn", builder=("whitened_cnn", "whitened_cnn"), weight_decay=1e-4, default_width=32),
+        NetworkInfo("resnet8", "ResNet-8", "resnet.resnet8", 1e-4, 16),
+        NetworkInfo("resnet20", "ResNet-20", "resnet.resnet20", 1e-4, 16),
+        NetworkInfo("resnet18", "ResNet-18", "resnet.resnet18", 1e-4),
+        NetworkInfo("resnet34", "ResNet-34", "resnet.resnet34", 1e-4),
+        NetworkInfo("wrn-28-10", "WideResNet-28-10", "resnet.wide_resnet", 5e-4),
+        NetworkInfo("vgg16", "VGG-16", "vgg.vgg16", 5e-4),
+        NetworkInfo("vgg-small", "small VGG", "vgg.vgg_small", 5e-4, 16),
+        NetworkInfo("whitened-cnn", "whitened CNN", "whitened_cnn.whitened_cnn", 1e-4, 32),
     )
 }
 
@@ -66,24 +59,11 @@ def network_info(name: str) -> NetworkInfo:
     return NETWORKS[name]
 
 
-def build_network(
-    name: str, *, classes: int, channels: int = 3, width: int | None = None
-) -> "ResNet | WideResNet | VGG | WhitenedCNN":
-    """A new network with weights from torch's global random numbers; its output is `head(features(x))`.
-
-    Args:
-        name: a name of `NETWORKS`.
-        classes: how many logits.
-        channels: of the images, 3 for colours, 1 for grey.
-        width: channels of the first stage, for the networks that come in widths; None takes the usual one.
-
-    >>> network = build_network("vgg-small", classes=10, channels=1, width=8)
-    >>> network.head
-    Linear(in_features=32, out_features=10, bias=True)
-    """
+def build_network(name: str, *, classes: int, channels: int = 3, width: int | None = None) -> "Network":
+    """A new network with weights from torch's global random numbers; without a width it has its usual one."""
     network = network_info(name)
     width = network.check_width(width)
-    module, function = network.builder
+    module, function = network.builder.split(".")
     build = getattr(import_module(f"emabank.study.models.{module}"), function)
     return build(classes=classes, channels=channels, **({} if width is None else {"width": width}))
 

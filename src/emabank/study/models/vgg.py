@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from emabank.study.models.resnet import initialise_convolutions
+from emabank.study.models.resnet import Network, initialise_convolutions
 
 
-class VGG(nn.Module):
+class VGG(Network):
     """Stages of convolutions, mean pooling to one pixel, hidden linear layers after dropout, and a linear head."""
 
     def __init__(
@@ -33,10 +33,7 @@ class VGG(nn.Module):
         initialise_convolutions(self, mode=initial)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the last layer sees, after the last ReLU: `[n, channels, height, width]` becomes `[n, last width]`.
-
-        Dropout stands before the hidden layers, not behind them: in eval mode this is a fixed function of the image.
-        """
+        # Dropout stands before the hidden layers, not behind them: in eval mode this is a fixed function of the image.
         if min(x.shape[2:]) < self.smallest_side:
             raise ValueError(
                 f"images are {x.shape[2]} x {x.shape[3]} pixels; this VGG halves them {len(self.stages)} times "
@@ -44,10 +41,6 @@ class VGG(nn.Module):
             )
         # One pixel is left of 32 x 32 after five stages; larger images leave more, and their mean is taken.
         return self.hidden(self.stages(x).mean(dim=(2, 3)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[n, classes]`."""
-        return self.head(self.features(x))
 
 
 def vgg16(*, classes: int, channels: int = 3) -> VGG:

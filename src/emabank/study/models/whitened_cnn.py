@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emabank.study.models.resnet import initialise_convolutions
+from emabank.study.models.resnet import Network, initialise_convolutions
 
 EPSILON = 5e-4
 """Added to every variance before its inverse root is taken, so that a direction without variance is not blown up."""
 
 
-class WhitenedCNN(nn.Module):
+class WhitenedCNN(Network):
     """Whitening of 2x2 patches, three groups of two convolutions, max-pooling to one pixel, and a linear head.
 
     The filters of the first layer are a buffer: they are part of the state dict, and nothing trains or decays them.
@@ -41,14 +41,9 @@ class WhitenedCNN(nn.Module):
         self.whitening.copy_(whitening_filters(batches))
 
     def features(self, x: Tensor) -> Tensor:
-        """What the last layer sees: `[n, channels, height, width]` becomes `[n, width of the last group]`."""
         if min(x.shape[2:]) < 2:
             raise ValueError(f"images are {x.shape[2]} x {x.shape[3]} pixels; this network takes 2 x 2 or more")
         return self.groups(F.relu(F.conv2d(x, self.whitening))).amax(dim=(2, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits `[n, classes]`."""
-        return self.head(self.features(x))
 
 
 def whitened_cnn(*, classes: int, channels: int = 3, width: int = 32) -> WhitenedCNN:

@@ -6,15 +6,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emabank.study.metrics.calibration import (
+from emabank.study.metrics import (
+    Floats,
     ReliabilityCurve,
     apply_temperature,
     default_bins,
     ece,
     fit_temperature,
     reliability_curve,
+    softmax,
 )
-from emabank.study.metrics.classification import Floats, softmax
 from emabank.study.report import series
 from emabank.study.report.figures import (
     BEST_ON_TEST,

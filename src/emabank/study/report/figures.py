@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from emabank.study.metrics.classification import Floats
+from emabank.study.metrics import Floats
 from emabank.study.report import series
 from emabank.study.report.results import Results, Setting
 from emabank.study.report.series import MakeCurve

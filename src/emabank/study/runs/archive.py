@@ -84,10 +84,15 @@ def _pack_run(run: RunFolder) -> tuple[Mapping[str, Any], dict[str, bytes]]:
 
 
 def _pack_protocol(path: Path) -> tuple[Mapping[str, Any], dict[str, bytes]]:
-    summary, content = read_checked(path / SUMMARY), (path / ROWS).read_bytes()
-    if zlib.crc32(content) != summary[ROWS_CHECKSUM]:
+    return _summary(path)["config"], {name: (path / name).read_bytes() for name in (ROWS, SUMMARY)}
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """The summary of a protocol; `ValueError` where the rows beside it are not those that it left."""
+    summary = read_checked(path / SUMMARY)
+    if file_checksum(path / ROWS) != summary.get(ROWS_CHECKSUM):
         raise ValueError(f"{path / ROWS} is damaged: its content does not match its checksum; run the study again")
-    return summary["config"], {ROWS: content, SUMMARY: (path / SUMMARY).read_bytes()}
+    return summary
 
 
 def _write_archive(path: Path, contents: Contents) -> None:
@@ -193,8 +198,7 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
 def _rows_of(path: Path) -> list[Row]:
     """The rows of a file of a run or a protocol; `ValueError` where they are not those that it left."""
     if path.parent.name.startswith(PROTOCOL):
-        if file_checksum(path) != read_checked(path.parent / SUMMARY).get(ROWS_CHECKSUM):
-            raise ValueError(f"{path} is damaged: its content does not match its checksum; run the study again")
+        _summary(path.parent)
         return read_rows(path)
     folder = RunFolder(path.parent)
     return folder.rows() if path.name == ROWS else folder.test_curves()

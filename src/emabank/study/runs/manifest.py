@@ -39,7 +39,7 @@ class Manifest:
     """Why it failed."""
     pairs: tuple[Ran, ...] = ()
     overheads: tuple[dict[str, Any], ...] = ()
-    """What averages cost, as `emabank.study.studies.overhead` measured it."""
+    """What averages cost, as `emabank.study.studies.cost` measured it."""
 
 
 def write_manifest(manifest: Manifest, runs: Path) -> Path:

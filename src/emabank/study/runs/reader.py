@@ -129,7 +129,6 @@ class RunFolder:
     # Its configuration, and what it left ------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """The complete configuration."""
         content = self._json(CONFIG)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise ValueError(f"{self.path / CONFIG} is damaged: it holds no configuration; {self._again()}")
@@ -163,11 +162,9 @@ class RunFolder:
         return self.path / FORKS / f"epoch-{epoch}.pt"
 
     def snapshots(self) -> list[str]:
-        """The names of the kept weights."""
         return self._names(SNAPSHOTS, ".safetensors")
 
     def snapshot_path(self, name: str) -> Path:
-        """Where kept weights are."""
         return self.path / SNAPSHOTS / f"{check_name(name)}.safetensors"
 
     def load_snapshot(self, name: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":

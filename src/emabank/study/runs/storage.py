@@ -77,7 +77,6 @@ def read_any(path: Path) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically."""
     write_text(path, json_text(content))
 
 
@@ -87,12 +86,10 @@ def json_text(content: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def file_checksum(path: Path) -> int:
-    """CRC-32 of a file."""
     total = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

@@ -161,7 +161,6 @@ def mark_failed(path: Path, message: str) -> None:
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Write a file of rows atomically."""
     write_text(Path(path), rows_text(rows))
 
 

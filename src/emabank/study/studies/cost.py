@@ -1,27 +1,37 @@
-"""What runs will cost on this machine: the images that a run sees, times what one image costs, which is measured.
+"""What runs and averages cost on this machine, measured on a network as runs have it.
 
-A few images are enough to know the rest, and a paper-sized network on a CPU would take minutes for a real batch. The
-data itself is not needed.
+A run costs the images that it sees, times what one image costs. A few images are enough to know the rest, and a
+paper-sized network on a CPU would take minutes for a real batch; the data itself is not needed. An average costs the
+time of an update against the time of a training step, in one interleaved run.
 """
 
 import math
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from emabank import EMABank
 from emabank.study.averages import stops, windows
-from emabank.study.config import HardwareConfig, RunConfig
+from emabank.study.config import HardwareConfig, ProtocolConfig, RunConfig
+from emabank.study.data.images import Dataset
 from emabank.study.models import build_network
+from emabank.study.predict import computing, threads
+from emabank.study.report.results import Overhead
+from emabank.study.runs.environment import environment
 
 _CHOSEN = 5  # sets of weights that validation chooses, to be kept and measured at the end
 _CHOSEN_NOISY = 3  # and by noisy validation labels
 _TRANSFERRED = 6  # of these, those whose features are evaluated on other data sets
 _HEAD = 2  # for each set, images of a target: their features, and about as much for the head
 _IMAGES, _ROUNDS, _ENOUGH = 4, 3, 1.0  # images, times that are taken, seconds
+REPETITIONS = 8
+EVERY = 16  # the paper's period
 
 
 class Size(NamedTuple):
@@ -72,35 +82,36 @@ def measure_speed(
     network: str, width: int | None, batch: int, dataset: str, pixels: int | None, hardware: HardwareConfig
 ) -> Speed:
     """Time a few images through a network, with as many threads and the memory order that its runs will have."""
-    size = SIZES[dataset]
+    size, device = SIZES[dataset], torch.device(hardware.device)
     image = size.image if pixels is None else (size.image[0], pixels, pixels)
-    device = torch.device(hardware.device)
-    form = torch.channels_last if hardware.channels_last else torch.contiguous_format
-    threads = torch.get_num_threads()
-    torch.set_num_threads(hardware.threads)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            model = build_network(network, classes=size.classes, channels=image[0], width=width).to(device)
-            if hardware.channels_last:
-                model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            inputs = torch.rand([_IMAGES, *image], device=device).contiguous(memory_format=form)
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                model(inputs)
-            with torch.no_grad():
-                forward = _shortest(lambda: model(inputs), device) / _IMAGES
-            if forward * batch < _ENOUGH:  # a small network: overhead per call matters, so use real batches
-                inputs = torch.rand([batch, *image], device=device).contiguous(memory_format=form)
-            labels = torch.zeros(len(inputs), dtype=torch.long, device=device)
+    with threads(hardware.threads), torch.random.fork_rng(devices=[]):
+        model, inputs = _as_in_runs(network, width, size.classes, [_IMAGES, *image], hardware, device)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(inputs)
+        with torch.no_grad():
+            forward = _shortest(lambda: model(inputs), device) / _IMAGES
+        if forward * batch < _ENOUGH:  # a small network: overhead per call matters, so use real batches
+            inputs = torch.cat([inputs] * math.ceil(batch / _IMAGES))[:batch]
+        labels = torch.zeros(len(inputs), dtype=torch.long, device=device)
 
-            def step() -> None:
-                torch.autograd.backward(F.cross_entropy(model(inputs), labels))
+        def step() -> None:
+            torch.autograd.backward(F.cross_entropy(model(inputs), labels))
 
-            both = _shortest(step, device) / len(inputs)
-            with torch.no_grad():
-                forward = min(forward, _shortest(lambda: model(inputs), device) / len(inputs))
-    finally:
-        torch.set_num_threads(threads)
+        both = _shortest(step, device) / len(inputs)
+        with torch.no_grad():
+            forward = min(forward, _shortest(lambda: model(inputs), device) / len(inputs))
     return Speed(both, min(forward, both), counter.get_total_flops() / _IMAGES)
+
+
+def _as_in_runs(
+    network: str, width: int | None, classes: int, shape: Sequence[int], hardware: HardwareConfig, device: torch.device
+) -> tuple[nn.Module, Tensor]:
+    """A network and made-up images of this shape, on the device and in the memory order of its runs."""
+    form = torch.channels_last if hardware.channels_last else torch.contiguous_format
+    model = build_network(network, classes=classes, channels=shape[1], width=width).to(device)
+    if hardware.channels_last:
+        model.to(memory_format=form)  # type: ignore[call-overload]
+    return model, torch.rand(shape, device=device).contiguous(memory_format=form)
 
 
 def _shortest(part: Callable[[], object], device: torch.device) -> float:
@@ -110,12 +121,16 @@ def _shortest(part: Callable[[], object], device: torch.device) -> float:
     """
     times: list[float] = []
     while len(times) <= _ROUNDS and sum(times) < _ENOUGH:
-        started = time.perf_counter()
-        part()
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize()
-        times.append(time.perf_counter() - started)
+        times.append(_seconds(part, device))
     return min(times[1:] or times)
+
+
+def _seconds(part: Callable[[], object], device: torch.device) -> float:
+    started = time.perf_counter()
+    part()
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+    return time.perf_counter() - started
 
 
 def cost_of(config: RunConfig, speed: Speed) -> Cost:
@@ -146,8 +161,47 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
 
 
 def operations(flops: float) -> str:
-    """A number of operations as text."""
     for unit, size in (("EFLOP", 1e18), ("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
         if flops >= size:
             return f"{flops / size:.3g} {unit}"
     return f"{flops / 1e6:.3g} MFLOP"
+
+
+def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: int = REPETITIONS) -> dict[str, Any]:
+    """The cost of the averages of a protocol, as plain values: a step and an update by turns, and the memory."""
+    training, hardware = config.training, config.hardware
+    device = torch.device("cpu" if hardware.device == "auto" else hardware.device)
+    shape = [training.batch, *dataset.train.images.shape[1:]]
+    with threads(hardware.threads), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model, inputs = _as_in_runs(training.network, training.width, dataset.classes, shape, hardware, device)
+        labels = torch.randint(0, dataset.classes, [training.batch], device=device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=hardware.fused)
+        # Which decays makes no difference to the cost.
+        bank = EMABank(model, [1 - 0.032 / 2**i for i in range(len(config.averages.names))], every=1)
+
+        def step() -> None:
+            with computing(hardware.precision, device):
+                loss = F.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        # In turns, so that other load affects both; the first two rounds are a warm-up.
+        turns = [(_seconds(step, device), _seconds(bank.update, device)) for _ in range(repetitions + 2)][2:]
+    overhead = Overhead(
+        network=training.network,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        averages=len(bank.names),
+        every=EVERY,
+        step_seconds=tuple(seconds for seconds, _ in turns),
+        update_seconds=tuple(seconds for _, seconds in turns),
+        bytes=sum(t.numel() * t.element_size() for name in bank.names for t in bank.weights(name).values()),
+        conditions={
+            **environment(threads=hardware.threads),
+            "batch": training.batch,
+            "device": device.type,
+            "precision": hardware.precision,
+        },
+    )
+    return asdict(overhead)

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from typing import Protocol as Interface
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA
 from emabank.study.config import Place, ProtocolConfig
@@ -32,20 +31,14 @@ from emabank.study.run_job import Job, folder_of
 from emabank.study.runs.locks import locked
 from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, manifest_path, read_manifest, write_manifest
 from emabank.study.studies.catalogue import Setting, Study
-from emabank.study.studies.overhead import measure_overhead
+from emabank.study.studies.cost import measure_overhead
 from emabank.study.studies.scales import Scale
 from emabank.study.studies.variants import equals_refit, needs_refits, runs_needed, variant_config
 
 Load = Callable[[ProtocolConfig], Dataset]
 Say = Callable[[str], None]
-
-
-class RunJobs(Interface):
-    """Runs jobs and returns the outcome of each by run id."""
-
-    def __call__(self, jobs: Sequence[Job], *, before: int, total: int) -> Mapping[str, Outcome]:
-        """`before` runs of `total` were in earlier rounds."""
-        ...
+RunJobs = Callable[..., Mapping[str, Outcome]]
+"""Runs jobs, of which `before` of `total` were in earlier rounds, and returns the outcome of each by run id."""
 
 
 class Scheduler:
@@ -77,7 +70,6 @@ class Scheduler:
         self._each(self._conclude)
 
     def active(self) -> list[Setting]:
-        """The settings that were not set aside."""
         return [setting for setting in self.settings if setting.error is None]
 
     def _plan(self, setting: Setting) -> None:
