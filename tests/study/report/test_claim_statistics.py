@@ -1,15 +1,18 @@
 """The statistics of the claims on small curves and columns, compared with values by hand and with numpy."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
 
 from emabank.study.report.claim_specs import columns, make_claims, paired
-from emabank.study.report.results import Results
+from emabank.study.report.results import Curve, Results
 from tests.study.report.example_results import (
+    AVERAGES,
     findings_of,
     leaderboard,
+    make_curves,
     make_results,
     make_runs,
     make_setting,
@@ -22,6 +25,11 @@ NAN = float("nan")
 
 
 # Samples --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_without_a_value_has_none():
+    (sample,) = columns("slowest (acc.)", "SGD")(with_values(make_setting(), {"accuracy": [0.5, None, 0.6]}, "SGD"))
+    assert [value is None for value in sample.by_seed.values()] == [False, True, False]
 
 
 def test_a_seed_has_the_mean_over_its_own_pairs():
@@ -80,12 +88,16 @@ def test_statistics_of_four_epochs_match_values_by_hand(number, key, expected):
     assert values(number, key, four_epochs()) == [pytest.approx(value) for value in expected]
 
 
-def test_share_uses_the_average_with_the_best_validation_accuracy_at_each_epoch():
+@pytest.mark.parametrize("metric", ["accuracy", "noisy_accuracy"])
+def test_share_uses_the_average_with_the_best_validation_accuracy_at_each_epoch(metric):
+    def on_validation(name):
+        return (name, "averaged", "val", metric)
+
     # First at each epoch: a, b, b and, of equals, a with one seed; a, b, a and b with the other.
     tuned = setting_from_curves(
         {
-            ("a", "averaged", "val", "accuracy"): [[0.5, 0.1, NAN, 0.4], [0.5, 0.1, 0.5, 0.1]],
-            ("b", "averaged", "val", "accuracy"): [[0.4, 0.2, 0.1, 0.4], [0.4, 0.2, 0.4, 0.2]],
+            on_validation("a"): [[0.5, 0.1, NAN, 0.4], [0.5, 0.1, 0.5, 0.1]],
+            on_validation("b"): [[0.4, 0.2, 0.1, 0.4], [0.4, 0.2, 0.4, 0.2]],
         },
         variant="tune",
     )
@@ -102,6 +114,22 @@ def test_noisy_validation_accuracy_ranks_averages_if_both_were_measured():
     assert values("1", "share", both) == [100.0]
 
 
+def test_a_seed_without_a_last_epoch_has_no_value_at_the_end():
+    lost = setting_from_curves({LIVE: [[0.4, 0.5], [0.4, NAN]], A: [[0.5, 0.7], [0.5, 0.6]]})
+    assert values("3", "end", lost) == [pytest.approx(20.0), None]
+
+
+def test_the_chosen_epoch_is_a_percentage_of_all_epochs():
+    tuned = replace(four_epochs(), variants={"tune": four_epochs().variants["refit"]})
+    assert values("2", "when", tuned) == [50.0, 50.0]
+    assert values("17", "epochs", tuned) == [-25.0, -25.0], "the lowest loss was in epoch 1 of 4"
+
+
+def test_a_higher_peak_on_test_does_not_count():
+    """Higher at an epoch that validation did not choose, and equal at the chosen one and at the end."""
+    assert values("2", "afterwards", setting_from_curves({A: [[0.9, 0.5, 0.5]], B: [[0.1, 0.1, 0.1]]})) == [0.0]
+
+
 def test_steps_of_the_first_average_to_the_target_are_a_percentage_of_the_live_steps():
     """The live weights are best in epochs 4 (70%), 1 (90%) and 2 (80%); averages reach that in 2, never, and in 2."""
     tuned = setting_from_curves(
@@ -115,20 +143,89 @@ def test_steps_of_the_first_average_to_the_target_are_a_percentage_of_the_live_s
     assert values("c", "steps", tuned) == [50.0, 400.0, 100.0]
 
 
+# Batch norm -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("early", 40.0),  # the slowest average in the first quarter
+        ("choice", (10.0 + 40.0) / 2),  # the mean of both chosen epochs
+        ("later", 50.0),  # peaks at epochs 2 and 4 of 4
+        ("higher", 10.0),  # peaks of 70% and 80%
+    ],
+)
+def test_recomputed_batchnorm_matches_values_by_hand(key, expected):
+    """Of a and b the slowest is b; validation chose epochs 2 (accuracy) and 1 (loss)."""
+    recomputed = setting_from_curves(
+        {
+            ("a", "averaged", "test", "accuracy"): [[0.5, 0.5, 0.5, 0.5]],
+            ("a", "recomputed", "test", "accuracy"): [[0.5, 0.7, 0.6, 0.5]],
+            ("b", "averaged", "test", "accuracy"): [[0.1, 0.6, 0.7, 0.6]],
+            ("b", "recomputed", "test", "accuracy"): [[0.5, 0.7, 0.7, 0.8]],
+        }
+    )
+    assert values("5", key, recomputed) == [pytest.approx(expected)]
+
+
+def test_slopes_match_least_squares():
+    found = make_curves(0)
+    recomputed = [found[Curve(name, "recomputed", "test", "accuracy")] for name in AVERAGES]
+    epochs = [100 * (np.argmax(curve) + 1) / len(curve) for curve in recomputed]
+    heights = [100 * curve.max() for curve in recomputed]
+    assert values("5", "later", make_setting())[0] == pytest.approx(np.polyfit(range(5), epochs, 1)[0])
+    assert values("5", "higher", make_setting())[0] == pytest.approx(np.polyfit(range(5), heights, 1)[0])
+
+
 # Label noise ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_seed_that_never_reaches_the_level_is_named():
-    found = setting_from_curves(
+def train(name: str, metric: str) -> tuple[str, str, str, str]:
+    return name, "own" if name == "live" else "averaged", "train", metric
+
+
+def training(live_clean: list[float], live_wrong: list[float]):
+    """The slower of two averages, b, has memorised 20% in the first epoch with 90%."""
+    return setting_from_curves(
         {
-            (name, batchnorm, "train", metric): [curve, [0.8, 0.9, 1.0]]
-            for name, batchnorm, curve in (("live", "own", [0.5, 0.6, 0.7]), ("b", "averaged", [0.5, 0.8, 1.0]))
-            for metric in ("clean_accuracy", "memorised")
+            train("live", "clean_accuracy"): [live_clean, [0.8, 0.9, 1.0]],
+            train("live", "memorised"): [live_wrong, [0.0, 0.6, 1.0]],
+            train("b", "clean_accuracy"): [[0.5, 0.8, 1.0]] * 2,
+            train("b", "memorised"): [[0.0, 0.1, 0.2]] * 2,
         }
     )
+
+
+def test_memorisation_is_compared_when_each_first_reaches_the_level():
+    found = training([0.8, 0.9, 1.0], [0.0, 0.5, 1.0])
+    assert values("6", "memorised", found) == [pytest.approx(-30.0), pytest.approx(-40.0)]
+
+
+def test_recomputed_statistics_are_used_if_they_were_measured():
+    found = training([0.8, 0.9, 1.0], [0.0, 0.5, 1.0])
+    more = setting_from_curves(
+        {
+            ("b", "recomputed", "train", "clean_accuracy"): [[0.9, 1.0, 1.0]] * 2,
+            ("b", "recomputed", "train", "memorised"): [[0.05, 0.1, 0.2]] * 2,
+        }
+    )
+    runs = tuple(
+        replace(one, curves={**one.curves, **other.curves})
+        for one, other in zip(found.variants["refit"], more.variants["refit"], strict=True)
+    )
+    found = replace(found, variants={"refit": runs})
+    assert values("6", "memorised", found) == [pytest.approx(-45.0), pytest.approx(-55.0)]
+
+
+def test_a_seed_that_never_reaches_the_level_is_named():
+    found = training([0.5, 0.6, 0.7], [0.0, 0.5, 1.0])
     (finding,) = findings_of(make_claims(make_results(found))[5], "memorised")
     assert (finding.verdict, finding.mean, finding.n) == ("too few runs", None, 0)
     assert finding.notes == ("SGD of seed 0 never reaches 90% on the clean images",)
+
+
+def test_memorisation_needs_curves_on_train():
+    assert values("6", "memorised", setting_from_curves({("a", "averaged", "test", "accuracy"): [[0.5]]})) == []
 
 
 def branches(constant: list[float]):
@@ -138,6 +235,17 @@ def branches(constant: list[float]):
     return replace(
         refit, variants={**refit.variants, "constant": setting_from_curves({key: [constant]}).variants["refit"]}
     )
+
+
+def test_both_branches_are_compared_with_the_epoch_where_they_part():
+    found = branches([0.4, 0.6, 0.62])
+    assert [values("7", key, found) for key in ("constant", "cosine", "difference")] == [
+        [pytest.approx(2.0)], [pytest.approx(-10.0)], [pytest.approx(12.0)],
+    ]  # fmt: skip
+
+
+def test_a_branch_without_earlier_epochs_starts_from_the_common_trunk():
+    assert values("7", "constant", branches([NAN, NAN, 0.62])) == [pytest.approx(2.0)]
 
 
 def test_both_branches_start_at_the_epoch_from_which_the_rate_is_constant():
@@ -197,6 +305,13 @@ def test_the_third_period_is_used_if_there_is_no_period_of_sixteen():
     assert values("4", "choice", variants("test", every_2=curves(0.5), every_4=curves(0.9), every_8=curves(0.9))) == []
 
 
+def test_the_curves_of_two_periods_are_compared_average_by_average():
+    every_1 = {"a": [[0.1, 0.2]], "b": [[0.3, 0.4]]}
+    sampled = {"a": [[0.2, 0.2]], "b": [[0.3, 0.6]]}  # by 10, 0, 0 and 20 points higher
+    found = variants("test", every_1=every_1, every_2=every_1, every_4=sampled)
+    assert values("4", "curves", found) == [pytest.approx(7.5)]
+
+
 def test_bootstrapping_is_compared_by_the_best_validation_accuracy():
     found = variants(
         "val",
@@ -240,12 +355,50 @@ def test_one_rate_is_no_search_and_a_diverged_rate_is_ignored():
     assert values("12", "rate", rates(at_0_1=one, at_0_4=diverged)) == [None, 0.0]
 
 
+def test_step_decay_is_compared_at_the_chosen_epochs_and_at_the_end():
+    """Of three epochs, validation chose 2 for the average a and 1 for the live weights."""
+    found = variants("test", step={"live": [[0.7, 0.8, 0.6]], "a": [[0.5, 0.55, 0.65]], "b": [[0.6, 0.75, 0.9]]})
+    assert values("13", "chosen", found) == [pytest.approx(-15.0)]
+    assert values("13", "end", found) == [pytest.approx(5.0)]
+
+
 # Columns --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_ratio_to_zero_has_no_value():
+def measures(column: str, metric: str, trained_on: str = "100%") -> np.ndarray:
+    (values,) = [one.values[metric] for one in make_setting().columns
+                 if (one.title, one.trained_on, one.split) == (column, trained_on, "test")]  # fmt: skip
+    return np.array(values)
+
+
+def mean_per_seed(pairs: np.ndarray) -> list[float]:
+    places = list(combinations(range(3), 2))
+    return [np.mean([value for value, place in zip(pairs, places, strict=True) if seed in place]) for seed in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("key", "metric", "one", "other", "other_metric"),
+    [
+        ("chosen", "ece", "EMA (loss)", "SGD", "ece"),
+        ("ece_ts", "ece_ts", "slowest (loss)", "SGD", "ece_ts"),
+        ("scaled", "ece_ts", "slowest (loss)", "slowest (loss)", "ece"),
+    ],
+)
+def test_calibration_is_that_of_the_tuning_runs(key, metric, one, other, other_metric):
+    ours, base = measures(one, metric, "80%"), measures(other, other_metric, "80%")
+    assert values("9", key, make_setting()) == pytest.approx(100 * (ours - base))
+
+
+def test_loss_is_not_in_percent_and_churn_and_js_are_means_over_pairs():
+    assert values("16", "loss", make_setting()) == pytest.approx(
+        measures("slowest (acc.)", "loss") - measures("SGD", "loss")
+    )
+    churn = 100 * (measures("EMA (loss)", "churn") - measures("SGD (best)", "churn"))
+    assert values("8", "chosen", make_setting()) == pytest.approx(mean_per_seed(churn))
+    js = 100 * (measures("slowest (loss)", "js") / measures("SGD", "js") - 1)
+    assert values("8", "js", make_setting()) == pytest.approx(mean_per_seed(js))
     zero = with_values(make_setting(), {"js": [0.0, 0.2, 0.4]}, "SGD")
-    assert [value is None for value in values("8", "js", zero)] == [True, True, False]
+    assert [value is None for value in values("8", "js", zero)] == [True, True, False], "division by zero"
 
 
 def test_every_transfer_target_is_a_setting():
@@ -280,3 +433,10 @@ def test_each_repetition_with_five_averages_every_sixteen_steps_gives_the_cost_o
     (overhead,) = make_results().overheads
     found = make_claims(Results(overheads=[replace(overhead, **changed)]))[14]
     assert (found.verdict, list(found.primary.values)) == (verdict, pytest.approx(expected))
+
+
+def test_a_refit_that_diverged_before_its_tuning_run_is_named_and_not_counted():
+    first, *others = make_runs("refit")
+    cut = replace(first, rates=first.rates[:7], curves={key: curve[:7] for key, curve in first.curves.items()})
+    claim = make_claims(make_results(make_setting(variants={"refit": (cut, *others)})))[0]
+    assert claim.primary.skipped == (0,)

@@ -97,6 +97,20 @@ def test_the_whole_interval_must_satisfy_the_rule(low, high, rule, verdict):
     assert judge(Interval((low + high) / 2, low, high), rule) == verdict
 
 
+@pytest.mark.parametrize("of_pairs", [False, True])
+def test_false_positive_rate_is_one_in_forty_per_side(of_pairs):
+    """Ten seeds without an effect; the worst case of pairs, in which each seed shifts all of its pairs."""
+    random = np.random.default_rng(0)
+    verdicts = {"above": 0, "below": 0}
+    for _ in range(2_000):
+        seeds = random.normal(size=10)
+        values = [seed + (seeds.sum() - seed) / 9 for seed in seeds] if of_pairs else list(seeds)
+        for side, rule in (("above", above()), ("below", below())):
+            verdicts[side] += judge(interval(values, of_pairs=of_pairs), rule) == "reproduced"
+    # 2.5% are 50, and three standard deviations of a binomial count are 21.
+    assert all(50 - 21 <= count <= 50 + 21 for count in verdicts.values())
+
+
 # One primary statistic ------------------------------------------------------------------------------------------------
 
 
