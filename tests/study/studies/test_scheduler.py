@@ -17,6 +17,7 @@ from emabank.study.runs.locks import LockedError
 from emabank.study.runs.manifest import Manifest
 from emabank.study.runs.reader import RunFolder, read_json
 from emabank.study.serialize import apply_overrides
+from emabank.study.studies import scheduler
 from emabank.study.studies.catalogue import STUDIES, settings_of
 from tests.study.small_runs import one_thread as one_thread
 from tests.study.studies.small_studies import (
@@ -136,6 +137,19 @@ def test_overhead_is_measured_only_for_the_study_that_reports_it(finished_studie
     written, _ = finished_studies
     assert {study for study, manifest in written.items() if manifest.overheads} == {"sampling-period"}
     assert written["sampling-period"].overheads == (OVERHEAD,), "once, for the only pair of the study"
+
+
+def test_a_second_run_trains_nothing_measures_no_cost_and_changes_no_file(
+    finished_studies: Finished, copied: Place, monkeypatch: pytest.MonkeyPatch
+):
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in sorted(copied.runs.rglob("*.json*"))}
+
+    monkeypatch.setattr(scheduler, "measure_overhead", lambda config, dataset: {"network": "measured again"})
+    before, counting = content(), Counting(copied)
+    assert run_checked(MOST, counting) == finished_studies[0]
+    assert counting.trained == []
+    assert content() == before
 
 
 # Some studies, and more later -----------------------------------------------------------------------------------------

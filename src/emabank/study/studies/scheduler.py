@@ -6,9 +6,8 @@ whose runs fail is set aside with its reason, and the others continue. `run` use
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA
@@ -167,18 +166,18 @@ def run_studies(
 ) -> list[Manifest]:
     """Run studies to their ends, and keep a manifest of each; failed ones included.
 
-    What a study had finished of a pair before stays in its manifest until there is something new.
-    `LockedError` where another process runs one of the studies.
+    What a study had finished of a pair before stays in its manifest until there is something new; what averages cost is
+    measured once. `LockedError` where another process runs one of the studies.
     """
+    earlier: dict[str, Manifest] = {}
     overheads: list[dict[str, Any]] = []
-    finished: dict[str, dict[str, Ran]] = {}
 
     def note(state: str = "running") -> list[Manifest]:
         manifests = [_manifest(study, scale, settings, overheads, command=command, state=state) for study in studies]
         for manifest in manifests:
             pairs = manifest.pairs
-            if manifest.state == "running":
-                before = finished[manifest.study]
+            if manifest.state == "running" and manifest.study in earlier:
+                before = {ran.pair: ran for ran in earlier[manifest.study].pairs}
                 pairs = tuple(before.get(ran.pair, ran) if ran.protocol is None else ran for ran in pairs)
             write_manifest(replace(manifest, pairs=pairs), place.runs)
         return manifests
@@ -188,24 +187,20 @@ def run_studies(
         for study in studies:
             lock = manifest_lock(study.name, scale, place.runs)
             stack.enter_context(locked(lock, what=f"the study {study.name} at scale {scale}"))
-            finished[study.name] = _finished_pairs(manifest_path(study.name, scale, place.runs))
+            with suppress(OSError, ValueError):
+                earlier[study.name] = read_manifest(manifest_path(study.name, scale, place.runs))
+                overheads += earlier[study.name].overheads
         note()
         scheduler = Scheduler(settings, place, load=load, run_jobs=run_jobs, say=say, after_round=note)
         scheduler.run()
-        if any(study.overhead for study in studies):
-            say("the cost of averages: steps and updates in turn")
-            for setting in scheduler.active():
-                if any(study.overhead and setting.name in study.pairs for study in studies):
-                    overheads.append(measure_overhead(setting.config, load(setting.config)))
+        for study in studies:
+            own = [setting for setting in scheduler.active() if study.overhead and setting.name in study.pairs]
+            protocols = {setting.name: setting.protocol.folder.name for setting in own if setting.protocol is not None}
+            known = earlier.get(study.name)
+            if own and not (overheads and known and protocols == {ran.pair: ran.protocol for ran in known.pairs}):
+                say("the cost of averages: steps and updates in turn")
+                overheads[:] = [measure_overhead(setting.config, load(setting.config)) for setting in own]
         return note("done")
-
-
-def _finished_pairs(path: Path) -> dict[str, Ran]:
-    """What an earlier manifest has of pairs with a finished protocol."""
-    try:
-        return {ran.pair: ran for ran in read_manifest(path).pairs if ran.protocol is not None}
-    except (OSError, ValueError):
-        return {}
 
 
 def _manifest(
