@@ -148,9 +148,11 @@ def test_a_worker_exits_with_130_on_a_signal_and_the_same_command_resumes(tmp_pa
     place = Place(runs=tmp_path / "stopped", checkpoint_seconds=0)
     folder, text = folder_of(run_config, place), encode_job(Job(run_config, forks=(1,)), place)
     command = [sys.executable, "-m", "emabank.study.run_job", text]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as in what a worker of Ray starts
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     wait_until((folder.path / "checkpoint.pt").exists)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130, output
     assert output.startswith("asked to stop in epoch ")

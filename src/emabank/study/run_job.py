@@ -251,9 +251,11 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
         self._before = {number: signal.signal(number, self._receive) for number in numbers}
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray blocks Ctrl-C in all that it starts
         return self
 
     def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
