@@ -24,7 +24,7 @@ from emabank.study.config import (
 from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, Images, fingerprint
-from emabank.study.data.loader import Loader, evaluation_batch
+from emabank.study.data.loader import MEASURED_AT_ONCE, Loader
 from emabank.study.data.splits import Parts
 from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.run_job import network_of
@@ -188,7 +188,7 @@ def inputs_of(part: Images, parts: Parts) -> Tensor:
 def logits_of(model: nn.Module, part: Images, parts: Parts) -> Tensor:
     """Logits of all images of a part, in batches of the size that measuring uses."""
     with torch.no_grad():
-        return torch.cat([model(inputs) for inputs in inputs_of(part, parts).split(evaluation_batch(part))])
+        return torch.cat([model(inputs) for inputs in inputs_of(part, parts).split(MEASURED_AT_ONCE)])
 
 
 def recalibrated(model: nn.Module, parts: Parts) -> nn.Module:

@@ -21,7 +21,7 @@ from emabank import EMABank, Uniform, recalibrate_batchnorm
 from emabank.study.averages import rules
 from emabank.study.config import BatchNorm, Keep, RunConfig
 from emabank.study.data.images import Images
-from emabank.study.data.loader import Batches, Loader, batches, evaluation_batch
+from emabank.study.data.loader import Batches, Loader, batches
 from emabank.study.data.splits import Parts, stratified_subset
 from emabank.study.distributed import ALONE, ProcessGroup, SyncBatchNorm, convert_sync_batchnorm, local_statistics
 from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics
@@ -72,7 +72,7 @@ class Training:
         self.model = self._to_device(make_model())
         if isinstance(self.model, WhitenedCNN):
             images = self._some(parts.train, WHITENED)
-            self.model.whiten(batches(images, size=evaluation_batch(images), normalisation=parts.normalisation))
+            self.model.whiten(batches(images, normalisation=parts.normalisation))
         if not group.is_alone:
             self.model = convert_sync_batchnorm(self.model)
         shared = self._wrap_ddp(self.model)
@@ -93,12 +93,7 @@ class Training:
 
         def in_order(part: Images) -> Batches:
             return batches(
-                part,
-                size=evaluation_batch(part),
-                normalisation=parts.normalisation,
-                device=device,
-                memory_format=form,
-                share=group.share,
+                part, normalisation=parts.normalisation, device=device, memory_format=form, share=group.share
             )
 
         self._plain = {split: in_order(part) for split, part in self._parts.items()}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from emabank.study.data.images import Dataset, Normalisation
-from emabank.study.data.loader import batches, evaluation_batch
+from emabank.study.data.loader import batches
 from emabank.study.metrics import accuracy
 from emabank.study.predict import features_of
 
@@ -27,7 +27,7 @@ def evaluate_transfer(model: nn.Module, target: Dataset, *, normalisation: Norma
     device = next(model.parameters()).device
     features: list[Tensor] = []
     for part in (target.train, target.test):
-        images = batches(part, size=evaluation_batch(part), normalisation=normalisation, device=device)
+        images = batches(part, normalisation=normalisation, device=device)
         features.append(features_of(model, images).cpu())
     logits = linear_evaluation(features[0], target.train.clean, features[1], classes=target.classes, seed=seed)
     return accuracy(logits, target.test.clean.numpy())

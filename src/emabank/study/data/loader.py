@@ -181,10 +181,17 @@ class Batches:
             yield self._scale(self._images[chosen]), self._labels[chosen]
 
 
+MEASURED_AT_ONCE = 128
+"""Images per batch for measuring: of 512 small ones the activations leave the cache, and each takes half as long again.
+
+Recomputed statistics depend on it, because each batch is normalised by itself while they are measured.
+"""
+
+
 def batches(
     images: Images,
     *,
-    size: int,
+    size: int = MEASURED_AT_ONCE,
     normalisation: Normalisation,
     device: torch.device | str | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
@@ -199,15 +206,6 @@ def batches(
     chosen = slice(mine.start * size, mine.stop * size)
     pixels, labels = images.images[chosen].to(device), images.labels[chosen].to(device)
     return Batches(pixels, labels, size=size, scale=_Scale(normalisation, pixels, memory_format))
-
-
-def evaluation_batch(part: Images) -> int:
-    """How many images are measured at a time: on a CPU few large ones are fastest, or many small ones.
-
-    Recomputed statistics depend on it, because each batch is normalised by itself while they are measured.
-    """
-    height, width = part.images.shape[2:]
-    return max(64, min(512, 128 * 32 * 32 // (height * width)))
 
 
 class _Scale:
