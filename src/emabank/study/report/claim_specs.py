@@ -76,7 +76,7 @@ def make_claims(results: Results) -> list[Claim]:
 
 
 def _with_clean_choice(spec: ClaimSpec) -> ClaimSpec:
-    """The claim with one more statistic: the primary one, chosen with clean labels, wherever noisy labels came first."""
+    """The claim with one more statistic: the primary one, chosen with clean labels, where noisy labels came first."""
     primary, *others = spec.statistics
 
     def sample(setting: Setting) -> Sequence[Sample]:
