@@ -144,8 +144,8 @@ def line(
 ) -> Line:
     """The mean and sample standard deviation of curves [seeds, epochs], converted from fractions to percent.
 
-    Nothing is smoothed. Epochs that no seed measured (every second one, for example) are not points of the line. The
-    mean exists only where every seed has a value, so that `n` holds for the whole line. `until` is the last epoch shown.
+    Nothing is smoothed. Epochs that no seed measured (perhaps every second one) are not points of the line. The mean
+    exists only where every seed has a value, so that `n` holds for the whole line. `until` is the last epoch shown.
     """
     percent = 100 * curves[:, :until]
     measured = np.flatnonzero(np.isfinite(percent).any(axis=0))
