@@ -253,7 +253,7 @@ def evaluate(spec: ClaimSpec, results: Results) -> Claim:
 
 
 def conclude(spec: ClaimSpec, samples: Mapping[str, Sequence[Sample]], results: Results) -> Claim:
-    """The claim with its findings: the primary statistic per scale, the largest first, then all statistics per setting."""
+    """The claim with its findings: the primary statistic per scale, the largest first, then every one per setting."""
     primary = spec.statistics[0]
     role: Role = "beyond" if spec.beyond else "primary"
     scales = sorted({sample.scale for sample in samples[primary.key]}, key=_SCALES.index, reverse=True)
