@@ -30,7 +30,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """The epoch that validation chose for the live weights or one average, measured there and at the end."""
+    """The epoch that validation chose for the live weights or one average, with its metrics there and at the end."""
 
     average: str
     half_life: float | None
@@ -57,7 +57,7 @@ class Record:
 
 
 def demo_table(record: Record) -> Table:
-    """Per average, the epoch that validation chose, with the accuracies there and at the end."""
+    """The live weights and each average: the epoch that validation chose, with the metrics there and at the end."""
     return Table(
         name="demo/comparison",
         title="At the epoch that validation chose, and at the end",
