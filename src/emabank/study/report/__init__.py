@@ -1,1 +1,1 @@
-"""Rows in, tables and figures out. Nothing here imports torch."""
+"""The report: reads rows, makes tables, figures, claims and a page. Nothing here imports torch."""

@@ -1,7 +1,7 @@
-"""The nineteen claims of the paper and two of our own: the statistics that test each of them, in which settings.
+"""The paper's nineteen claims and two of our own: the settings and statistics that test each of them.
 
-The first statistic of a claim is the primary one. It uses the epochs and decays that validation chose, never the best
-on test. Under label noise the choice by noisy validation labels leads where a run has it.
+A claim's first statistic is the primary one. It uses the epochs and decays that validation chose, never the best on
+test. Under label noise, the choice made with noisy validation labels comes first where a run has one.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,16 +44,17 @@ from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PAIRS
 
 SGD, SGD_BEST, ACC, LOSS, SWA = "SGD", "SGD (best)", "EMA (acc.)", "EMA (loss)", "SWA"
 SLOWEST_ACC, SLOWEST_LOSS = "slowest (acc.)", "slowest (loss)"
-"""What the paper's tables have: the slowest average, recomputed statistics, at the epoch of EMA (acc.) or (loss)."""
+"""The EMA columns of the paper's tables: the slowest average with recomputed statistics, at the epoch of EMA (acc.) or
+EMA (loss)."""
 BY_NOISY_LABELS = {ACC: "EMA (acc., noisy)", LOSS: "EMA (loss, noisy)", SGD_BEST: "SGD (best, noisy)"}
-"""The columns of weights that noisy validation labels chose, by those that clean ones chose."""
+"""The column chosen with noisy validation labels, by the one chosen with clean labels."""
 ALL = (*CLEAN, *NOISY)
 THROUGHOUT = 75.0
-"""Percent of the epochs that count as "all through" (ours): in the last ones both coincide by claim 3, and which is
-ahead is chance there."""
+"""The percentage of epochs that counts as "all through training". Our choice: in the last epochs, by claim 3, averages
+and SGD coincide, and chance decides which is ahead."""
 BUDGET = 75.0
 TINY = 1.0
-"""Percent of the step that still count as a tiny share (ours)."""
+"""The percentage of a training step that still counts as a tiny share. Our choice."""
 _METRICS = {
     "accuracy": "test accuracy", "churn": "churn on test", "ece": "ECE on test",
     "ece_ts": "ECE on test after temperature scaling", TRANSFER: "accuracy of a linear head",
@@ -65,7 +66,7 @@ Samples = Callable[[Setting], Sequence[Sample]]
 
 
 def make_claims(results: Results) -> list[Claim]:
-    """What became of each claim: 1 to 19, then b and c."""
+    """Every claim with its findings: 1 to 19, then b and c."""
     claims = [evaluate(_with_clean_choice(spec), results) for spec in CLAIMS]
     claims.insert(int(OVERHEAD.number) - 1, _overhead_claim(results))
     return claims
@@ -75,7 +76,7 @@ def make_claims(results: Results) -> list[Claim]:
 
 
 def _with_clean_choice(spec: ClaimSpec) -> ClaimSpec:
-    """The claim with its primary statistic by the choice of clean labels, too, where that of noisy ones leads."""
+    """The claim with one more statistic: the primary one, chosen with clean labels, where noisy labels came first."""
     primary, *others = spec.statistics
 
     def sample(setting: Setting) -> Sequence[Sample]:
@@ -90,9 +91,9 @@ def _with_clean_choice(spec: ClaimSpec) -> ClaimSpec:
 
 
 def _chosen(setting: Setting, seed: int, title: str = ACC) -> tuple[str, int | None]:
-    """The average and the epoch that validation chose for a seed: by noisy labels where a column has that choice.
+    """The average and the epoch that validation chose for a seed, with noisy labels where a column has that choice.
 
-    A seed without a choice has no epoch.
+    The epoch is None for a seed without a choice.
     """
     for column in setting.columns:
         if column.title == BY_NOISY_LABELS[title] and seed in setting.seeds:
@@ -115,9 +116,9 @@ def columns(
     stage: Stage = REFIT,
     combine: Callable[[float, float], float | None] = points,
 ) -> Samples:
-    """One column against another, seed by seed: by default the difference in points.
+    """One column against another, per seed: by default the difference in points.
 
-    Both are chosen alike: by noisy labels where both have that choice, else by clean ones.
+    Both use the same choice: that of noisy labels if both have one, else that of clean labels.
     """
     titles = [(one, other)]
     if {one, other} & {*BY_NOISY_LABELS} and not {one, other} & {SLOWEST_ACC, SLOWEST_LOSS}:
@@ -139,7 +140,7 @@ def columns(
 
 
 def _by_seed(setting: Setting, metric: str, values: Sequence[float | None]) -> dict[int, float | None]:
-    """The values of a column by seed: of pairs of seeds, the mean over those with that seed."""
+    """The values of a column by seed; for pairs of seeds, a seed's value is the mean over its pairs."""
     if metric not in OF_PAIRS:
         return dict(zip(setting.seeds, values, strict=False))
     pairs = [*zip(combinations(setting.seeds, 2), values, strict=False)]
@@ -157,7 +158,7 @@ def difference(
 
 
 def transfers(one: str, other: str) -> Samples:
-    """The accuracy on every data set that was transferred to, of one column minus another."""
+    """The transfer accuracy of one column minus another, one sample per target data set."""
     return lambda setting: [
         sample._replace(target=metric.removeprefix(TRANSFER))
         for metric in series.transfers(setting, one)
@@ -166,7 +167,7 @@ def transfers(one: str, other: str) -> Samples:
 
 
 def paired(variant: str, other: str, value: Callable[[Setting, Run, Run], float | None]) -> Samples:
-    """A value of the runs of two variants, paired by their seeds; nothing where no seed has the value."""
+    """A value computed from the runs of two variants, paired by seed; no sample if no seed has the value."""
 
     def sample(setting: Setting) -> Sequence[Sample]:
         others = {run.seed: run for run in setting.variants.get(other, ())}
@@ -178,12 +179,12 @@ def paired(variant: str, other: str, value: Callable[[Setting, Run, Run], float 
 
 
 def runs(variant: str, value: Callable[[Setting, Run], float | None]) -> Samples:
-    """A value of every run of a variant; nothing where no run has the value."""
+    """A value of every run of a variant; no sample if no run has the value."""
     return paired(variant, variant, lambda setting, run, _: value(setting, run))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of values that are all known."""
+    """The mean; None if any value is missing."""
     known = [value for value in values if value is not None]
     return mean(np.array(known)) if known and len(known) == len(values) else None
 
@@ -196,7 +197,7 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 
 def _of_chosen(setting: Setting, run: Run, epoch: int | None = None) -> float | None:
-    """The test accuracy of the average of the chosen decay, at the chosen epoch or at another one."""
+    """The test accuracy of the average with the chosen decay, at the chosen epoch or at `epoch`."""
     name, chosen = _chosen(setting, run.seed)
     return at(average(run, name, "test"), epoch or chosen)
 
@@ -206,9 +207,9 @@ def _end(setting: Setting, run: Run) -> float | None:
 
 
 def _validated(setting: Setting, run: Run) -> np.ndarray | None:
-    """At every epoch, the test accuracy of the average with the best validation accuracy then, of equals the fastest.
+    """Per epoch, the test accuracy of the average with the best validation accuracy then; the fastest on a tie.
 
-    The validation images are those of the tuning run with the same seed.
+    Validation accuracy is that of the tuning run with the same seed.
     """
     tuned = next((other for other in setting.variants.get("tune", ()) if other.seed == run.seed), None)
     curves = [average(run, name, "test") for name in setting.averages]
@@ -232,7 +233,7 @@ def _share_ahead(curve: np.ndarray | None, run: Run) -> float | None:
 
 
 def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
-    """By how many points the best average is ahead on test, in the first quarter and in the other three."""
+    """The mean lead of the best average on test, in points: in the first quarter, and in the other three."""
     lead = gap(best(run, setting.averages, "test"), live(run, "test"))
     if lead is None:
         return None, None
@@ -241,7 +242,7 @@ def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
 
 
 def _when(setting: Setting, run: Run, title: str) -> float | None:
-    """The epoch that validation chose, in percent of the run."""
+    """The epoch that validation chose, as a percentage of the run."""
     _, epoch = _chosen(setting, run.seed, title)
     return None if epoch is None else 100.0 * epoch / run.epochs
 
@@ -253,7 +254,7 @@ def _at_own_choices(setting: Setting, run: Run) -> float | None:
 
 
 def _steps_to_target(setting: Setting, run: Run) -> float | None:
-    """Epochs until an average has the live weights' best validation accuracy, in percent of those that these take."""
+    """Epochs until any average has the live weights' best validation accuracy, in percent of the live weights' own."""
     target, curve = peak(live(run, "val")), best(run, setting.averages, "val")
     if target is None or curve is None:
         return None
@@ -265,7 +266,7 @@ def _steps_to_target(setting: Setting, run: Run) -> float | None:
 
 
 def _recomputing_gain(setting: Setting, run: Run) -> np.ndarray | None:
-    """Recomputed minus averaged statistics of the slowest average at every epoch, in points."""
+    """The slowest average's gain from recomputed over averaged statistics, at every epoch, in points."""
     recomputed, averaged = (
         average(run, setting.slowest, "test", batchnorm=batchnorm) for batchnorm in ("recomputed", "averaged")
     )
@@ -278,13 +279,13 @@ def _early_gain(setting: Setting, run: Run) -> float | None:
 
 
 def _gain_at_choice(setting: Setting, run: Run) -> float | None:
-    """The mean over both chosen epochs, because the claim makes no difference between them."""
+    """The mean gain over both chosen epochs, because the claim does not distinguish between them."""
     gain = _recomputing_gain(setting, run)
     return _mean([at(gain, _chosen(setting, run.seed, title)[1]) for title in (ACC, LOSS)])
 
 
 def _slope(setting: Setting, run: Run, value: Callable[[series.Peak], float]) -> float | None:
-    """By how much the peaks of the averages, recomputed, rise from one to the next slower, by least squares."""
+    """The rise of the averages' peaks (recomputed statistics) from one to the next slower average, by least squares."""
     peaks = [peak(average(run, name, "test", batchnorm="recomputed")) for name in setting.averages]
     known = [value(point) for point in peaks if point is not None]
     if len(known) < len(peaks) or len(known) < 2:
@@ -297,7 +298,7 @@ def _slope(setting: Setting, run: Run, value: Callable[[series.Peak], float]) ->
 
 
 def _memorised(setting: Setting) -> Sequence[Sample]:
-    """The slowest average minus the live weights, each when it first reaches 90% on the clean training images."""
+    """Share memorised: slowest average minus live weights, each when it first reaches 90% on the clean images."""
     average, live = (series.on_train(setting, weights) for weights in (setting.slowest, LIVE))
     if average is None or live is None:
         return []
@@ -314,20 +315,20 @@ def _memorised(setting: Setting) -> Sequence[Sample]:
 
 
 def _since_fork(setting: Setting, constant: Run, refit: Run) -> tuple[float | None, float | None]:
-    """The average at the end of both branches minus where they part: at a constant rate, and with the cosine."""
+    """The average at the end minus at the fork, in points: with the constant rate, and with the cosine."""
     start = _of_chosen(setting, refit, constant.constant_from)
     return points(_of_chosen(setting, constant, -1), start), points(_of_chosen(setting, refit, -1), start)
 
 
 def _lost_by_noisy_choice(setting: Setting) -> Sequence[Sample]:
-    """What clean validation labels choose minus what noisy ones choose."""
+    """Test accuracy of the average chosen with clean validation labels minus the one chosen with noisy labels."""
     clean, noisy = (series.values(setting, title, "accuracy", REFIT) for title in (ACC, BY_NOISY_LABELS[ACC]))
     values = series.combined(clean, noisy, points)
     return [] if values is None else [Sample(_by_seed(setting, "accuracy", values))]
 
 
 def _leaderboard(setting: Setting) -> Sequence[Sample]:
-    """Ahead of the best method that the paper has below its own average in Table 2."""
+    """Our lead over the best method that the paper ranks below its own average in Table 2."""
     accuracies = series.values(setting, SLOWEST_ACC, "accuracy", REFIT)
     known = [100.0 * share for share in accuracies or () if share is not None]
     if accuracies is None or not known or not setting.compares:
@@ -346,7 +347,7 @@ def _leaderboard(setting: Setting) -> Sequence[Sample]:
 
 
 def _periods(value: Callable[[Setting, Run, Run], float | None]) -> Samples:
-    """T = 16 against T = 1; in a shorter run the third period that was tried stands for 16."""
+    """T = 16 against T = 1; in a shorter run, the third period that was tried stands in for 16."""
 
     def sample(setting: Setting) -> Sequence[Sample]:
         periods = setting.periods()
@@ -377,7 +378,7 @@ def _bootstrapped_averages(setting: Setting, bootstrap: Run, tune: Run) -> float
 
 
 def _at_sgds_rate(setting: Setting) -> Sequence[Sample]:
-    """The averages at the live weights' best rate minus at their own best, and how many seeds have one for both."""
+    """The averages at the live weights' best rate minus at their own, noting in how many seeds the two rates agree."""
     by_seed: dict[int, float | None] = {}
     variants = [setting.variants[variant] for variant in setting.rates().values()]  # the lowest rate first
     for seed in sorted({run.seed for variant in variants for run in variant}):
@@ -386,7 +387,7 @@ def _at_sgds_rate(setting: Setting) -> Sequence[Sample]:
             of_live, of_averages = height(live(run, "val")), height(best(run, setting.averages, "val"))
             if of_live is not None and of_averages is not None:
                 peaks.append((of_live, of_averages))
-        at_lives_rate = max(peaks, key=lambda both: both[0])[1] if peaks else None  # of equals the lower rate
+        at_lives_rate = max(peaks, key=lambda both: both[0])[1] if peaks else None  # on a tie, the lower rate
         by_seed[seed] = points(at_lives_rate, max(own for _, own in peaks)) if len(peaks) > 1 else None
     known = [value for value in by_seed.values() if value is not None]
     note = f"the same rate is best for both in {known.count(0.0)} of {len(known)} seeds"
@@ -545,7 +546,7 @@ CLAIMS = (
     ), beyond=True, note="counted in epochs; the first of all averages of the bank; if none gets there, it counts "
        "as the whole run"),
 )  # fmt: skip
-"""All but claim 15, which is not about settings."""
+"""All claims but 15, which is not about settings."""
 
 
 # The cost of averages -------------------------------------------------------------------------------------------------
@@ -559,7 +560,7 @@ OVERHEAD = ClaimSpec(
 
 
 def _overhead_claim(results: Results) -> Claim:
-    """With a sample for every network whose step was timed beside five averages at T = 16."""
+    """Claim 15, with a sample per network that was timed with five averages at T = 16."""
     samples = [
         Sample({at: share and 100.0 * share for at, share in enumerate(cost.shares)}, setting=cost.network)
         for cost in results.overheads

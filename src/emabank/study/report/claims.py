@@ -1,7 +1,7 @@
-"""How a claim is tested: one primary statistic, its mean over settings per seed, a 95% t-interval over seeds, a rule.
+"""Tests claims. One primary statistic decides: per seed its mean over settings, then a 95% t-interval over seeds.
 
-That decides the verdict. Secondary statistics have intervals of their own and decide nothing. The claims themselves are
-in claim_specs.py.
+A rule turns the interval into a verdict. Secondary statistics have intervals of their own and decide nothing. The
+claims themselves are in claim_specs.py.
 """
 
 import math
@@ -17,26 +17,26 @@ from emabank.study.studies.scales import PAIRS, Scale
 
 Verdict = Literal["reproduced", "not reproduced", "inconclusive", "too few runs", "not run"]
 Role = Literal["primary", "secondary", "beyond"]
-"""A finding that decides a claim of the paper, one that decides nothing, one that decides a claim of our own."""
+"""Whether a finding decides a claim of the paper, decides nothing, or decides a claim of our own."""
 
 EQUAL = 1.0
 """Two results are on a par if they differ by less than this many points."""
 _SCALES = ("", *get_args(Scale))
-"""The smallest first; what belongs to no scale has none."""
+"""The smallest first; "" for results without a scale."""
 _T = (
     12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
     2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
 )  # fmt: skip
-"""The 97.5% points of Student's t with 1 to 20 degrees of freedom. From there on the last is a little too wide."""
+"""The 97.5% points of Student's t with 1 to 20 degrees of freedom. For more than 20, the last is slightly too wide."""
 _DIGITS = 9
-"""Behind the point: what is smaller is the rounding of a sum, and must not count as a difference."""
+"""Decimals kept: anything smaller is the rounding error of a sum and must not count as a difference."""
 
 
 # Intervals and rules --------------------------------------------------------------------------------------------------
 
 
 class Interval(NamedTuple):
-    """A mean and where it may lie; no ends with too few values, no mean with none."""
+    """A mean with its confidence interval; the ends are None with too few values, all three with none."""
 
     mean: float | None
     low: float | None
@@ -44,9 +44,9 @@ class Interval(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Where the whole interval must lie, strictly between two bounds, for a claim to hold.
+    """The bounds of a claim: it holds if the whole interval lies strictly between them.
 
-    It is refuted where the whole interval lies beyond one of them.
+    It is refuted if the whole interval lies beyond one of them.
     """
 
     text: str
@@ -55,25 +55,25 @@ class Rule(NamedTuple):
 
 
 def above(bound: float = 0.0) -> Rule:
-    """More than a bound."""
+    """The rule that the statistic is above a bound."""
     return Rule(f"above {bound:g}", low=bound)
 
 
 def below(bound: float = 0.0) -> Rule:
-    """Less than a bound."""
+    """The rule that the statistic is below a bound."""
     return Rule(f"below {bound:g}", high=bound)
 
 
 def within(bound: float = EQUAL) -> Rule:
-    """On a par."""
+    """The rule that two results are on a par."""
     return Rule(f"between {-bound:g} and {bound:g}", low=-bound, high=bound)
 
 
 def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
-    """The mean of one value per seed and its 95% t-interval; equal values make one without width.
+    """The mean of one value per seed and its 95% t-interval, which has no width if all values are equal.
 
-    `of_pairs`: the value of a seed is the mean over its pairs with the other seeds, such as their churn. Each pair is
-    then in two values, and the standard error is the jackknife's (Efron and Stein, 1981): that of independent values
+    `of_pairs`: the value of a seed is the mean over its pairs with the other seeds, such as their churn. Each pair then
+    enters two values, so the standard error is the jackknife's (Efron and Stein, 1981): that of independent values
     times 2 (n - 1) / (n - 2).
     """
     n = len(values)
@@ -82,7 +82,7 @@ def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
     mean = statistics.fmean(values)
     if n < (3 if of_pairs else 2):
         return Interval(mean, None, None)
-    # Counted from the first value, so that equal values have no spread at all, whatever their mean is rounded to.
+    # Relative to the first value, so that equal values have exactly no spread, however their mean is rounded.
     spread = statistics.stdev([value - values[0] for value in values])
     if spread == 0.0:
         return Interval(values[0], values[0], values[0])
@@ -91,7 +91,7 @@ def interval(values: Sequence[float], *, of_pairs: bool = False) -> Interval:
 
 
 def judge(estimate: Interval, rule: Rule) -> Verdict:
-    """What an interval says under a rule."""
+    """The verdict of a rule on an interval."""
     if estimate.low is None or estimate.high is None:
         return "too few runs"
     if estimate.high < rule.low or estimate.low > rule.high:
@@ -106,12 +106,12 @@ class Sample(NamedTuple):
     """A statistic in one setting, with one value per seed."""
 
     by_seed: Mapping[int, float | None]
-    """None where a seed has no value."""
+    """None for a seed without a value."""
     notes: tuple[str, ...] = ()
     of_pairs: bool = False
     """Whether the value of a seed is the mean over its pairs with the other seeds."""
     target: str = ""
-    """The data set of a transfer."""
+    """The target data set, for transfer accuracy."""
     setting: str = ""
     scale: str = ""
     pair: str = ""
@@ -119,15 +119,15 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number per seed and setting, and where its interval must lie."""
+    """One number per seed and setting, and the rule for its interval."""
 
     key: str
-    """Its name among the paper's values."""
+    """Its key in assets/claim_values.json, which holds the paper's values."""
     words: str
     """What is computed: "EMA (acc.) minus SGD (last), test accuracy, points"."""
     rule: Rule
     sample: Callable[[Setting], Sequence[Sample]]
-    """Nothing where the setting has no such results."""
+    """Takes the samples from a setting; none if the setting has no such results."""
     note: str = ""
 
 
@@ -136,16 +136,16 @@ class ClaimSpec:
     """A claim before it is tested. Its first statistic is the primary one, which alone decides the verdict."""
 
     number: str
-    """1 to 19 in the paper; a letter for what goes beyond it."""
+    """"1" to "19" for the paper's claims; a letter for our own."""
     title: str
     """The claim, as a sentence."""
     studies: tuple[str, ...]
-    """The studies whose runs it needs: for its primary statistic, the first."""
+    """The studies whose runs it needs; the primary statistic needs the first."""
     pairs: tuple[str, ...]
     """The paper's pairs that the claim is about."""
     statistics: Sequence[Statistic]
     scale: Scale | None = None
-    """The one scale at which it can be tested; None: any."""
+    """The only scale at which it can be tested; None for any."""
     beyond: bool = False
     """Whether it is ours, not the paper's."""
     note: str = ""
@@ -161,19 +161,19 @@ class Finding:
     rule: Rule
     verdict: Verdict
     setting: str = ""
-    """The title of the setting, or of how many settings it is the mean; empty where nothing was run."""
+    """The title of the setting, or "mean of 3 settings"; empty if nothing was run."""
     scale: str = ""
     by_seed: Mapping[int, float] = field(default_factory=dict)
-    """As people read them: points, not fractions."""
+    """The value of each seed, as shown: in points, for example, not as a fraction."""
     mean: float | None = None
     low: float | None = None
     high: float | None = None
     missing: tuple[str, ...] = ()
-    """The paper's pairs that the claim is about, but this does not cover."""
+    """The paper's pairs that the claim is about but this finding does not cover."""
     skipped: tuple[int, ...] = ()
     """Seeds without a value in one of the settings."""
     paper: str = ""
-    """The paper's value of the same statistic, with where it stands."""
+    """The paper's value of the same statistic, with its place in the paper."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -187,7 +187,7 @@ class Finding:
 
     @property
     def seeds_for(self) -> int:
-        """In how many seeds the value lies where the rule has it."""
+        """The number of seeds whose value satisfies the rule."""
         return sum(self.rule.low < value < self.rule.high for value in self.values)
 
     @property
@@ -199,19 +199,19 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim, with everything found about it."""
+    """One claim with its findings."""
 
     number: str
     title: str
     studies: Sequence[str]
     """The studies whose runs it needs."""
     findings: Sequence[Finding]
-    """The one that decides first."""
+    """The deciding finding first."""
     note: str = ""
 
     @property
     def primary(self) -> Finding:
-        """The finding that decides: the primary statistic at the largest scale at which it was run."""
+        """The deciding finding: the primary statistic at the largest scale that was run."""
         return self.findings[0]
 
     @property
@@ -225,7 +225,7 @@ class Claim:
 
     @property
     def exceptions(self) -> list[Finding]:
-        """Of a claim that is reproduced, the secondary findings on the other side of their rule, at the same scale."""
+        """If the claim is reproduced, the secondary findings at the same scale that are refuted."""
         return [
             finding
             for finding in self.findings[1:]
@@ -234,11 +234,11 @@ class Claim:
         ]
 
 
-# From one to the other ------------------------------------------------------------------------------------------------
+# Testing --------------------------------------------------------------------------------------------------------------
 
 
 def evaluate(spec: ClaimSpec, results: Results) -> Claim:
-    """Test a claim in all settings that it is about."""
+    """Test a claim in every setting that it is about."""
     samples = {statistic.key: list[Sample]() for statistic in spec.statistics}
     for setting in results.of(*spec.pairs):
         if spec.scale in (None, setting.scale):
@@ -253,7 +253,7 @@ def evaluate(spec: ClaimSpec, results: Results) -> Claim:
 
 
 def conclude(spec: ClaimSpec, samples: Mapping[str, Sequence[Sample]], results: Results) -> Claim:
-    """The claim with its findings: the primary statistic per scale, the largest first, then all of them per setting."""
+    """The claim with its findings: the primary statistic per scale, the largest first, then every one per setting."""
     primary = spec.statistics[0]
     role: Role = "beyond" if spec.beyond else "primary"
     scales = sorted({sample.scale for sample in samples[primary.key]}, key=_SCALES.index, reverse=True)
@@ -274,7 +274,7 @@ def conclude(spec: ClaimSpec, samples: Mapping[str, Sequence[Sample]], results: 
 
 
 def find(spec: ClaimSpec, statistic: Statistic, samples: Sequence[Sample], role: Role) -> Finding:
-    """Judge a statistic by its mean over samples of one scale: per seed, and over those seeds that all of them have."""
+    """Judge a statistic by its mean per seed over samples of one scale, using the seeds that all samples have."""
     first = samples[0]
     known = [
         {seed: value for seed, value in sample.by_seed.items() if value is not None and math.isfinite(value)}
@@ -282,7 +282,7 @@ def find(spec: ClaimSpec, statistic: Statistic, samples: Sequence[Sample], role:
     ]
     every = sorted({seed for sample in samples for seed in sample.by_seed})
     by_seed = {
-        # Smaller digits are the rounding of a sum; + 0.0: no negative zero.
+        # Smaller digits are rounding errors; + 0.0 avoids a negative zero.
         seed: round(statistics.fmean(values[seed] for values in known), _DIGITS) + 0.0
         for seed in every
         if all(seed in values for values in known)
@@ -315,7 +315,7 @@ def find(spec: ClaimSpec, statistic: Statistic, samples: Sequence[Sample], role:
 
 
 def _not_run(spec: ClaimSpec, role: Role, results: Results) -> Finding:
-    """The finding of a claim without results: it says what to run, and how the study stands."""
+    """The finding of a claim without results: what to run, and the state of the study."""
     primary = spec.statistics[0]
     command = f"emabank run {spec.studies[0]}" + (f" --scale {spec.scale}" if spec.scale else "")
     states = {"failed": "failed", "running": "is not done yet"}

@@ -1,4 +1,4 @@
-"""What the demo leaves and shows: its record, table, figure and page. Never imports torch."""
+"""The demo's results: its record, table, figure and page. Never imports torch."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -20,17 +20,17 @@ class Measured:
     average: str
     """The name of the average; "live" for the live weights."""
     statistics: Literal["live", "averaged", "recomputed"]
-    """Which batch-norm statistics the weights were measured with."""
+    """The batch-norm statistics that the weights were measured with."""
     validation_accuracy: float
     test_accuracy: float
     memorised: float | None
-    """Share of the wrongly labelled training images that are predicted as that wrong label; None: there are none, or it
-    is not measured, as with recomputed statistics."""
+    """Share of the wrongly labelled training images that are predicted as that wrong label. None if no label is wrong,
+    or if not measured, as with recomputed statistics."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selected:
-    """The epoch that validation chose for the live weights or for one average, with what was measured there."""
+    """The epoch that validation chose for the live weights or one average, with its metrics there and at the end."""
 
     average: str
     half_life: float | None
@@ -38,26 +38,26 @@ class Selected:
     epoch: int
     at_choice: Measured
     at_choice_recomputed: Measured | None
-    """The same weights with recomputed batch-norm statistics; nothing was chosen a second time."""
+    """The same weights with recomputed batch-norm statistics; the choice is not made again."""
     at_end: Measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Everything that a run of the demo measured: what rows.json holds."""
+    """Everything that a run of the demo measured: the content of rows.json."""
 
     conditions: dict[str, Any]
-    """Settings, versions, threads and the time it took."""
+    """Settings, versions, threads and duration."""
     learning_rate: list[float]
-    """At the last step of each epoch."""
+    """The rate at the last step of each epoch."""
     best: str
-    """The average that validation chose among all, the live weights included."""
+    """The name that validation chose among all averages and the live weights."""
     chosen: list[Selected]
     rows: list[Measured]
 
 
 def demo_table(record: Record) -> Table:
-    """What was chosen for each on validation, and what became of it on test, there and at the end."""
+    """The live weights and each average: the epoch that validation chose, with the metrics there and at the end."""
     return Table(
         name="demo/comparison",
         title="At the epoch that validation chose, and at the end",
@@ -89,7 +89,7 @@ def _percent(share: float) -> str:
 
 
 def closing_line(record: Record) -> str:
-    """What was chosen, and how it compares with the live weights at their best and at the end."""
+    """The chosen weights, and how they compare with the live weights at their best epoch and at the end."""
     return ": ".join(_answer(record))
 
 
@@ -107,7 +107,7 @@ def _answer(record: Record) -> tuple[str, str]:
 
 
 def demo_figure(record: Record) -> Figure:
-    """Test accuracy of everything with both kinds of batch-norm statistics; a point where validation chose."""
+    """Test accuracy of all weights, a panel per kind of batch-norm statistics; a point marks validation's choice."""
     titles = {
         "averaged": "Batch-norm statistics averaged with the weights",
         "recomputed": "Statistics recomputed on the training images",
@@ -150,7 +150,7 @@ def _line(selected: Selected, measured: list[Measured], order: int) -> Line:
 
 
 def demo_page(record: Record) -> str:
-    """The demo as a page to look at: the answer, the figure, the table."""
+    """The demo as an HTML page: the answer, the figure and the table."""
     chosen, compared = _answer(record)
     return page(
         Results(studies=[Manifest(study="demo", scale="demo", command="emabank demo", state="done")]),

@@ -1,7 +1,7 @@
-"""A figure as an SVG or PDF file: its panels on their axes, titles and legends. Matplotlib alone.
+"""Draws a figure as an SVG or PDF file with matplotlib. The same figure gives the same bytes.
 
-The same figure gives the same bytes. Lines look as on the page: colours are those of assets/page.css, and dashes differ
-too, so that no reader depends on hues.
+Lines look as they do on the page: the colours come from assets/page.css, and lines also differ in dashes, so that no
+reader depends on hues.
 """
 
 import re
@@ -27,14 +27,14 @@ from emabank.study.report.figures import Figure, Line, Panel, Style, seeds_note,
 
 FORMATS: tuple[Literal["svg", "pdf"], ...] = ("svg", "pdf")
 _NARROW, _WIDE = 8.0, 11.0  # inches: a figure of one column, of more
-_PANEL, _RATE, _LINE = 3.1, 0.6, 0.21  # inches: a panel's height, that of its learning rate, a line of text
-_AROUND = 0.75  # inches of a panel's width that its axis takes
-_CHARACTERS = 11.5  # of text to an inch, in the size of titles and legends
-_UNBROKEN = re.compile(r"(?<=[=±]) | (?=[=±])|(?<=epoch) (?=\d)|(?<=epochs) (?=\d)")  # spaces at which no line breaks
+_PANEL, _RATE, _LINE = 3.1, 0.6, 0.21  # inches: the height of a panel, of its learning rate, and of a line of text
+_AROUND = 0.75  # inches of a panel's width that its axis labels take
+_CHARACTERS = 11.5  # characters per inch in titles and legends
+_UNBROKEN = re.compile(r"(?<=[=±]) | (?=[=±])|(?<=epoch) (?=\d)|(?<=epochs) (?=\d)")  # spaces that must not break
 _MOST_TICKS = 9
 _GRID, _MARK, _MISSING = "#dddddd", "#111111", "#eeeeee"
 _MARKERS = "oDs^v"
-_HEAT = "cividis"  # readers with and without colour blindness see it alike
+_HEAT = "cividis"  # looks nearly the same with and without colour blindness
 RC: dict[Any, Any] = {
     "font.size": 11,
     "axes.spines.top": False,
@@ -42,7 +42,7 @@ RC: dict[Any, Any] = {
     "axes.titlesize": 11,
     "axes.titlelocation": "left",
     "figure.titlesize": 13,
-    "svg.hashsalt": "emabank",  # without it the ids in the file are random, and the same figure gives another file
+    "svg.hashsalt": "emabank",  # without it, ids are random and the same figure gives another file each time
     "svg.fonttype": "none",
     "pdf.fonttype": 42,  # fonts that journals accept
 }
@@ -50,13 +50,13 @@ RC: dict[Any, Any] = {
 
 @cache
 def colours() -> dict[str, str]:
-    """The colours of lines by name: those that the page has in its light scheme."""
+    """The colours of lines by name, from the page's light scheme."""
     style = (files("emabank.study.report") / "assets" / "page.css").read_text(encoding="utf-8")
     return dict(re.findall(r"--(\w+): light-dark\((#[0-9a-f]{6})", style))
 
 
 def _tint(colour: str, share: float = 0.3) -> tuple[float, float, float]:
-    """A colour mixed with white, for areas: unlike transparency, it looks the same above other things."""
+    """A colour mixed with white, for areas; unlike a transparent colour, it looks the same on any background."""
     red, green, blue = (1 - share * (1 - part) for part in to_rgb(colour))
     return red, green, blue
 
@@ -65,7 +65,7 @@ def _tint(colour: str, share: float = 0.3) -> tuple[float, float, float]:
 
 
 def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
-    """Everything of a panel but its learning rate and its heat map."""
+    """Draw a panel, except for its learning rate and heat map."""
     axes.grid(axis="y", color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     if panel.bars:
@@ -87,7 +87,7 @@ def _draw_panel(axes: Axes, panel: Panel, styles: dict[str, Style]) -> None:
 
 
 def _draw_line(axes: Axes, line: Line, style: Style, *, points: bool) -> None:
-    """A line; beneath it each seed as a thin line, or without these one standard deviation as a band."""
+    """Draw a line; beneath it a thin line per seed or, without seeds, a band of one standard deviation."""
     colour = colours()[style.colour]
     if line.seeds is not None:
         axes.plot(line.x, line.seeds.T, color=_tint(colour, 0.55), linewidth=0.6, zorder=1.5)
@@ -98,24 +98,24 @@ def _draw_line(axes: Axes, line: Line, style: Style, *, points: bool) -> None:
 
 
 def _line_key(label: str, style: Style, x: Any = (), y: Any = (), *, points: bool = False) -> Line2D:
-    """The line itself, or without data its entry in a legend."""
+    """The line itself or, without data, its legend entry."""
     made = Line2D(x, y, color=colours()[style.colour], linewidth=1.7, label=label)
     if style.dash:
         made.set_dashes([float(length) / 2 for length in style.dash.split()])
     if points:
-        made.set(clip_on=False, marker="o", markersize=3.5)  # a point on the border is whole
+        made.set(clip_on=False, marker="o", markersize=3.5)  # unclipped, so that points on the border are whole
     return made
 
 
 def _draw_marks(axes: Axes, panel: Panel) -> None:
-    """Points on top of everything, a shape each; on a heat map all the same."""
+    """Draw marks on top of everything, each with its own shape; on a heat map, all have the same."""
     markers = cycle(_MARKERS if panel.grid is None else _MARKERS[:1])
     for (x, y, _), marker in zip(panel.marks, markers, strict=False):
         axes.scatter(x, y, s=52, color=_MARK, marker=marker, edgecolors="white", zorder=5, clip_on=False)
 
 
 def _mark_keys(panel: Panel) -> list[Line2D]:
-    """The entries of a panel's marks in its legend; a heat map's, one a row, are explained by the figure's title."""
+    """The legend entries of a panel's marks; none for a heat map, whose marks the figure's title explains."""
     if panel.grid is not None:
         return []
     return [
@@ -125,7 +125,7 @@ def _mark_keys(panel: Panel) -> list[Line2D]:
 
 
 def _draw_rate(axes: Axes, line: Line) -> None:
-    """The learning rate as an area, on axes of its own."""
+    """Draw the learning rate as an area, on axes of its own."""
     axes.fill_between(line.x, line.y, color=_tint(colours()["live"]), linewidth=0)
     axes.plot(line.x, line.y, color=colours()["live"], linewidth=1.3)
     axes.set_ylim(bottom=0)
@@ -133,12 +133,12 @@ def _draw_rate(axes: Axes, line: Line) -> None:
 
 
 def _draw_heat(axes: Axes, panel: Panel, grid: np.ndarray, limits: tuple[float, float]) -> AxesImage:
-    """A heat map, a field for each value; where there is none, grey."""
+    """Draw a heat map, with missing values in grey."""
     colour_map = colormaps[_HEAT].with_extremes(bad=_MISSING)
     image = axes.imshow(
         grid, aspect="auto", interpolation="nearest", cmap=colour_map, vmin=limits[0], vmax=limits[1], origin="upper"
     )
-    count = len(panel.x_ticks)  # named are those at round distances, from the last one back
+    count = len(panel.x_ticks)  # only multiples of a round step are labelled
     step = next(step for step in (1, 2, 5, 10, 20, 25, 50, 100, 200, count) if count / step <= _MOST_TICKS)
     named = range(step - 1, count, step)
     axes.set_xticks(named, [panel.x_ticks[index] for index in named])
@@ -153,7 +153,7 @@ def _draw_heat(axes: Axes, panel: Panel, grid: np.ndarray, limits: tuple[float, 
 
 
 class _Plan(NamedTuple):
-    """What stands where: the figure's size, and the heights of the grid's lines that each row of panels takes."""
+    """The layout of a figure: its size, and the heights of the grid rows that each row of panels takes."""
 
     rows: int
     columns: int
@@ -166,16 +166,16 @@ class _Plan(NamedTuple):
 
 
 def draw(figure: Figure, path: Path, *, file_format: Literal["svg", "pdf"] = "svg") -> None:
-    """Draw a figure into a file, whose folder is made if it is not there."""
+    """Draw a figure into a file, creating its folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(RC):
-        # Without the time of day, which matplotlib would put into the file.
+        # Without the date and time, which matplotlib would write into the file.
         metadata = {"Date": None} if file_format == "svg" else {"CreationDate": None}
         picture(figure).savefig(path, format=file_format, dpi=150, metadata=metadata)
 
 
 def picture(figure: Figure) -> matplotlib_figure.Figure:
-    """The figure as matplotlib has it, not yet in a file."""
+    """The drawn figure as a matplotlib figure."""
     with rc_context(RC):
         figure = _fitted(figure)
         plan, styles = _plan(figure), styles_of(figure)
@@ -212,7 +212,7 @@ def picture(figure: Figure) -> matplotlib_figure.Figure:
 
 
 def _place(cells: Sequence[Axes], panel: Panel, plan: _Plan, *, before: Panel | None) -> None:
-    """Titles and labels of a panel, its learning rate beneath it, and the legend of its marks."""
+    """Add a panel's title and labels, its learning rate beneath it, and the legend of its marks."""
     main = lowest = cells[0]
     main.set_title(panel.title)
     if before is None or before.y_label != panel.y_label:
@@ -235,7 +235,7 @@ def _place(cells: Sequence[Axes], panel: Panel, plan: _Plan, *, before: Panel | 
 
 
 def _heat_limits(figure: Figure) -> tuple[float, float]:
-    """The same colours for the same values in all panels."""
+    """The range of values over all heat maps, so that a colour means the same in every panel."""
     values = np.concatenate([np.zeros(0), *(panel.grid.ravel() for panel in figure.panels if panel.grid is not None)])
     known = values[np.isfinite(values)]
     return (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
@@ -252,12 +252,12 @@ def _plan(figure: Figure) -> _Plan:
     keys = max((sum(_LINE * (label.count("\n") + 1) + 0.03 for label in own) for own in labels), default=0.0)
     heights = (min(_PANEL, width / columns - 0.6), *([_RATE] if has_rates else []), *([keys] if keys else []))
     titles = max((panel.title.count("\n") + 1 for panel in figure.panels), default=1)
-    # What is around the axes: the title of each panel, ticks and label beneath it; the figure's title and legend.
+    # Around the axes: each panel's title above, its ticks and label below; the figure's title, and later its legend.
     height = rows * (sum(heights) + titles * _LINE + 0.65) + (figure.title.count("\n") + 1) * 0.3 + 0.1
     entries = list(styles_of(figure))
     longest = max(map(len, entries), default=1)
     most = max(1, min(len(entries), int(width * _CHARACTERS / (longest + 8))))
-    # Rather a little fewer columns of the legend than a last row with gaps.
+    # Prefer slightly fewer legend columns to gaps in the last row.
     key_columns = next((count for count in range(most, most // 2, -1) if len(entries) % count == 0), most)
     height += (2 + len(entries) // key_columns) * 1.1 * _LINE if entries else 0.0
     return _Plan(rows, columns, width, round(height, 2), heights, has_rates, keys > 0, key_columns)
@@ -268,7 +268,7 @@ def _width(figure: Figure) -> float:
 
 
 def _fitted(figure: Figure) -> Figure:
-    """The same with line breaks in titles and labels, so that nothing is wider than what it belongs to."""
+    """The figure with line breaks in titles and labels, so that none is wider than its panel or figure."""
     inches = _width(figure) / max(1, min(figure.columns, len(figure.panels))) - _AROUND
     panels = [
         replace(
@@ -282,13 +282,13 @@ def _fitted(figure: Figure) -> Figure:
 
 
 def _wrapped(text: str, inches: float) -> str:
-    """The text in lines that are not wider than so many inches; "n = 3" and "epoch 7" stay whole."""
+    """The text, wrapped to a width in inches; "n = 3" and "epoch 7" stay whole."""
     unbroken = _UNBROKEN.sub("\u00a0", text)
     return fill(unbroken, max(12, int(inches * _CHARACTERS))).replace("\u00a0", " ")
 
 
 def _parted(title: str, inches: float) -> str:
-    """A title in one line, or if it is too long for that, each of its parts in lines of its own."""
+    """The title on one line or, if it is too long, with each of its parts on a new line."""
     if "\n" not in _wrapped(title, inches):
         return title
     return "\n".join(_wrapped(part, inches) for part in title.split(": "))

@@ -1,4 +1,4 @@
-"""Every figure of the report: which settings, which lines, and what its caption says."""
+"""Every figure of the report: its settings, its lines and its caption."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,7 +59,7 @@ ON_VALIDATION = "validation accuracy, %"
 
 
 def make_figures(results: Results) -> list[Figure]:
-    """All figures, the largest scale first; one whose results are not there is not made."""
+    """All figures that the results allow, the largest scale first."""
     return [figure for scale in results.scales for make in _FIGURES for figure in make(results, scale)]
 
 
@@ -67,7 +67,7 @@ def make_figures(results: Results) -> list[Figure]:
 
 
 def _live_and_best(setting: Setting, variant: str, *, prefix: str = "", **look: Any) -> list[Line]:
-    """The two lines of the paper's Figure 1a for a variant with test curves; none where one of them is missing."""
+    """The two lines of the paper's Figure 1a for a variant with test curves; none if either is missing."""
     return complete(
         line_of(setting, variant, sgd("test"), f"{prefix}live weights", kind="live", **look),
         line_of(setting, variant, best_of(setting, "test"), f"{prefix}{BEST_ON_TEST}", kind="best", **look),
@@ -79,7 +79,7 @@ def _dynamics_panels(setting: Setting) -> list[Panel]:
 
 
 def _chosen_mark(setting: Setting) -> list[Mark]:
-    """Where validation chose, with the test accuracy of the refits there: beside the oracle's curve, what one gets."""
+    """The epoch that validation chose and the refits' test accuracy there: what one gets without the oracle."""
     column = series.column(setting, "EMA (acc.)", REFIT)
     if column is None:
         return []
@@ -117,7 +117,7 @@ def _constant_panels(setting: Setting) -> list[Panel]:
 
 
 def _fork(setting: Setting, best: Line) -> list[Mark]:
-    """Where the two part: on the line of the best average, which they share up to there."""
+    """The epoch at which the two schedules part, marked on the best average, which both share up to there."""
     epochs = [run.constant_from for run in setting.variants["constant"] if run.constant_from is not None]
     if not epochs or not all(1 <= epoch <= len(best.y) for epoch in epochs):
         return []
@@ -126,13 +126,13 @@ def _fork(setting: Setting, best: Line) -> list[Mark]:
 
 
 def _bootstrap_panels(setting: Setting) -> list[Panel]:
-    copied = series.copied_back(setting) or ""  # of "" there is no curve
+    copied = series.copied_back(setting) or ""  # "" has no curve
     lines = [
         line_of(setting, variant, curve, f"{words}: {label}", kind=kind, dashed=variant == "bootstrap")
         for variant, words in (("tune", "plain"), ("bootstrap", "bootstrapped"))
         for label, curve, kind in (
             ("live weights", sgd("val"), "live"),
-            # Not in the shade it has among the five, which is as light as the live weights' grey.
+            # Not in its shade among the five averages, which is as light as the live weights' grey.
             (copied, average_of(copied, "val"), "best"),
         )
     ]
@@ -167,7 +167,7 @@ BOOTSTRAP = FigureSpec(
 
 
 def _averages(setting: Setting, batchnorm: str) -> dict[str, Floats]:
-    """The test accuracy of every average in the refits, [seeds, epochs]; none where one of them was not measured."""
+    """The test accuracy of every average in the refits, [seeds, epochs]; empty unless all averages were measured."""
     stacks = {
         name: drawable(setting, "refit", average_of(name, "test", batchnorm=batchnorm)) for name in setting.averages
     }
@@ -176,7 +176,7 @@ def _averages(setting: Setting, batchnorm: str) -> dict[str, Floats]:
 
 
 def _both_statistics(setting: Setting) -> dict[str, dict[str, Floats]]:
-    """Every average with averaged and with recomputed statistics; none unless both were measured at every epoch."""
+    """Every average with averaged and with recomputed statistics; empty unless both were measured at every epoch."""
     both = {words: _averages(setting, kind) for kind, words in STATISTICS.items()}
     return both if all(both.values()) else {}
 
@@ -191,7 +191,7 @@ def _decay_panels(setting: Setting) -> list[Panel]:
     }  # fmt: skip
     if not lines:
         return []
-    # The same limits for both panels, and all of it: that slow averages fail early is what is to be seen.
+    # Both panels have the same limits and show everything: the point is that slow averages fail early.
     curves = [drawn.curves for panel in lines.values() for drawn in panel]
     low, high = min(float(np.nanmin(curve)) for curve in curves), max(float(np.nanmax(curve)) for curve in curves)
     limits = low - 0.05 * (high - low), high + 0.05 * (high - low)
@@ -207,9 +207,9 @@ def _slowest_note(settings: Sequence[Setting]) -> str:
 
 
 def _rate_panels(setting: Setting, tried: Sequence[float]) -> list[Panel]:
-    """Live weights in one panel, the best average in another, a curve for each rate."""
+    """One panel for the live weights and one for the best average, with a curve per rate."""
     shades = 5
-    # A rate has one shade in all panels; where these are too few for all rates, each setting has a legend of its own.
+    # A rate has the same shade in all panels; with more rates than shades, each setting has legend entries of its own.
     order, words = (tried, "") if len(tried) <= shades else (list(setting.rates()), f"{setting.title}: ")
     lines: dict[str, list[Line]] = {"live weights": [], "best average at each epoch": []}
     for rate, variant in setting.rates().items():
@@ -228,7 +228,7 @@ def _rate_panels(setting: Setting, tried: Sequence[float]) -> list[Panel]:
 
 
 def lr_search(results: Results, scale: Scale) -> list[Figure]:
-    """Validation accuracy through training for each learning rate tried."""
+    """Validation accuracy through training, per learning rate tried."""
     pairs = (MAIN, "cifar100-wrn-28-10")
     tried = sorted({rate for setting in results.of(*pairs, scale=scale) for rate in setting.rates()})
     spec = FigureSpec(
@@ -248,7 +248,7 @@ def _period_panels(setting: Setting) -> list[Panel]:
     if len(periods) < 2:
         return []
     shortest = min(periods)
-    # Dashed, because the grey is as light as the second shade.
+    # Dashed, because the live weights' grey is as light as the second shade.
     live_weights = (setting.periods()[shortest], sgd("test"), "live weights")
     lines = complete(line_of(setting, *live_weights, kind="live", dashed=True))
     differences: list[Line] = []
@@ -279,7 +279,7 @@ SAMPLING_PERIOD = FigureSpec(
 
 
 def _noise_panels(setting: Setting) -> list[Panel]:
-    for batchnorm in ("recomputed", "averaged"):  # recomputed if that was measured every epoch
+    for batchnorm in ("recomputed", "averaged"):  # recomputed if it was measured at every epoch
         slowest = average_of(setting.slowest, "test", batchnorm=batchnorm)
         words = f"{setting.slowest}, {batchnorm} statistics" if setting.has_batchnorm else setting.slowest
         lines = complete(
@@ -317,7 +317,7 @@ def _memorisation_panels(setting: Setting) -> list[Panel]:
 
 
 def _reached_mark(curves: OnTrain, words: str) -> list[Mark]:
-    """What is memorised when the clean accuracy first reaches 90%, as a mark; none unless every seed reaches it."""
+    """Marks the share memorised when the clean accuracy first reaches 90%; no mark unless every seed reaches it."""
     reached = [seed for seed in curves.first_reached() if seed is not None]
     if len(reached) < len(curves.clean):
         return []
@@ -359,7 +359,7 @@ def _heat_panels(setting: Setting) -> list[Panel]:
 
 
 def _spread_note(settings: Sequence[Setting]) -> str:
-    """How many seeds, and the median over all fields of their standard deviation, which colours cannot show."""
+    """The number of seeds and the median over all fields of their standard deviation, which colours cannot show."""
     seeds = " or ".join(map(str, sorted({len(setting.variants["refit"]) for setting in settings})))
     spreads = [
         100 * curves.std(axis=0, ddof=1)
@@ -391,27 +391,27 @@ def _posthoc_panels(setting: Setting) -> list[Panel]:
 
 
 def _kept(setting: Setting) -> dict[str, Floats]:
-    """The windows that were kept beside the training as well."""
+    """The windows that were also kept as averages during training."""
     names = [name for name in series.posthoc(setting) if name in setting.averages]
     return {name: kept for name in names if (kept := series.kept_beside(setting, name)) is not None}
 
 
 def _stops(windows: dict[str, Floats]) -> list[int]:
-    """The places of the epochs that were tried: of a long run, some."""
+    """The indices of the stopping epochs that were tried; a long run tries only some of its epochs."""
     return [int(index) for index in np.flatnonzero(np.isfinite(np.stack(list(windows.values()))).any(axis=(0, 1)))]
 
 
 def _field(windows: dict[str, Floats], stops: list[int]) -> tuple[Floats, Mark]:
-    """The means over the seeds, [windows, stops], and the best of them."""
+    """The means over the seeds, [windows, stops], and a mark on the best."""
     grid = np.stack([100 * curves.mean(axis=0)[stops] for curves in windows.values()])
     row, column = (int(index) for index in np.unravel_index(np.nanargmax(grid), grid.shape))
     return grid, (float(column), float(row), f"best: {list(windows)[row]} at epoch {stops[column] + 1}")
 
 
 def _posthoc_note(setting: Setting) -> str:
-    """What was chosen, of how many seeds it is the mean, and by how much the two panels differ where both have a field.
+    """The best field, its number of seeds, and by how much the two panels differ where both have a field.
 
-    Colours cannot show it.
+    Colours cannot show these.
     """
     windows = series.posthoc(setting)
     stops = _stops(windows)
@@ -452,11 +452,11 @@ POSTHOC_HEATMAP = FigureSpec(
 
 # Reliability diagrams -------------------------------------------------------------------------------------------------
 
-_MOST_BINS = 15  # so that each can be seen, as in Guo et al. 2017; the ECE has bins of its own
+_MOST_BINS = 15  # few enough to see each, as in Guo et al. 2017; the ECE has bins of its own
 
 
 class Reliability(NamedTuple):
-    """One diagram's content: the curve of every seed, and the seeds' ECE."""
+    """The content of one diagram: each seed's curve and ECE."""
 
     curves: Sequence[ReliabilityCurve]
     ece: Sequence[float]
@@ -469,7 +469,7 @@ def reliability(results: Results, scale: Scale) -> list[Figure]:
     def panels(setting: Setting) -> list[Panel]:
         try:
             return _reliability_panels(setting)
-        except (OSError, ValueError) as error:  # damaged predictions, or such of weights that are not finite
+        except (OSError, ValueError) as error:  # damaged predictions, or those of non-finite weights
             notes.append(f"{setting.title} is skipped: {error}.")
             return []
 
@@ -496,9 +496,9 @@ def _reliability_panels(setting: Setting) -> list[Panel]:
 
 
 def reliability_of(setting: Setting, column: str, *, scaled: bool) -> Reliability | None:
-    """The diagram of a column of the tuning tables on the test images; None where a seed's predictions are not there.
+    """A tuning column's diagram on the test images; None if a seed's predictions are missing or bins differ in number.
 
-    `scaled`: with the temperature that was fitted on the validation images.
+    `scaled` divides the logits by a temperature fitted on the validation images.
     """
     own, runs = series.column(setting, column, TUNED_ON_TEST), setting.variants.get("tune", ())
     if own is None or not runs or len(own.kept) != len(runs):
@@ -542,7 +542,10 @@ def _reliability_panel(setting: Setting, column: str, content: Reliability, *, s
 
 
 def bars_of(confidence: Floats, accuracy: Floats) -> list[tuple[float, float, float]]:
-    """A bar for each bin: its borders halfway between mean confidences, the outermost as far from them as the inner."""
+    """A bar (left, width, height) per bin.
+
+    Bars meet halfway between mean confidences. The outermost borders are as far from their mean as the inner ones.
+    """
     if len(confidence) == 1:
         return [(0.0, 100.0, float(accuracy[0]))]
     inner = (confidence[:-1] + confidence[1:]) / 2
@@ -554,4 +557,4 @@ _FIGURES: Sequence[Callable[[Results, Scale], list[Figure]]] = (
     dynamics, EARLY, DECAYS, DECAY_HEATMAP, NOISE_ACCURACY, MEMORISATION, CONSTANT_RATE, reliability, STEP_DECAY,
     BOOTSTRAP, lr_search, SAMPLING_PERIOD, POSTHOC_HEATMAP,
 )  # fmt: skip
-"""What makes the figures of one scale."""
+"""Each makes figures of one scale."""

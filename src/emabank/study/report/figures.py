@@ -1,6 +1,6 @@
-"""A figure before it is drawn: panels with lines, marks, a learning rate beside them; and what they are built with.
+"""Figures as data: panels with lines, marks and a learning rate; and the functions that build them.
 
-The same panels become SVG and PDF files (draw.py) and the interactive curves of the page (page.py).
+draw.py draws the panels as SVG and PDF files, page.py as the interactive curves of the page.
 """
 
 import math
@@ -18,30 +18,31 @@ from emabank.study.report.tables import Cell, Item, selection_note, settings_for
 from emabank.study.studies.scales import PAIRS, Scale
 
 Mark = tuple[float, float, str]
-"""A point with a label."""
+"""A point (x, y) with a label."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve: the mean over the seeds, with their spread."""
+    """One curve: the mean over the seeds, with the spread."""
 
     label: str
     x: np.ndarray
     y: np.ndarray
     std: np.ndarray | None = None
-    """Of the seeds; None with one seed."""
+    """The standard deviation over the seeds; None with one seed."""
     seeds: np.ndarray | None = None
     """The curve of each seed, [seeds, points], drawn thin beneath the mean; None with one seed."""
     n: int = 1
+    """The number of seeds."""
     kind: str = "average"
-    """What it shows: "live", "best", "average", "swa", "rate", "ideal", ...: it gives the colour."""
+    """What it shows: "live", "best", "average", "swa", "rate", "ideal", ...; determines the colour."""
     order: int = 0
-    """The rank of an average, the fastest first: it gives the shade."""
+    """The rank of an average, the fastest first; determines the shade."""
     dashed: bool = False
 
     @property
     def curves(self) -> np.ndarray:
-        """[seeds, points], also of one seed."""
+        """The curve of each seed, [seeds, points], also for a single seed."""
         return self.y[None] if self.seeds is None else self.seeds
 
 
@@ -56,14 +57,14 @@ class Panel:
     rate: Line | None = None
     """The learning rate, drawn beside the curves on an axis of its own."""
     marks: Sequence[Mark] = ()
-    """Such as the epoch that validation chose."""
+    """Points such as the epoch that validation chose."""
     x_limits: tuple[float, float] | None = None
     y_limits: tuple[float, float] | None = None
     bars: Sequence[tuple[float, float, float]] = ()
-    """Left edge, width and height, for a reliability diagram."""
+    """(left edge, width, height) of each bar of a reliability diagram."""
     grid: np.ndarray | None = None
-    """Values for a heat map, [rows, columns]; then `x_ticks` and `y_ticks` name its columns and rows, and marks are
-    counted in fields, from 0."""
+    """Values of a heat map, [rows, columns]. `x_ticks` and `y_ticks` then name its columns and rows, and the
+    coordinates of marks count its fields from 0."""
     x_ticks: Sequence[str] = ()
     y_ticks: Sequence[str] = ()
 
@@ -74,25 +75,25 @@ class Figure(Item):
 
     panels: Sequence[Panel] = ()
     columns: int = 1
-    """Panels beside each other."""
+    """The number of panels side by side."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureSpec(Figure):
-    """A figure without its panels; called with results and a scale, it has those of every setting of that scale.
+    """A figure without panels. Calling it with results and a scale fills in the panels of every setting of that scale.
 
-    A setting without panels is not in it, and without any there is no figure.
+    Without any panels, there is no figure.
     """
 
     panels_of: Callable[[Setting], Sequence[Panel]]
     pairs: Sequence[str] = ()
-    """Empty: all."""
+    """The pairs whose settings it shows; empty for all."""
     about: Callable[[Sequence[Setting]], str] = lambda settings: ""
-    """What the caption says of these settings, behind the rest."""
+    """Sentences on the settings shown, added to the caption."""
     averaged: bool = False
-    """Whether its averages have averaged batch-norm statistics; the caption says so."""
+    """Whether its averages have averaged batch-norm statistics; the caption then says so."""
     cut: bool = False
-    """Whether the vertical axis omits the first rise; the caption says so."""
+    """Whether the vertical axis omits the first rise; the caption then says so."""
 
     def __call__(self, results: Results, scale: Scale) -> list[Figure]:
         by_setting = [(setting, self.panels_of(setting)) for setting in settings_for(results, scale, self.pairs)]
@@ -133,7 +134,7 @@ class FigureSpec(Figure):
 
 
 def drawable(setting: Setting, variant: str, make: MakeCurve) -> Floats | None:
-    """A curve of every run of a variant, [seeds, epochs]; None unless there is an epoch that all of them measured."""
+    """A curve of every run of a variant, [seeds, epochs]; None unless all runs measured at least one common epoch."""
     stacked = series.stack(setting, variant, make)
     return stacked if stacked is not None and bool(np.isfinite(stacked).all(axis=0).any()) else None
 
@@ -141,10 +142,10 @@ def drawable(setting: Setting, variant: str, make: MakeCurve) -> Floats | None:
 def line(
     curves: Floats, label: str, *, kind: str = "average", order: int = 0, dashed: bool = False, until: int | None = None
 ) -> Line:
-    """The mean of curves [seeds, epochs] and their standard deviation (of a sample), fractions become percent.
+    """The mean and sample standard deviation of curves [seeds, epochs], converted from fractions to percent.
 
-    Nothing is smoothed. Epochs that no seed measured (every second one, perhaps) are not points of the line. There is a
-    mean only where every seed has a value, so that `n` holds all along. `until` is the last epoch shown.
+    Nothing is smoothed. Epochs that no seed measured (perhaps every second one) are not points of the line. The mean
+    exists only where every seed has a value, so that `n` holds for the whole line. `until` is the last epoch shown.
     """
     percent = 100 * curves[:, :until]
     measured = np.flatnonzero(np.isfinite(percent).any(axis=0))
@@ -157,13 +158,13 @@ def line(
 
 
 def line_of(setting: Setting, variant: str, make: MakeCurve, label: str, **look: Any) -> Line | None:
-    """The line of a curve of every run of a variant; None where it cannot be drawn."""
+    """The line for a curve of every run of a variant; None if it cannot be drawn."""
     curves = drawable(setting, variant, make)
     return None if curves is None else line(curves, label, **look)
 
 
 def complete(*lines: Line | None) -> list[Line]:
-    """The lines of a panel; none where one of them cannot be drawn."""
+    """The lines of a panel; none if any of them cannot be drawn."""
     drawn = [line for line in lines if line is not None]
     return drawn if len(drawn) == len(lines) else []
 
@@ -171,19 +172,19 @@ def complete(*lines: Line | None) -> list[Line]:
 def training_panel(
     setting: Setting, lines: Sequence[Line], variant: str, *, marks: Sequence[Mark] = (), **fields: Any
 ) -> list[Panel]:
-    """A panel of lines over the epochs with the learning rate of a variant beneath; none without lines."""
+    """A panel of lines over the epochs with the learning rate of a variant beneath; no panel without lines."""
     if not lines:
         return []
-    # Seeds may have chosen different peaks of the rate; the curve of each is not shown.
+    # Seeds may have chosen different peak rates: the panel shows their mean, not the curve of each.
     rates = line(np.stack([run.rates for run in setting.variants[variant]]) / 100, "learning rate", kind="rate")
     fields = {"title": setting.title, "y_limits": focus(lines, marks), **fields}
     return [Panel(lines=lines, rate=replace(rates, seeds=None), marks=marks, **fields)]
 
 
 def focus(lines: Sequence[Line], marks: Sequence[Mark] = ()) -> tuple[float, float]:
-    """Limits of the y axis within which all marks are, and every seed of all lines after the first tenth of the epochs.
+    """Limits of the y axis that contain all marks and, after the first tenth of the epochs, every seed of all lines.
 
-    With the first steep rise, one point of difference late in training could not be seen.
+    If they contained the steep rise at the start, a difference of one point late in training would be invisible.
     """
     low = min((y for _, y, _ in marks), default=math.inf)
     high = max((y for _, y, _ in marks), default=-math.inf)
@@ -214,7 +215,7 @@ def mark(epochs: Sequence[float], shares: Sequence[float], label: str) -> list[M
 
 
 def mark_of(epochs: Sequence[int], shares: Sequence[float | None], words: str) -> list[Mark]:
-    """The same with epochs and shares in the label; none where a seed has no value."""
+    """The mark at these epochs and shares, which its label also states; no mark if a seed has no value."""
     known = [share for share in shares if share is not None]
     if not known or len(known) < len(shares):
         return []
@@ -222,25 +223,25 @@ def mark_of(epochs: Sequence[int], shares: Sequence[float | None], words: str) -
 
 
 def mark_at(drawn: Line, epochs: Sequence[int], words: str) -> list[Mark]:
-    """The mean of the seeds' epochs and of their curves at these; none where one has no value."""
+    """The mark on a line at each seed's own epoch; no mark if a seed has no value there."""
     values = [series.at(curve / 100, epoch) for curve, epoch in zip(drawn.curves, epochs, strict=False)]
     return mark_of(epochs, values, words) if len(epochs) == drawn.n else []
 
 
 def percent_text(shares: Sequence[float]) -> str:
-    """Mean, spread and n of some fractions."""
+    """The mean, spread and n of fractions, in percent."""
     cell = Cell.of(shares, scale=100)
     spread = "" if cell.std is None else f" ± {cell.std:.1f}"
     return f"{cell.mean:.1f}{spread}% (n = {cell.n})"
 
 
 def epochs_text(epochs: Sequence[int]) -> str:
-    """The epochs of the seeds, once if they are all the same."""
+    """The epochs of the seeds, or a single one if all are the same."""
     return f"epoch {epochs[0]}" if len(set(epochs)) == 1 else f"epochs {', '.join(map(str, epochs))}"
 
 
 def seeds_note(panels: Sequence[Panel]) -> str:
-    """How the lines were made of the seeds' curves."""
+    """What the lines and their spread show, and for how many seeds."""
     counts = sorted({line.n for panel in panels for line in panel.lines if line.kind != "ideal"})
     many = " to ".join(str(count) for count in dict.fromkeys(counts[:1] + counts[-1:]))
     thin = any(line.seeds is not None for panel in panels for line in panel.lines)
@@ -249,18 +250,19 @@ def seeds_note(panels: Sequence[Panel]) -> str:
 
 
 def average_note(name: str) -> str:
-    """What the name of an average means."""
+    """The meaning of an average's name, as a sentence."""
     value = name.removeprefix("ema-")
     return f"{name}: half-life {value} of the run." if value.endswith("%") else f"{name}: decay {value} per update."
 
 
 # How lines look -------------------------------------------------------------------------------------------------------
 
-# Second channel beside the colour, for the averages from the fastest on: the longer the memory, the longer the dash.
+# Dashes of the averages, the fastest first, to tell them apart without colour: the longer the memory, the longer the
+# dash.
 _DASHES = ("1.5 3", "4 3", "8 3", "14 3", "")
 _DASHED = "6 4"
 _KINDS = ("live", "best", "swa", "ideal")
-# For lines of no known kind, and for those that would look like another: the colours x0 to x5, then again with dashes.
+# For lines of unknown kind, and for those that would look like another line: colours x0 to x5, then again with dashes.
 _EXTRAS = tuple((f"x{number}", dash) for dash in ("", "2 2", "10 3 2 3") for number in range(6))
 
 
@@ -268,18 +270,18 @@ class Style(NamedTuple):
     """The look of a line, in files and on the page."""
 
     colour: str
-    """The name of a colour of assets/page.css."""
+    """The name of a colour in assets/page.css."""
     dash: str
-    """Lengths of dashes and gaps; empty: solid."""
+    """Lengths of dashes and gaps; empty for a solid line."""
 
 
 def styles_of(figure: Figure) -> dict[str, Style]:
-    """The look of every line by its label; two labels never look the same while there are colours left."""
+    """The look of every line by its label; no two labels look the same while unused styles are left."""
     lines: dict[str, Line] = {}
     for panel in figure.panels:
         for drawn in panel.lines:
             lines.setdefault(drawn.label, drawn)
-    # Where the figure itself gives the dashes of averages a meaning, their shade alone distinguishes them.
+    # If the figure gives dashed averages a meaning of their own, only the shade distinguishes averages.
     meant = any(drawn.dashed for drawn in lines.values() if drawn.kind == "average")
     extras = iter(_EXTRAS)
     styles: dict[str, Style] = {}
@@ -292,7 +294,7 @@ def styles_of(figure: Figure) -> dict[str, Style]:
 
 
 def _style(drawn: Line, *, meant: bool) -> Style:
-    """Without a colour for a kind that has none."""
+    """The default look of a line; the colour is empty for an unknown kind."""
     if drawn.kind == "average":
         index = min(max(drawn.order, 0), len(_DASHES) - 1)
         return Style(f"a{index}", (_DASHED if drawn.dashed else "") if meant else _DASHES[index])

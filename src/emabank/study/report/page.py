@@ -1,6 +1,6 @@
-"""The one HTML page of the report. Pure: the same input, the same bytes.
+"""The report's single HTML page. Pure: the same input gives the same bytes.
 
-What the page looks like is in assets/: template.html.jinja, page.css, plot.js and page.js; here is what fills them.
+Its layout is in assets/ (template.html.jinja, page.css, plot.js, page.js); this file makes the content.
 """
 
 import base64
@@ -44,14 +44,14 @@ def page(
 ) -> str:
     """The whole report as one HTML document; empty parts are skipped.
 
-    `title` and `lead` say what was run and what came of it, by default from the results; `command` and `facts`, by
-    name, how the page was made.
+    `title` and `lead` say what was run and with what result; by default they come from the results. `command` and
+    `facts` (value by name) say how the page was made.
     """
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     filters: dict[str, Any] = environment.filters
     filters.update(code=_code, minus=_minus, number=_number, sentence=_sentence, slug=_slug)
     style = _asset("page.css")
-    # One script, whose names are shared with nothing else.
+    # One script in a scope of its own.
     script = f'"use strict";\n(() => {{\n{_asset("plot.js")}\n{_asset("page.js")}}})();\n'
     scales = {*results.scales, *(item.scale for item in (*results.studies, *tables, *figures))}
     conditions, headline = _conditions(results), _headline(results.settings, claims)
@@ -86,7 +86,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing may be loaded, and inline nothing but these two texts counts: a missed escape would still run nothing."""
+    """The content security policy: nothing is loaded and no other inline text applies, even if an escape was missed."""
     kinds = (("style-src", style), ("script-src", script))
     own = [
         f"{kind} 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for kind, text in kinds
@@ -107,7 +107,7 @@ def _title(results: Results) -> str:
 
 
 def _answer(headline: Sequence[Mapping[str, Any]]) -> str:
-    """By how much the average is ahead, at the largest scale; empty without results."""
+    """The lead of the slowest average at the largest scale, as a sentence; empty without results."""
     rows = [row for row in headline if row["setting"].scale == headline[0]["setting"].scale]
     gains = sorted(row["gain"].mean for row in rows)
     if not gains:
@@ -122,7 +122,7 @@ def _answer(headline: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _sections(results: Results, tables: Sequence[Table], figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """The studies that were run, in the report's order, then, folded, the rest."""
+    """One section per study: those that were run, in the report's order, then the rest, folded."""
     asked = dict.fromkeys(study.study for study in results.studies)
     names = dict.fromkeys([*_SECTIONS, *asked, *(item.study for item in (*tables, *figures))])
     sections: list[dict[str, Any]] = []
@@ -142,7 +142,10 @@ def _sections(results: Results, tables: Sequence[Table], figures: Sequence[Figur
 
 
 def _items(kind: str, items: Sequence[Table] | Sequence[Figure]) -> list[dict[str, Any]]:
-    """Tables or figures with their anchors; of neighbours, the same title is shown first, the same caption last."""
+    """Tables or figures with their anchors.
+
+    Neighbours with the same title show it once, above the first; those with the same caption and notes, below the last.
+    """
     captions = [render.caption_of(item) if isinstance(item, Table) else item.caption for item in items]
     explained = [(caption, tuple(item.notes)) for caption, item in zip(captions, items, strict=True)]
     return [
@@ -161,10 +164,10 @@ def _items(kind: str, items: Sequence[Table] | Sequence[Figure]) -> list[dict[st
 
 
 def _headline(settings: Sequence[Setting], claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """The test accuracy of the refits in each setting: live weights and slowest average, each where validation chose.
+    """The refits' test accuracy per setting: live weights and slowest average, each at the epoch that validation chose.
 
-    The gain over the live weights at the end stands beside, because the paper has that; its own gain is the paper's
-    value of the same statistic, a secondary one of claim 16.
+    Beside it is the gain over the live weights at the end, which the paper reports. The paper's own gain is its value
+    for the secondary statistic "accuracy" of claim 16.
     """
     theirs = {
         (finding.setting, finding.scale): finding.paper
@@ -174,7 +177,7 @@ def _headline(settings: Sequence[Setting], claims: Sequence[Claim]) -> list[dict
     }
     rows: list[dict[str, Any]] = []
     once: dict[tuple[str, str], Setting] = {}
-    for setting in settings:  # at smaller scales one protocol may stand for two pairs
+    for setting in settings:  # at a smaller scale, one protocol may stand in for two pairs
         once.setdefault((setting.scale, setting.protocol), setting)
     for setting in once.values():
         average = (setting, "slowest (acc.)", "accuracy", REFIT)
@@ -200,7 +203,7 @@ def _ends(cell: Cell) -> tuple[float, float]:
 
 
 def _statistics(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """The findings of a claim, those of one statistic together, each with the places of its interval on their axis."""
+    """The findings of a claim, grouped by statistic, each with the position of its interval on the group's axis."""
     groups: dict[tuple[str, Rule], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.statistic, finding.rule), []).append(finding)
@@ -217,7 +220,7 @@ def _statistics(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def _whisker(finding: Finding, at: Callable[[float], float]) -> dict[str, Any] | None:
-    """Where the interval of a finding is drawn, in percent of a width; None where nothing was run."""
+    """The position of a finding's interval, in percent of the axis; None if nothing was run."""
     if finding.mean is None:
         return None
     low, high = (None if end is None else at(end) for end in (finding.low, finding.high))
@@ -231,7 +234,7 @@ def _bounds(rule: Rule) -> list[float]:
 
 
 def _axis(ends: Iterable[float]) -> Callable[[float], float]:
-    """From a value to its place between 4 and 96 percent, such that all of the given ones have one."""
+    """A function that maps values to positions: the smallest of `ends` to 4 percent, the largest to 96."""
     known = [end for end in ends if math.isfinite(end)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     width = (high - low) or 1.0
@@ -240,16 +243,16 @@ def _axis(ends: Iterable[float]) -> Callable[[float], float]:
     return lambda value: round(4 + 92 * (value - low) / width, 2)
 
 
-# Figures as the script wants them -------------------------------------------------------------------------------------
+# Figures for the script -----------------------------------------------------------------------------------------------
 
-# Inside <script> only these can end the element or open a comment; as escapes they mean the same to JSON.
+# Only these can end a <script> element or open a comment in it; JSON reads the escapes as the same characters.
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def figure_json(figure: Figure) -> str:
-    """What the script needs to draw a figure: short JSON, rounded, that may stand inside a `<script>` element.
+    """A figure as compact, rounded JSON for the script, safe inside a `<script>` element.
 
-    Lines of one label have one style and one entry of the legend, whatever their panel.
+    Lines with the same label share one style and one legend entry, whatever their panel.
     """
     styles = styles_of(figure)
     indices = {label: index for index, label in enumerate(styles)}
@@ -261,7 +264,7 @@ def figure_json(figure: Figure) -> str:
 
 
 def _panel(panel: Panel, indices: dict[str, int], xs: list[Any]) -> dict[str, Any]:
-    """A panel without what it does not have."""
+    """A panel as JSON, without its empty parts."""
     grid = [] if panel.grid is None else panel.grid.ravel()
     shown = _digits([*(value for line in panel.lines for value in line.y), *(bar[2] for bar in panel.bars), *grid])
     lines = [{"of": indices[line.label], **_line(line, xs, shown)} for line in panel.lines]
@@ -282,13 +285,13 @@ def _panel(panel: Panel, indices: dict[str, int], xs: list[Any]) -> dict[str, An
 
 
 def _digits(values: Iterable[float]) -> int:
-    """How many digits behind the point the values deserve: four that count, of a value of middling size."""
+    """The number of decimals, at most six, that gives the median value four significant digits."""
     sizes = [abs(value) for value in values if math.isfinite(value) and value]
     return min(6, max(0, math.floor(4 - math.log10(float(np.median(sizes)))))) if sizes else 2
 
 
 def _line(line: Line, xs: list[Any], shown: int) -> dict[str, Any]:
-    """One digit more than is shown, for the zoom."""
+    """A line with one more digit than is shown, for zooming in."""
     x = _steps(line.x)
     if x not in xs:
         xs.append(x)
@@ -301,7 +304,7 @@ def _line(line: Line, xs: list[Any], shown: int) -> dict[str, Any]:
 
 
 def _steps(x: np.ndarray) -> dict[str, Any] | list[float | int | None]:
-    """Epochs are mostly equally far from each other: then the first, the step and how many there are say it all."""
+    """The x values; if evenly spaced, as epochs mostly are, only the first, the step and the count."""
     rounded = _rounded(x, 6)
     if len(x) > 2 and np.allclose(np.diff(x), x[1] - x[0], rtol=0, atol=1e-9):
         return {"from": rounded[0], "step": _rounded(x[1:2] - x[:1], 6)[0], "count": len(x)}
@@ -309,7 +312,7 @@ def _steps(x: np.ndarray) -> dict[str, Any] | list[float | int | None]:
 
 
 def _rounded(values: Iterable[float], digits: int) -> list[float | int | None]:
-    """Numbers as short as they can be; None where there is none."""
+    """Rounded numbers, whole ones as integers, so that the JSON is short; None for those that are not finite."""
     rounded = [round(float(value), digits) if math.isfinite(value) else None for value in values]
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
@@ -318,7 +321,7 @@ def _rounded(values: Iterable[float], digits: int) -> list[float | int | None]:
 
 
 def _conditions(results: Results) -> list[dict[str, Any]]:
-    """Versions and hardware, once for all runs that share them, with how many these are and when they were started."""
+    """Versions and hardware, once for all runs that share them, with the number of runs and when each started."""
     conditions: dict[str, dict[str, Any]] = {}
     runs: list[Run] = [run for setting in results.settings for variant in setting.variants.values() for run in variant]
     for run in {run.id: run for run in runs}.values():  # one run may serve several variants
@@ -332,7 +335,7 @@ def _conditions(results: Results) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> str:
-    """A value of a configuration in a line of text."""
+    """A value of a run's conditions in one line of text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -344,18 +347,18 @@ def _plain(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """A note as a sentence of its own."""
+    """A note as a sentence, with a capital letter and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
 
 
 def _number(value: float, digits: int, *, signed: bool = False) -> str:
-    """A number with a true minus; one that rounds to zero has no sign."""
+    """A number with a true minus sign; one that rounds to zero has no sign."""
     rounded = round(value, digits) + 0.0
     return _minus(f"{rounded:+.{digits}f}" if signed and rounded else f"{rounded:.{digits}f}")
 
 
 def _code(text: str) -> Markup:
-    """What stands in backticks as code."""
+    """The text with everything in backticks as code."""
     parts = re.split("`([^`]+)`", text)
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else escape(part) for index, part in enumerate(parts)
@@ -363,7 +366,7 @@ def _code(text: str) -> Markup:
 
 
 def _minus(text: str) -> str:
-    """With true minus signs, and no line break behind a ±."""
+    """The text with true minus signs, and no line break after a ±."""
     return re.sub(r"(?<![\w.])-(?=[\d.])", "−", text).replace("± ", "±\u00a0")
 
 

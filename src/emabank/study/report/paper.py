@@ -1,6 +1,6 @@
-"""What the paper prints: every number with its place, and the values that its numbers give for each claim.
+"""The paper's numbers: every printed value with its place, and the paper's values for each claim's statistics.
 
-Reads assets/numbers.json and assets/claim_values.json, which a person can check against the paper line by line.
+Reads assets/numbers.json and assets/claim_values.json, which can be checked against the paper line by line.
 """
 
 import json
@@ -20,46 +20,46 @@ _FULL = (
     "cifar100-resnet18", "cifar100-wrn-28-10", "cifar100-vgg16", "cifar10-resnet18", "tiny-imagenet-resnet18",
     "cifar100n-resnet34", "cifar10n-resnet34",
 )  # fmt: skip
-"""The pairs of the fourteen full tables of the appendix, from Table 7 on: trained on 80%, then on 100%."""
+"""The pairs of the appendix's fourteen full tables, from Table 7 on: for each pair trained on 80%, then on 100%."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """One value of the paper. Numbers are as printed: accuracies, churn and calibration errors in percent."""
+    """One value of the paper, as printed: accuracies, churn and calibration errors are in percent."""
 
     item: str
     """"Table 5", "Figure 2", "Section 3.1", "Appendix C"."""
     label: str
-    """LaTeX's name for the item; empty where it has none."""
+    """The item's LaTeX label; empty if it has none."""
     place: str
     """"table", "caption" or "text"."""
     row: str
-    """As printed in tables; in captions and text our words for what the number is."""
+    """The row title as printed; for captions and text, our description of the number."""
     metric: str
     """"accuracy", "loss", "churn", "js", "ece", "ece_ts", "epochs", "decay", "rate", "transfer:<target>", ...; "claim"
-    is a statement without a number, shortened to a word or two of ours."""
+    for a statement without a number, whose text is a word or two of ours."""
     text: str
-    """As printed, with ± and without emphasis; a trailing zero is there or not as in the paper."""
+    """The value as printed, with ±, without emphasis, and with trailing zeros only if the paper prints them."""
     mean: float | None
     std: float | None
     by_seed: tuple[float, ...] = ()
     """Epochs, decays or learning rates of the three seeds."""
     series: tuple[float, ...] = ()
-    """Other lists: the five decays, the epochs of the steps."""
+    """Other lists, such as the five decays or the epochs of the steps."""
     column: str = ""
-    """The heading as printed."""
+    """The column title as printed."""
     ours: str = ""
-    """The column of our tables that means the same by the paper's own words; empty where we have none."""
+    """The column of our tables that means the same, by the paper's own words; empty if we have none."""
     pair: str = ""
     """Data set and network, such as "cifar100-resnet18"."""
     trained_on: str = ""
     """"80%" or "100%"."""
     split: str = ""
-    """"val" or "test", as the paper says."""
+    """"val" or "test", as the paper states it."""
     mark: str = ""
     """"bold" or "underline"."""
     quantity: str = ""
-    """What is counted, where the paper says it in several places."""
+    """A common name for a quantity that the paper states in several places."""
 
 
 @cache
@@ -81,31 +81,31 @@ def _asset(name: str) -> Any:
 
 
 def printed(item: str = "", **fields: str) -> list[Printed]:
-    """What the paper prints, by item (all, without) and by any fields of `Printed`."""
+    """The paper's values with this item (any item, if empty) and these fields of `Printed`."""
     every = _everything()
     values = every.get(item, ()) if item else (value for values in every.values() for value in values)
     return [value for value in values if all(getattr(value, name) == wanted for name, wanted in fields.items())]
 
 
 def lookup(item: str, **fields: str) -> str:
-    """What an item prints, as text; empty where that is nothing, or no single value."""
+    """The one value of an item with these fields, as text; empty if there is none or more than one."""
     values = printed(item, **fields) if item else []
     return values[0].text if len(values) == 1 else ""
 
 
 def full_table(pair: str, trained_on: str) -> str:
-    """The paper's name for the full table of a pair; empty where it has none."""
+    """The paper's name for the full table of a pair, such as "Table 7"; empty if the pair has none."""
     return f"Table {7 + 2 * _FULL.index(pair) + (trained_on == '100%')}" if pair in _FULL else ""
 
 
 def lookup_full(pair: str, column: str, metric: str, *, trained_on: str) -> str:
-    """What the full table of a pair prints; of SWA, what the headline table does."""
+    """A value from the full table of a pair; for SWA, from the headline table."""
     item = "Table 1" if column == "SWA" and trained_on == "100%" else full_table(pair, trained_on)
     return lookup(item, place="table", pair=pair, ours=column, metric=metric)
 
 
 def rows_of(item: str) -> Mapping[str, Sequence[Printed]]:
-    """The values of a table of the paper by row, in its order."""
+    """The values of a table of the paper by row title, in the table's order."""
     rows: dict[str, list[Printed]] = {}
     for value in printed(item, place="table"):
         rows.setdefault(value.row, []).append(value)
@@ -113,13 +113,13 @@ def rows_of(item: str) -> Mapping[str, Sequence[Printed]]:
 
 
 def difference(ours: str, theirs: str) -> str:
-    """The difference of two printed means, with the digits they are printed with; empty where one is missing."""
+    """The difference of two printed means, with as many decimals as printed; empty if either is missing."""
     one, other = _mean(ours), _mean(theirs)
     return "" if one is None or other is None else str(one - other)
 
 
 def ratio(ours: str, theirs: str) -> str:
-    """The ratio of two printed means; empty where one is missing or zero."""
+    """The ratio of two printed means; empty if either is missing or the second is zero."""
     one, other = _mean(ours), _mean(theirs)
     return f"{one / other:.2f}" if one is not None and other else ""
 
@@ -132,9 +132,9 @@ def _mean(text: str) -> Decimal | None:
 
 
 def claim_value(number: str, key: str, pair: str, target: str = "") -> str:
-    """What the paper has for a statistic of a claim in one of its pairs; empty where it has nothing.
+    """The paper's value for a claim's statistic and one of its pairs, as text; empty if it has none.
 
-    A transfer to a data set that the paper does not transfer to has its value to those that it does.
+    For a transfer target that the paper does not use, these are its values for the targets that it does use.
     """
     values: Mapping[str, str] = _asset("claim_values.json").get(number, {}).get(key, {})
     exact = values.get(f"{pair} {target}" if target else pair)

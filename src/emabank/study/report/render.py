@@ -1,7 +1,7 @@
-r"""Tables as people read them: on a terminal, as Markdown, CSV and LaTeX. Computes nothing.
+r"""Renders tables for a terminal and as Markdown, CSV and LaTeX. Computes nothing.
 
-LaTeX is in the paper's layout and needs booktabs and graphicx, nothing else. CSV has one line a cell, in full
-precision, so that the files of many tables make one frame.
+LaTeX has the paper's layout and needs only booktabs and graphicx. CSV has one line per cell, in full precision, so that
+the files of many tables can be joined into one frame.
 """
 
 import csv
@@ -21,14 +21,14 @@ from rich.text import Text
 from emabank.study.report.tables import DASH, Cell, Table
 
 PAPER = "paper"
-"""The label of a line with what the paper prints in the places above."""
+"""The label of a line with the paper's values for the row above."""
 
 
-# What all forms say alike ---------------------------------------------------------------------------------------------
+# Shared by all formats ------------------------------------------------------------------------------------------------
 
 
 class Number(NamedTuple):
-    """A cell's number as texts: the mean, its spread or None where one value has none, and n."""
+    """A cell's number as text: the mean, its spread (None for a single value), and n."""
 
     mean: str
     spread: str | None
@@ -36,7 +36,7 @@ class Number(NamedTuple):
 
 
 def number(cell: Cell) -> Number | None:
-    """The number of a cell with its digits; None where it has a text, or nothing."""
+    """The number of a cell, rounded to its digits; None if the cell has text or is empty."""
     if cell.mean is None or cell.text:
         return None
     # A mean that rounds to zero has no sign.
@@ -50,13 +50,13 @@ def numbers(table: Table) -> list[Number]:
 
 
 def common_n(table: Table) -> int | None:
-    """Of how many values each number of a table is the mean, if they all have the same; else None."""
+    """The n of every number in a table, if they all have the same; else None."""
     counts = {shown.n for shown in numbers(table)}
     return counts.pop() if len(counts) == 1 else None
 
 
 def format_cell(cell: Cell, *, with_n: bool) -> str:
-    """A cell in a line of text."""
+    """A cell as one line of text."""
     shown = number(cell)
     if shown is None:
         return cell.text
@@ -65,7 +65,7 @@ def format_cell(cell: Cell, *, with_n: bool) -> str:
 
 
 def caption_of(table: Table) -> str:
-    """The caption, then what the numbers are means over, how many values each has, and what is bold."""
+    """The caption, then sentences on what the means are over, on n, and on what is bold."""
     sentences = [table.caption.strip()]
     shown = numbers(table)
     n = common_n(table)
@@ -80,23 +80,23 @@ def caption_of(table: Table) -> str:
 
 
 def group_titles(table: Table) -> list[str]:
-    """The group's title over each column, the first included; empty where there are no groups."""
+    """The group title above each column, the first included; empty for a column without one."""
     titles = [title for title, span in table.groups for _ in range(span)]
     return [*titles, *[""] * (len(table.columns) - len(titles))]
 
 
 class Line(NamedTuple):
-    """A line of a table: a heading over rows, without cells, or a row."""
+    """A line of a table: a row, or a heading above rows, which has no cells."""
 
     label: str
     cells: Sequence[Cell] = ()
     below_heading: bool = False
     rule: bool = False
-    """Whether a rule stands before it."""
+    """Whether a rule precedes it."""
 
 
 def lines_of(table: Table) -> list[Line]:
-    """The rows of a table; a group of several rows is named once, as a heading."""
+    """The rows of a table as lines; a group of several rows gets one heading."""
     lines: list[Line] = []
     ruled = {at for at in table.breaks if at > 0}
     for _, neighbours in groupby(enumerate(table.rows), key=lambda numbered: numbered[1].group or numbered[0]):
@@ -115,12 +115,12 @@ def lines_of(table: Table) -> list[Line]:
 
 # Markdown -------------------------------------------------------------------------------------------------------------
 
-# What would begin emphasis, code, HTML, strike-through or a formula, or end the cell.
+# Characters that would begin emphasis, code, HTML, strike-through or a formula, or end the cell.
 _SPECIAL = re.compile(r"([\\`*_<|~$])")
 
 
 def markdown(table: Table) -> str:
-    """A heading, the table, its caption and notes; below a row, in italics, what the paper prints in its places."""
+    """A heading, the table, its caption and notes; the paper's values are in italics below their row."""
     titles = [
         f"{group}: {title}" if group else title for group, title in zip(group_titles(table), table.columns, strict=True)
     ]
@@ -134,7 +134,7 @@ def _md_body(table: Table) -> list[str]:
     with_n = common_n(table) is None
     made: list[str] = []
     for line in lines_of(table):
-        if line.rule and line.cells:  # Markdown has no rules inside a table; a heading is one
+        if line.rule and line.cells:  # Markdown has no rules inside a table; a heading separates well enough
             made.append(_md_line([""] * len(table.columns)))
         if not line.cells:
             made.append(_md_line([f"**{_md(line.label)}**", *[""] * (len(table.columns) - 1)]))
@@ -155,7 +155,7 @@ def _marked(text: str, mark: str) -> str:
 
 
 def _md(text: str) -> str:
-    """A text that Markdown shows as it is, in one line."""
+    """The text, escaped so that Markdown shows it unchanged, on one line."""
     escaped = _SPECIAL.sub(r"\\\1", " ".join(text.split()).replace("&", "&amp;"))
     return escaped.replace("](", "]\\(")
 
@@ -166,12 +166,12 @@ CSV_FIELDS = (
     "table", "title", "scale", "item", "row", "group", "column", "mean", "std", "n", "text", "best", "paper",
     "paper_mean", "paper_std",
 )  # fmt: skip
-"""`paper` is what the paper prints there, the last two are the same as numbers."""
+"""`paper` is the paper's value as printed; `paper_mean` and `paper_std` are its numbers."""
 _PRINTED = re.compile(r"([-−]?\d+(?:\.\d+)?)(?:\s*±\s*(\d+(?:\.\d+)?))?")
 
 
 def table_csv(table: Table) -> str:
-    """One line for each cell with something in it, after a line of names."""
+    """A header, then one line per cell that is not empty."""
     lines: list[Sequence[object]] = []
     for row in table.rows:
         for group, title, cell in zip(group_titles(table)[1:], table.columns[1:], row.cells, strict=True):
@@ -189,13 +189,13 @@ def _csv_values(cell: Cell) -> list[object]:
 
 
 def _printed_numbers(text: str) -> tuple[str, str]:
-    """The mean and the spread in a printed text; empty where there is none."""
+    """The mean and the spread in a printed value; empty where there is none."""
     match = _PRINTED.fullmatch(text.strip())
     return (match[1].replace("−", "-"), match[2] or "") if match else ("", "")
 
 
 def csv_text(fields: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A line of names, then the others."""
+    """CSV text: the header, then the lines."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([fields, *lines])
     return out.getvalue()
@@ -208,19 +208,19 @@ _ESCAPES = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     # After \\ and booktabs' rules these two would be read as an argument.
     "[": "{[}", "*": "{*}",
-    # Other signs in TeX's old encoding of fonts, or in ligatures.
+    # In TeX's old font encoding or in ligatures, these would print as other characters.
     "<": "$<$", ">": "$>$", "|": "$|$", '"': "''",
-    # What our texts use, and what titles of a user's own may.
+    # Used by our own text, and possibly by a user's titles.
     "±": r"$\pm$", "−": "$-$", "–": r"\textendash{}", "—": r"\textemdash{}", "→": r"$\to$", "×": r"$\times$",
     "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$", "…": r"\dots{}", "α": r"$\alpha$", "’": "'", "‘": "`",
     "“": "``", "”": "''", "\u00a0": "~", "µ": r"$\mu$", "°": r"$^\circ$",
 }  # fmt: skip
 _WIDE = 95
-"""Characters of the longest line that still fit the width of a page in \\small; a wider table is scaled down to it."""
+"""Characters per line that fit the width of a page in \\small; a wider table is scaled down to that width."""
 
 
 def latex(table: Table) -> str:
-    """A table environment to be included, with a line of the paper's values below each row that has any."""
+    """A table environment, ready to include, with a line of the paper's values below each row that has any."""
     tabular = _tabular(table)
     if _width(table) > _WIDE:
         tabular = [r"\resizebox{\textwidth}{!}{%", *tabular[:-1], tabular[-1] + "}"]
@@ -237,19 +237,19 @@ def latex(table: Table) -> str:
 
 
 def escape_latex(text: str) -> str:
-    r"""A text that LaTeX prints as it is, in one paragraph."""
+    r"""The text, escaped so that LaTeX prints it unchanged, in one paragraph."""
     line = re.sub(r"(?<![\w)-])-(?=\d)", "−", " ".join(text.split()))  # a minus, not a hyphen, before a number
     made = "".join(_ESCAPES.get(sign, sign if _is_known(sign) else _ascii(sign)) for sign in line)
     return re.sub("-(?=-)", "-{}", made)  # two hyphens would become a dash
 
 
 def _is_known(sign: str) -> bool:
-    """Whether LaTeX knows it without further packages: ASCII, and the letters of western and central Europe."""
+    """Whether LaTeX knows the character without further packages: ASCII, western and central European letters."""
     return " " <= sign <= "~" or (sign.isalpha() and "À" <= sign <= "ž")
 
 
 def _ascii(sign: str) -> str:
-    """The nearest that LaTeX knows, without accents; a question mark where there is nothing."""
+    """The nearest character that LaTeX knows, without accents; a question mark if there is none."""
     parts = unicodedata.normalize("NFKD", sign).replace("\N{FRACTION SLASH}", "/")
     plain = "".join(part for part in parts if not unicodedata.combining(part))
     known = plain and all(" " <= part <= "~" for part in plain)
@@ -261,7 +261,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _width(table: Table) -> int:
-    """Characters of the longest line, if each column is as wide as its widest text."""
+    """The width of the table in characters, with each column as wide as its widest text."""
     with_n = common_n(table) is None
     lines = [
         [line.label, *(max(format_cell(cell, with_n=with_n), cell.paper, key=len) for cell in line.cells)]
@@ -291,7 +291,7 @@ def _tabular(table: Table) -> list[str]:
 
 
 def _tex_head(table: Table) -> list[str]:
-    """The titles, those of groups above them; then a rule, in parts where there are groups, as the paper has it."""
+    """Group titles, column titles, then a rule; with groups, one rule per group, as in the paper."""
     titles = _tex_line([escape_latex(title) for title in table.columns])
     if not table.groups:
         return [titles, r"\midrule"]
@@ -325,15 +325,15 @@ def _tex_cell(cell: Cell, *, with_n: bool) -> str:
 # On a terminal --------------------------------------------------------------------------------------------------------
 
 _GAP = 2
-"""Characters between two columns: the padding, and the box's blank line."""
+"""Characters between two columns: the padding and the box's blank separator."""
 _LABEL, _TEXT = 24, 16
-"""Characters of a label, and of a list or a title, after which it may be broken."""
+"""Characters after which a label, and any other text, may be wrapped."""
 
 
 def terminal(table: Table, *, width: int = 80) -> Group:
-    """Title, grids, caption and notes, for lines of so many characters.
+    """Title, grids, caption and notes, for lines of `width` characters.
 
-    Columns that do not fit beside each other are spread over several grids.
+    Columns that do not fit side by side are spread over several grids.
     """
     title = f"{table.title} (compare {table.item} of the paper)" if table.item else table.title
     shown: list[RenderableType] = [Text(title, style="bold")]
@@ -345,7 +345,7 @@ def terminal(table: Table, *, width: int = 80) -> Group:
 
 
 def _parts(table: Table, width: int) -> list[tuple[list[int], list[int]]]:
-    """The columns of each grid with their widths, the labels' first: as many as fit beside each other."""
+    """The columns of each grid and their widths, label column first: as many as fit side by side."""
     with_n = common_n(table) is None
     texts = [[group, title] for group, title in zip(group_titles(table), table.columns, strict=True)]
     texts[0] += [f"  {PAPER}", *(("  " if line.below_heading else "") + line.label for line in lines_of(table))]
@@ -353,7 +353,7 @@ def _parts(table: Table, width: int) -> list[tuple[list[int], list[int]]]:
         for column, cell in zip(texts[1:], row.cells, strict=True):
             column += [format_cell(cell, with_n=with_n), cell.paper]
     words = [max([1, *(len(word) for text in column for word in text.split())]) for column in texts]
-    # A number with its spread is never broken, a longer text may be.
+    # A number with its spread is never wrapped; longer text may be.
     most = [_LABEL, *[_TEXT] * len(table.columns)]
     widths = [max(least, *(len(text) if "±" in text else min(len(text), limit) for text in column))
               for least, column, limit in zip(words, texts, most, strict=False)]  # fmt: skip

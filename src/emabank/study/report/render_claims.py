@@ -1,4 +1,4 @@
-"""Claims as people read them: on a terminal, as Markdown, CSV and JSON. Computes nothing."""
+"""Renders claims for a terminal and as Markdown, CSV and JSON. Computes nothing."""
 
 import json
 from collections import Counter
@@ -33,7 +33,7 @@ _FIELDS = (
 
 
 def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Group:
-    """A table of the claims, and a line about those that were not run; with `secondary`, then all findings of each."""
+    """A table of the claims and a line on those not run; with `secondary`, also every finding of each claim."""
     ran = [claim for claim in claims if claim.verdict != "not run"]
     missing = [claim for claim in claims if claim.verdict == "not run"]
     rows = [
@@ -60,13 +60,13 @@ def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Grou
 
 
 def claims_summary(claims: Sequence[Claim]) -> str:
-    """How many claims of the paper have which verdict."""
+    """The number of the paper's claims per verdict."""
     counts = Counter(claim.verdict for claim in claims if not claim.beyond)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in _STYLES if counts[verdict])
 
 
 def _grid(rows: Sequence[tuple[str, Sequence[str], Finding, str]]) -> Grid:
-    """A row per finding, with a number, lines of text and a verdict; narrow enough for 80 characters."""
+    """A row per finding: claim number, lines of text, estimate, seeds and verdict; fits in 80 characters."""
     grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for head in ("", "statistic", "mean [95%]", "seeds", "verdict"):
         grid.add_column(head, ratio=1 if head == "statistic" else None, no_wrap=head != "statistic", overflow="fold")
@@ -95,7 +95,7 @@ def _exceptions(claim: Claim) -> list[str]:
 
 
 def estimate(finding: Finding) -> str:
-    """The mean with its interval, with digits enough for the larger of them: "0.50 [-0.25, 1.25]"."""
+    """The mean with its interval, such as "0.50 [-0.25, 1.25]"; four decimals if all three are below 0.1, else two."""
     known = [end for end in (finding.mean, finding.low, finding.high) if end is not None]
     if not known:
         return ""
@@ -109,7 +109,7 @@ def _seeds(finding: Finding) -> str:
 
 
 def claims_markdown(claims: Sequence[Claim]) -> str:
-    """A table of the claims with their primary statistics, then a section for each with a table of its findings."""
+    """A table of the claims with their primary statistics, then a section per claim with a table of its findings."""
     lines = ["# The paper's claims", "", f"{claims_summary(claims)}.", ""]
     rows = [
         (claim.number, claim.title, _stated(claim.primary), estimate(claim.primary), _seeds(claim.primary),
@@ -138,7 +138,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _rows(claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """One row per finding, numbers in full."""
+    """One row per finding, with numbers in full precision."""
     return [
         {name: getattr(finding, name, None) for name in _FIELDS}
         | {"claim": claim.number, "title": claim.title, "rule": finding.rule.text}
@@ -148,7 +148,7 @@ def _rows(claims: Sequence[Claim]) -> list[dict[str, Any]]:
 
 
 def claims_csv(claims: Sequence[Claim]) -> str:
-    """One line per finding, after a line of names."""
+    """A header, then one line per finding."""
     rows = _rows(claims)
     for row in rows:
         row["by_seed"] = " ".join(f"{seed}:{value!r}" for seed, value in row["by_seed"].items())
@@ -156,5 +156,5 @@ def claims_csv(claims: Sequence[Claim]) -> str:
 
 
 def claims_json(claims: Sequence[Claim]) -> str:
-    """The same as a list."""
+    """A list with one object per finding."""
     return json.dumps(_rows(claims), ensure_ascii=False, indent=1, allow_nan=False) + "\n"

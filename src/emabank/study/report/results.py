@@ -1,6 +1,7 @@
-"""What a folder of runs has measured: settings with their columns and curves, and what was skipped, with the reason.
+"""Reads a folder of runs: its settings with their columns and curves, and everything skipped, with the reason.
 
-Columns and curves are made of the runs' rows. Nothing in the folder makes it fail. Never imports torch.
+Columns and curves are built from the runs' rows. `read_results` skips damaged files, whatever they contain. Never
+imports torch.
 """
 
 import math
@@ -28,31 +29,32 @@ from emabank.study.studies.scales import SCALES, Scale
 
 LIVE, SWA = "live", "swa"
 TUNE_AT, EVERY = "tune at ", "every "
-"""How the variants begin that there are several of: a learning rate follows, or a sampling period."""
+"""Prefixes of variant names; a learning rate follows the first, a sampling period the second."""
 TRANSFER = "transfer:"
 OF_PAIRS = ("churn", "js")
 """Metrics with one value per pair of seeds."""
 ON_TRAIN = ("clean_accuracy", "memorised")
 _METRICS = ("accuracy", "loss", *OF_PAIRS, "ece", "ece_if_calibrated", "ece_ts", *ON_TRAIN)
-"""Those of a column, before the transfers."""
+"""The metrics of a column, except for transfers."""
 REPORT_FILES = "files.json"
-"""The list that a report keeps of its own files."""
+"""The report's list of the files that it wrote."""
 
 
-# What there is --------------------------------------------------------------------------------------------------------
+# Results --------------------------------------------------------------------------------------------------------------
 
 
 class Curve(NamedTuple):
-    """Which curve of a run: of which weights, with which batch-norm statistics, measured on which split, and how."""
+    """Identifies a curve of a run: the weights, their batch-norm statistics, the split and the metric."""
 
     weights: str
     """"live", or the name of an average."""
     batchnorm: str
-    """"own" for the live weights; for averages "averaged", or "recomputed" where that was measured each epoch."""
+    """"own" for the live weights; for averages "averaged", and "recomputed" if that was measured at every epoch."""
     split: str
     """"train", "val" or "test"."""
     metric: str
-    """"accuracy", "loss"; on "train" also "clean_accuracy" and "memorised" where labels are wrong."""
+    """"accuracy" or "loss". If some labels are wrong, also "clean_accuracy" and "memorised" on "train", and
+    "noisy_accuracy" and "noisy_loss" on "val"."""
 
 
 Predictions = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -61,29 +63,29 @@ Predictions = Mapping[str, tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One finished run: its curves, and a way to its predictions."""
+    """One finished run: its curves, and a function that loads its predictions."""
 
     id: str
     seed: int
     rate: float
-    """The peak of the learning rate."""
+    """The peak learning rate."""
     rates: np.ndarray
     """The learning rate at the end of each epoch."""
     curves: Mapping[Curve, np.ndarray]
-    """A value for each epoch from the first on; NaN where nothing was measured."""
+    """One value per epoch, from epoch 1 on; NaN where nothing was measured."""
     posthoc: Mapping[Curve, np.ndarray] = field(default_factory=dict)
-    """The same of averages that were made after the training, where the run has snapshots for that; their metrics
-    include "profile_error", and for the last epoch "weight_distance"."""
+    """The same for averages synthesized after training, if the run has snapshots. Their metrics include
+    "profile_error" and, for the last epoch, "weight_distance"."""
     copied_back: str | None = None
-    """The average that was copied into the live weights after each epoch."""
+    """The average that was copied into the live weights during training (bootstrap)."""
     constant_from: int | None = None
-    """The epoch after which the learning rate was held."""
+    """The epoch after which the learning rate was held constant."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
-    """Versions and hardware of its last session."""
+    """Versions and hardware of the run's last session."""
     predictions: Callable[[str], Predictions] = lambda name: {}
-    """The predictions of kept weights, by the name under which the run keeps them."""
+    """Loads the predictions of kept weights by the name under which the run keeps them."""
     selected: Sequence[Row] = ()
-    """The rows of kept weights."""
+    """The rows of the kept weights."""
 
     @property
     def epochs(self) -> int:
@@ -92,7 +94,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """The same kind of weights of every seed, with all that was measured of them."""
+    """One kind of weights, such as "EMA (acc.)", with the epoch, name and metrics of each seed."""
 
     title: str
     """"SGD", "EMA (acc.)", "slowest (loss)", "SWA", ..."""
@@ -101,36 +103,36 @@ class Column:
     epochs: Sequence[int]
     weights: Sequence[str]
     kept: Sequence[str] = ()
-    """The name under which each seed's run keeps them."""
+    """The name under which each seed's run keeps its weights."""
     values: Mapping[str, Sequence[float | None]]
-    """By metric, one a seed (for churn and js, a pair of seeds); None where it is not defined."""
+    """By metric, one value per seed (per pair of seeds for churn and js); None where it is not defined."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One data set and network at one scale, with the protocol over it and the runs beside it.
+    """One data set and network at one scale, with the results of its protocol and of the studies' additional runs.
 
     Shares are fractions of 1 here; tables and figures show percentages.
     """
 
     scale: Scale
     pair: str
-    """The paper's data set and network that it stands for, such as "cifar100-resnet18"."""
+    """The paper's data set and network that it stands in for, such as "cifar100-resnet18"."""
     title: str
-    """What was really trained, such as "digits, ResNet-8"."""
+    """The data set and network that were trained, such as "digits, ResNet-8"."""
     dataset: str
     network: str
     protocol: str
     """The name of the protocol's folder."""
     averages: tuple[str, ...]
-    """Their names, the one with the longest memory last."""
+    """Names of the averages, the one with the longest memory last."""
     has_batchnorm: bool
     choices: Sequence[Mapping[str, Any]]
-    """What each seed chose on validation: seed, rate, live_epoch, averages (criterion -> (average, epoch))."""
+    """What validation chose per seed: seed, run, rate, live_epoch, averages (criterion -> (average, epoch))."""
     columns: Sequence[Column]
     variants: Mapping[str, tuple[Run, ...]]
-    """Runs in the order of the seeds: "tune" and "refit" with what was chosen, "swa", "tune at 0.4" for each rate
-    tried, and what a study adds: "constant", "step", "bootstrap", "posthoc", "every 1"."""
+    """Runs by variant, in the order of the seeds: "tune" and "refit" at the chosen rate, "swa", "tune at 0.4" for each
+    rate tried, and those that studies add: "constant", "step", "bootstrap", "posthoc", "every 1", ..."""
     config: ProtocolConfig = field(default_factory=ProtocolConfig)
 
     @property
@@ -143,43 +145,43 @@ class Setting:
 
     @property
     def statistics(self) -> str:
-        """The batch-norm statistics of an average that is used: recomputed where the network has any."""
+        """The batch-norm statistics with which an average is used: "recomputed" if the network has any."""
         return "recomputed" if self.has_batchnorm else "averaged"
 
     @property
     def validation_labels(self) -> str:
-        """The labels of the validation images where some training labels are wrong: "clean" or "noisy"; else empty."""
+        """Which labels the validation images have if some training labels are wrong: "clean" or "noisy"; else empty."""
         return self.config.data.validation_labels if self.config.data.has_wrong_labels else ""
 
     @property
     def compares(self) -> bool:
-        """Whether it is the paper's own data set, in full, and its own network: then the paper's numbers compare."""
+        """Whether the paper's numbers compare: the data set is the paper's, in full, and so is the network."""
         data = self.config.data
         in_full = not (data.subset or data.test_subset or data.size or data.noise)
-        published = data.labels in (None, "worse", "noisy")  # of CIFAR-10N, the worse labels alone
+        published = data.labels in (None, "worse", "noisy")  # for CIFAR-10N, only the "worse" labels
         return in_full and published and f"{self.dataset}-{self.network}" == self.pair
 
     def periods(self) -> dict[int, str]:
-        """The variants with another sampling period, by period, the shortest first."""
+        """The variants with another sampling period, by period, the shortest period first."""
         return dict(sorted((int(name[len(EVERY) :]), name) for name in self.variants if name.startswith(EVERY)))
 
     def rates(self) -> dict[float, str]:
-        """The variants of tuning by learning rate, the lowest first."""
+        """The tuning variants by learning rate, the lowest rate first."""
         return dict(sorted((float(name[len(TUNE_AT) :]), name) for name in self.variants if name.startswith(TUNE_AT)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """What averages cost beside the training step of one network, measured on one machine in one interleaved run."""
+    """The cost of averages next to one network's training step, measured on one machine in one interleaved run."""
 
     network: str
     parameters: int
     averages: int
     every: int
     step_seconds: tuple[float, ...]
-    """A training step without averages, once a repetition."""
+    """A training step without averages, per repetition."""
     update_seconds: tuple[float, ...]
-    """One update of all averages, once a repetition."""
+    """One update of all averages, per repetition."""
     bytes: int
     """Memory of all averages."""
     conditions: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -191,7 +193,7 @@ class Overhead:
 
     @property
     def shares(self) -> list[float | None]:
-        """The time of an update over that of the steps between two, once a repetition."""
+        """The time of an update divided by the time of the steps between two updates, per repetition."""
         both = zip(self.update_seconds, self.step_seconds, strict=False)
         return [update / (self.every * step) if step > 0 else None for update, step in both]
 
@@ -214,7 +216,7 @@ class Results:
     skipped: Sequence[Skipped] = ()
 
     def of(self, *pairs: str, scale: str | None = None) -> list[Setting]:
-        """The settings that stand for these pairs of the paper (for any, without), at one scale or at all."""
+        """The settings for these pairs of the paper at this scale; without pairs or scale, those for all."""
         return [
             setting
             for setting in self.settings
@@ -223,14 +225,14 @@ class Results:
 
     @property
     def scales(self) -> list[Scale]:
-        """The scales there are, the largest first."""
+        """The scales that have settings, the largest first."""
         return [scale for scale in reversed(SCALES) if self.of(scale=scale)]
 
 
 # The folder -----------------------------------------------------------------------------------------------------------
 
 DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, RecursionError)
-"""What files that hold something else than they should can raise."""
+"""The exceptions that reading a file with unexpected content can raise."""
 _REPORT = "report"
 _PROTOCOL = "protocol-"
 _VARIANT = re.compile(
@@ -239,21 +241,21 @@ _VARIANT = re.compile(
 
 
 def read_results(runs: str | os.PathLike[str]) -> Results:
-    """Everything measured in a folder of runs, or of archives of them, and what was skipped."""
+    """Everything measured in a folder of runs or of archived runs, and what was skipped."""
     with unpacked(_folder(runs)) as folder:
         return _Reader(folder).read()
 
 
 def read_studies(runs: str | os.PathLike[str]) -> tuple[tuple[Manifest, ...], tuple[Skipped, ...]]:
-    """The requested studies, and the manifests that cannot be read; no run is opened."""
+    """The requested studies, and the manifests that cannot be read; opens no run."""
     reader = _Reader(_folder(runs))
     return tuple(reader.manifests()), tuple(reader.skipped)
 
 
 def read_setting(folder: str | os.PathLike[str]) -> Setting:
-    """The setting of one protocol, by its folder, without what studies add to it."""
+    """The setting of one protocol, by its folder, without the runs that studies add."""
     path = Path(folder)
-    # A protocol alone has no scale and stands for no pair of the paper.
+    # A protocol on its own has no scale and stands in for no pair of the paper.
     return _Reader(path.parent).setting("demo", path.name, [Ran(pair="", title=path.name)])
 
 
@@ -317,7 +319,7 @@ class _Reader:
                 self._skip(f"{ran.title} ({manifest.scale})", "its protocol was not finished")
 
     def _settings(self, manifests: Sequence[Manifest]) -> list[Setting]:
-        """One for each pair and protocol, with the variants of all studies together."""
+        """One setting per pair and protocol, with the variants of all studies."""
         asked: dict[tuple[str, str, str], list[Ran]] = {}
         for manifest in manifests:
             for ran in manifest.pairs:
@@ -391,7 +393,7 @@ class _Reader:
             return None
 
     def _look_around(self, *, all_done: bool) -> None:
-        """Report everything in the folder that no study uses, with the reason."""
+        """List everything in the folder that no study uses as skipped, with the reason."""
         unused: dict[str, list[str]] = {}
         for path in sorted(self.folder.iterdir()):
             ours = path.name in (*self._used, _REPORT) or (path / REPORT_FILES).is_file()
@@ -425,7 +427,7 @@ def _why_unused(path: Path, *, all_done: bool) -> str:
 
 
 def _read_protocol(folder: Path) -> tuple[dict[str, Any], ProtocolConfig, list[Row]]:
-    """What a protocol left: its summary, its configuration, and the rows that belong to no single run."""
+    """The summary and configuration of a protocol, and the rows that belong to no single run."""
     where = f"{folder.name}/{files.SUMMARY}"
     if not (folder / files.SUMMARY).is_file():
         raise ValueError(f"{where} is not there; run the study again")
@@ -467,7 +469,7 @@ def _check_protocol(summary: Mapping[str, Any], config: ProtocolConfig) -> None:
 
 
 def _protocol_runs(summary: Mapping[str, Any], config: ProtocolConfig) -> dict[str, Sequence[str]]:
-    """The runs of the protocol by variant; those of tuning are in the order of the seeds, then of the rates."""
+    """The ids of the protocol's runs by variant. The summary lists tuning runs by seed, then by rate."""
     runs = summary["runs"]
     variants: dict[str, Sequence[str]] = {"tune": [choice["run"] for choice in summary["choices"]]}
     variants |= {f"{TUNE_AT}{rate:g}": runs["tuning"][at :: len(config.rates)] for at, rate in enumerate(config.rates)}
@@ -485,7 +487,7 @@ def _columns(
     *,
     has_batchnorm: bool,
 ) -> list[Column]:
-    """The columns of tuning on both splits, of the refits, and SWA, as far as their runs are there."""
+    """The columns of tuning on both splits, of the refits, and of SWA, for those variants that have runs."""
     stages = table_stages(config.averages, [choice["averages"] for choice in choices], has_batchnorm=has_batchnorm)
     columns: list[Column | None] = []
     for variant, trained_on, split, titles in stages:
@@ -500,7 +502,7 @@ def _columns(
 def make_column(
     title: str, trained_on: str, split: str, kept: Sequence[tuple[str, str]], rows: RowsByName
 ) -> Column | None:
-    """One column, by run and name of its weights, seed by seed; None where a seed has no row about these."""
+    """One column; None if a seed has no accuracy row. `kept` holds a run id and the name of its weights per seed."""
     known = [row for run, name in kept if (row := rows.get((run, name, split, "accuracy", None)))]
     if len(known) < len(kept):
         return None
@@ -509,7 +511,7 @@ def make_column(
         on = "train" if metric in ON_TRAIN else split
         if metric in OF_PAIRS:
             by_seed = [
-                # The row of a pair belongs to one of the two runs.
+                # A pair has one row, under either of its two runs.
                 rows.get((one, name, on, metric, other)) or rows.get((other, other_name, on, metric, one))
                 for (one, name), (other, other_name) in combinations(kept, 2)
             ]
@@ -532,7 +534,7 @@ def make_column(
 
 
 def read_run(folder: RunFolder) -> Run:
-    """A finished run; `ValueError` says why it cannot be used."""
+    """A finished run; raises `ValueError` with the reason if it cannot be used."""
     try:
         why = _why_not_done(folder)
         if why:
@@ -557,7 +559,7 @@ def read_run(folder: RunFolder) -> Run:
 
 
 def _why_not_done(folder: RunFolder) -> str:
-    """Why a run has nothing to be reported yet, or any more; empty when it is done and complete."""
+    """Why a run cannot be reported; empty if it is done and complete."""
     if not folder.path.is_dir():
         return "it is no folder" if folder.path.exists() else "it is not there"
     if folder.is_done():
@@ -571,7 +573,7 @@ def _why_not_done(folder: RunFolder) -> str:
 
 
 def _renamed(run: Run, averages: tuple[str, ...]) -> Run:
-    """The run with its averages called as the setting calls them: another period means another decay and name."""
+    """The run with its averages renamed to the setting's: another sampling period means other decays and names."""
     own = {curve.weights for curve in run.curves if curve.weights.startswith("ema-")}
     if own == set(averages):
         return run
@@ -584,7 +586,7 @@ def _renamed(run: Run, averages: tuple[str, ...]) -> Run:
 
 
 def _rates(folder: RunFolder, config: RunConfig) -> list[float]:
-    """The learning rate at the end of each epoch; a run that diverged has fewer epochs than were planned."""
+    """The learning rate at the end of each epoch; a run that diverged has fewer epochs than planned."""
     history: Any = folder.history()
     rates = [epoch["rate"] for epoch in history] if isinstance(history, list) else []
     if not 0 < len(rates) <= config.recipe.training.epochs or not all(map(_is_number, rates)):
@@ -626,11 +628,11 @@ def _predictions(folder: RunFolder, name: str) -> Predictions:
         raise ValueError(_message(error, folder.path.parent)) from error
 
 
-# Texts and values of files --------------------------------------------------------------------------------------------
+# Text and values from files -------------------------------------------------------------------------------------------
 
 
 def _message(error: BaseException, folder: Path) -> str:
-    """What an error says, without the folders around the one that it is about."""
+    """The text of an error, without the paths of the folder and its parent."""
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename or 'a file'}: {error.strerror}"
     elif isinstance(error, (ValueError, OSError)):
@@ -641,26 +643,26 @@ def _message(error: BaseException, folder: Path) -> str:
 
 
 def _without_folder(text: str, folder: Path) -> str:
-    """A text in which files are called by their names in this folder, so that no report shows where it was made."""
+    """The text with file names relative to this folder, so that no report shows where it was made."""
     for known in (folder.absolute(), folder):
         text = text if known == Path() else text.replace(f"{known}{os.sep}", "")
     return text
 
 
 def _plain_name(name: str) -> str:
-    """The name of a folder beside the others: a file that is not ours could lead anywhere."""
+    """The name, if it is a plain folder name; a manifest or summary that is not ours could point anywhere."""
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no name of a folder here")
     return name
 
 
 def _printable(text: str) -> str:
-    """A text that can be printed: file names may hold any bytes, and JSON half a surrogate pair."""
+    """The text without what UTF-8 cannot encode: file names may hold any bytes, and JSON lone surrogates."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _is_text(value: object) -> bool:
-    """Whether it is a text that a file can hold: JSON can have half a character."""
+    """Whether it is text that can be written to a file: JSON allows lone surrogates, UTF-8 does not."""
     return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 

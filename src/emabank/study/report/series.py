@@ -1,6 +1,6 @@
-"""The one set of operations on columns and curves: a sentence has the same number in tables, figures and claims.
+"""The only operations on columns and curves, so that tables, figures and claims agree on every number.
 
-May import numpy and the results.
+May import only numpy and results.py.
 """
 
 import math
@@ -13,14 +13,14 @@ from emabank.study.report.results import LIVE, TRANSFER, Column, Curve, Run, Set
 
 T = TypeVar("T")
 BySeed = Mapping[int, float | None]
-"""One value a seed; None where nothing was measured. Empty where not every run has the curve."""
+"""One value per seed; None where nothing was measured. Empty if a run lacks the curve."""
 MakeCurve = Callable[[Run], np.ndarray | None]
 
 # Columns --------------------------------------------------------------------------------------------------------------
 
 
 class Stage(NamedTuple):
-    """What models were trained on and measured on."""
+    """The share of training images that models were trained on, and the split they were measured on."""
 
     trained_on: str
     split: str
@@ -37,18 +37,18 @@ def columns_of(setting: Setting, stage: Stage) -> list[Column]:
 
 
 def column(setting: Setting, title: str, stage: Stage) -> Column | None:
-    """A column by its title; None where the stage has none."""
+    """A column by its title; None if the stage has no such column."""
     return next((column for column in columns_of(setting, stage) if column.title == title), None)
 
 
 def values(setting: Setting, title: str, metric: str, stage: Stage) -> Sequence[float | None] | None:
-    """One value a seed (a pair of seeds, for churn and js); None where there is no such column or metric."""
+    """One value per seed (per pair of seeds for churn and js); None if there is no such column or metric."""
     own = column(setting, title, stage)
     return None if own is None else own.values.get(metric)
 
 
 def transfers(setting: Setting, title: str | None = None) -> list[str]:
-    """The metrics of transfer that the refits have, or one of their columns."""
+    """The transfer metrics of the refits, or of one of their columns."""
     columns = [column for column in columns_of(setting, REFIT) if title in (None, column.title)]
     return list(dict.fromkeys(name for column in columns for name in column.values if name.startswith(TRANSFER)))
 
@@ -58,7 +58,7 @@ def combined(
     theirs: Sequence[float | None] | None,
     combine: Callable[[float, float], float | None],
 ) -> list[float | None] | None:
-    """What two columns give seed by seed; None where they do not belong together."""
+    """The values of two columns combined per seed; None if either is missing or they differ in length."""
     if ours is None or theirs is None or len(ours) != len(theirs):
         return None
     return [None if a is None or b is None else combine(a, b) for a, b in zip(ours, theirs, strict=True)]
@@ -78,9 +78,9 @@ def average(run: Run, name: str, split: str, *, batchnorm: str = "averaged") -> 
 
 
 def best(run: Run, names: Sequence[str], split: str) -> np.ndarray | None:
-    """The accuracy of the best of some averages at every epoch, averaged statistics: an oracle's choice.
+    """The accuracy of the best of these averages at every epoch, with averaged statistics: an oracle's choice.
 
-    None unless the run has all of them.
+    None unless the run has all of the averages.
     """
     curves = [average(run, name, split) for name in names]
     known = [curve for curve in curves if curve is not None]
@@ -88,17 +88,17 @@ def best(run: Run, names: Sequence[str], split: str) -> np.ndarray | None:
 
 
 def sgd(split: str) -> MakeCurve:
-    """The curve of the live weights, of any run."""
+    """A function from a run to its curve of the live weights."""
     return lambda run: live(run, split)
 
 
 def average_of(name: str, split: str, *, batchnorm: str = "averaged") -> MakeCurve:
-    """The curve of an average, of any run."""
+    """A function from a run to its curve of an average."""
     return lambda run: average(run, name, split, batchnorm=batchnorm)
 
 
 def best_of(setting: Setting, split: str) -> MakeCurve:
-    """The curve of the best of all averages of a setting, of any run."""
+    """A function from a run to its curve of the best of all averages."""
     return lambda run: best(run, setting.averages, split)
 
 
@@ -106,14 +106,14 @@ def best_of(setting: Setting, split: str) -> MakeCurve:
 
 
 class Peak(NamedTuple):
-    """The highest value of a curve and its epoch, counted from 1; of equals the first."""
+    """The highest value of a curve and its epoch, counted from 1; on a tie, the first."""
 
     value: float
     epoch: int
 
 
 def peak(curve: np.ndarray | None) -> Peak | None:
-    """The highest point; None where nothing was measured."""
+    """The highest point; None if nothing was measured."""
     if curve is None or not np.isfinite(curve).any():
         return None
     epoch = int(np.nanargmax(curve)) + 1
@@ -162,7 +162,7 @@ def points(one: float | None, other: float | None) -> float | None:
 
 
 def first_quarter(epochs: int) -> int:
-    """How many epochs the first quarter of a run has."""
+    """The number of epochs in the first quarter of a run."""
     return max(1, epochs // 4)
 
 
@@ -170,7 +170,7 @@ def first_quarter(epochs: int) -> int:
 
 
 def stack(setting: Setting, variant: str, make: MakeCurve) -> np.ndarray | None:
-    """A curve of every run of a variant, [seeds, epochs]; None unless all have it, over as many epochs."""
+    """A curve of every run of a variant, [seeds, epochs]; None unless all runs have it, with equally many epochs."""
     runs = setting.variants.get(variant, ())
     curves = [curve for curve in map(make, runs) if curve is not None and len(curve)]
     if not curves or len(curves) < len(runs) or len({len(curve) for curve in curves}) > 1:  # one may have diverged
@@ -179,7 +179,7 @@ def stack(setting: Setting, variant: str, make: MakeCurve) -> np.ndarray | None:
 
 
 def by_seed(setting: Setting, variant: str, make: MakeCurve, point: Callable[[np.ndarray], T]) -> dict[int, T]:
-    """A point of the curve of every seed."""
+    """A point of each seed's curve; empty if the curves cannot be stacked."""
     stacked = stack(setting, variant, make)
     if stacked is None:
         return {}
@@ -187,15 +187,15 @@ def by_seed(setting: Setting, variant: str, make: MakeCurve, point: Callable[[np
 
 
 def minus(ours: BySeed, theirs: BySeed) -> dict[int, float | None]:
-    """The difference of each seed that both have."""
+    """The difference for each seed that both have."""
     both = [(seed, ours[seed], theirs[seed]) for seed in ours if seed in theirs]
     return {seed: None if one is None or other is None else one - other for seed, one, other in both}
 
 
 def posthoc(setting: Setting, metric: str = "accuracy") -> dict[str, np.ndarray]:
-    """What each window that was tried after the training gave on validation, [seeds, epochs], the shortest first.
+    """A metric of each window tried after training, on validation, [seeds, epochs], the shortest window first.
 
-    An epoch that was not tried has NaN; a window that not every run has is not there.
+    Epochs that were not tried are NaN. A window that any run lacks is left out.
     """
     statistics = "averaged" if metric == "weight_distance" else setting.statistics
     runs = setting.variants.get("posthoc", ())
@@ -210,7 +210,7 @@ def posthoc(setting: Setting, metric: str = "accuracy") -> dict[str, np.ndarray]
 
 
 def kept_beside(setting: Setting, name: str) -> np.ndarray | None:
-    """The validation accuracy of an average that the runs with snapshots kept as well, [seeds, epochs]."""
+    """The validation accuracy of an average that the runs with snapshots also kept in training, [seeds, epochs]."""
     return stack(setting, "posthoc", average_of(name, "val", batchnorm=setting.statistics))
 
 
@@ -218,7 +218,7 @@ def kept_beside(setting: Setting, name: str) -> np.ndarray | None:
 
 
 def chosen(setting: Setting, seed: int, criterion: str = "accuracy") -> tuple[str, int] | None:
-    """The average and the epoch that validation chose for a seed, by its accuracy or its loss."""
+    """The average and the epoch that validation chose for a seed, by accuracy or by loss."""
     for choice in setting.choices:
         if choice["seed"] == seed and criterion in choice["averages"]:
             name, epoch = choice["averages"][criterion]
@@ -227,13 +227,13 @@ def chosen(setting: Setting, seed: int, criterion: str = "accuracy") -> tuple[st
 
 
 def chosen_epoch(setting: Setting, seed: int) -> int | None:
-    """The epoch that a seed chose on validation for its average."""
+    """The epoch that validation chose for a seed's average, by accuracy."""
     choice = chosen(setting, seed)
     return None if choice is None else choice[1]
 
 
 def copied_back(setting: Setting) -> str | None:
-    """The average that the bootstrap runs copied back into training; None where there are none."""
+    """The average that the bootstrap runs copied back into training; None if there is none, or more than one."""
     names = {run.copied_back for run in setting.variants.get("bootstrap", ())}
     return names.pop() if len(names) == 1 else None
 
@@ -241,11 +241,11 @@ def copied_back(setting: Setting) -> str | None:
 # Right and wrong labels -----------------------------------------------------------------------------------------------
 
 REACHED = 0.9
-"""The accuracy on training images with right labels at which the paper compares what is memorised."""
+"""The accuracy on training images with right labels at which the paper compares memorisation."""
 
 
 class Reached(NamedTuple):
-    """One run at an epoch, counted from 1."""
+    """One run at one epoch, counted from 1."""
 
     epoch: int
     clean: float
@@ -253,7 +253,7 @@ class Reached(NamedTuple):
 
 
 class OnTrain(NamedTuple):
-    """The refits' curves on training images with right and with wrong labels, each [seeds, epochs]."""
+    """The refits' curves on training images with right and with wrong labels, both [seeds, epochs]."""
 
     clean: np.ndarray
     """Accuracy on the images with a right label."""
@@ -263,7 +263,7 @@ class OnTrain(NamedTuple):
     """"own", "recomputed" or "averaged"."""
 
     def at(self, epochs: Sequence[int | None]) -> list[Reached | None]:
-        """Each seed at an epoch of its own; None where it has no such epoch."""
+        """Each seed at its own epoch; None if it has no such epoch."""
         return [
             Reached(epoch, float(clean[epoch - 1]), float(memorised[epoch - 1]))
             if epoch is not None and 1 <= epoch <= len(clean)
@@ -274,14 +274,14 @@ class OnTrain(NamedTuple):
     def first_reached(self, level: float = REACHED) -> list[Reached | None]:
         """Each seed at its first measured epoch with at least this clean accuracy, as in the paper; None if never.
 
-        Nothing is interpolated between two epochs: the clean accuracy there may be well above the level.
+        Nothing is interpolated between epochs, so the clean accuracy there may be well above the level.
         """
         reached = [np.flatnonzero(seed) for seed in (self.clean >= level) & np.isfinite(self.memorised)]
         return self.at([int(places[0]) + 1 if len(places) else None for places in reached])
 
 
 def on_train(setting: Setting, weights: str) -> OnTrain | None:
-    """The curves of the live weights or an average, recomputed statistics where these were measured every epoch."""
+    """The curves of the live weights or an average, with recomputed statistics if measured at every epoch."""
     for batchnorm in ("own",) if weights == LIVE else ("recomputed", "averaged"):
         both = [Curve(weights, batchnorm, "train", metric) for metric in ("clean_accuracy", "memorised")]
         clean, memorised = (stack(setting, "refit", lambda run, curve=curve: run.curves.get(curve)) for curve in both)

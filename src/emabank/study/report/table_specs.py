@@ -1,4 +1,4 @@
-"""Every table of the report: what stands in it, beside which numbers of the paper, and what its caption says."""
+"""Every table of the report: its rows and columns, the paper's numbers beside ours, and its caption."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -73,17 +73,17 @@ ORACLE = (
 )
 CHOSEN = "chosen: at the epoch that validation chose for EMA (acc.), per seed."
 ACC, LOSS = "slowest (acc.)", "slowest (loss)"
-"""As in the paper, EMA is the slowest average, recomputed."""
+"""As in the paper, "EMA" is the slowest average, with recomputed batch-norm statistics."""
 BASELINES = {"SGD (best)": "SGD (best)", "SGD": "SGD (last)"}
-"""The live weights of a refit at the epoch that tuning chose for them, as for an average; and at the last, as in the
-paper."""
+"""The live weights of a refit: at the epoch that tuning chose for them, as it does for an average; and at the last
+epoch, as in the paper."""
 AVERAGES = {ACC: "EMA (acc.)", LOSS: "EMA (loss)"}
 
 
 def make_tables(results: Results) -> list[Table]:
-    """Every table that the results allow, the largest scale first; last, what belongs to no scale.
+    """Every table that the results allow, the largest scale first, and last the tables without a scale.
 
-    The name of a table begins with its scale, as that of a figure does.
+    Like a figure's, a table's name begins with its scale.
     """
     tables = [table for scale in results.scales for make in _TABLES for table in make(results, scale)]
     tables = [replace(table, name=f"{table.scale}/{table.name}") for table in tables]
@@ -134,7 +134,7 @@ _EMA_LOSS = f"EMA (loss): {SLOWEST} by the lowest loss. SGD: the live weights at
 
 
 def _co_distillation() -> list[Row]:
-    """The rows of the paper's Table 3 that are no runs of its own."""
+    """The rows of the paper's Table 3 that it quotes from other work."""
     wanted = [
         f"{metric}, {who}" for metric in ("Test Acc.", "Churn", "JS divergence") for who in ("Baseline", "Method")
     ]
@@ -142,7 +142,7 @@ def _co_distillation() -> list[Row]:
     for label, values in paper.rows_of("Table 3").items():
         by_column = {value.column: Cell(text=value.text, best=value.mark == "bold") for value in values}
         if not any(value.ours for value in values):
-            group, _, label = label.rpartition(": ")  # as numbers.json has it: the method, then data set and network
+            group, _, label = label.rpartition(": ")  # in numbers.json: the method, then data set and network
             rows.append(Row(label, [by_column.get(column, MISSING) for column in wanted], group))
     return rows
 
@@ -185,7 +185,7 @@ CALIBRATION = column_table(
 
 
 def full(results: Results, scale: Scale) -> list[Table]:
-    """All that the protocol measured of each setting, in tuning and of the refits, with what each seed chose."""
+    """Every metric of each setting, in tuning and after the refits, with the choices of each seed."""
     tables: list[Table] = []
     for pair, settings in groupby(settings_for(results, scale, (*CLEAN, *NOISY)), key=lambda setting: setting.pair):
         for index, setting in enumerate(settings, 1):
@@ -198,7 +198,7 @@ def full(results: Results, scale: Scale) -> list[Table]:
 
 
 def protocol_tables(setting: Setting) -> list[Table]:
-    """The columns of one protocol that was run alone: a table for each stage and split."""
+    """The tables of one protocol that was run on its own: one per stage and split."""
     tables = [table for stage in (TUNED, TUNED_ON_TEST, REFIT) for table in _stage_table(setting, stage, "protocol")]
     return [*(replace(table, notes=()) for table in tables[:-1]), *tables[-1:]]
 
@@ -264,11 +264,11 @@ def _by_seed(values: Sequence[str]) -> str:
 # Transfer -------------------------------------------------------------------------------------------------------------
 
 _TARGETS = {"cifar10": "cifar10-resnet18", "cifar100": "cifar100-resnet18"}
-"""Data sets that the paper evaluates features on, with the pair that is its supervised training."""
+"""The data sets on which the paper evaluates features, each with the pair that trains on it supervised."""
 
 
 def transfer(results: Results, scale: Scale) -> list[Table]:
-    """A linear head on the frozen features of the refits, on another data set, beside training on it outright."""
+    """A linear head on frozen features of the refits, on another data set, beside supervised training on that set."""
     settings = settings_for(results, scale)
     return TableSpec(
         name="transfer/linear", title="Linear evaluation of frozen features on another data set", item="Table 4",
@@ -289,10 +289,10 @@ def transfer(results: Results, scale: Scale) -> list[Table]:
 
 def _transfer_cells(setting: Setting, metric: str, settings: Sequence[Setting]) -> list[Cell]:
     target = metric.removeprefix(TRANSFER)
-    # The paper's transfer that this one stands for: to its own target, or to the only one that its pair has.
+    # The paper's transfer beside this one: to the same target, or to the only target that the paper has for the pair.
     metrics = {value.metric for value in paper.printed("Table 4", place="table", pair=setting.pair)
                if value.metric.startswith(TRANSFER)}  # fmt: skip
-    own = TRANSFER + target.split("-test")[0]  # where only test images were found, halves of them
+    own = TRANSFER + target.split("-test")[0]  # "…-test-halves" where only the test images were found
     theirs = own if own in metrics else metrics.pop() if len(metrics) == 1 and target not in _TARGETS else ""
 
     def printed(column: str) -> str:
@@ -313,17 +313,17 @@ def _transfer_cells(setting: Setting, metric: str, settings: Sequence[Setting]) 
 # Label noise ----------------------------------------------------------------------------------------------------------
 
 OURS = {**BASELINES, ACC: "EMA (acc.)"}
-"""Columns of the refits in the leaderboard, with their titles; the fair baseline first."""
+"""The refits' columns in the leaderboard, with their titles; the fair baseline first."""
 LEVELS = (0.5, 0.7, 0.8, 0.9, 0.95)
-"""Accuracies on the training images with right labels, at which memorisation is compared; the paper's is 90%."""
+"""Accuracies on the training images with right labels at which memorisation is compared; the paper uses 90%."""
 
 
 def leaderboard(results: Results, scale: Scale) -> list[Table]:
-    """Accuracy under label noise: among the published methods where it is the paper's own data and network.
+    """Accuracy under label noise: beside the published methods if data and network are the paper's own.
 
-    Other settings have a table of their own, without the published methods, because nothing in it compares with them.
+    All other settings go into a second table without published methods, because their numbers do not compare.
     """
-    settings = settings_for(results, scale, NOISY[::-1])  # as the paper's table has them
+    settings = settings_for(results, scale, NOISY[::-1])  # in the order of the paper's table
     same = [setting for setting in settings if scale == "paper" and setting.compares]
     others = [setting for setting in settings if setting not in same]
     return [
@@ -335,7 +335,7 @@ def leaderboard(results: Results, scale: Scale) -> list[Table]:
 def _noise_table(
     name: str, settings: Sequence[Setting], *, published: Mapping[str, Sequence[paper.Printed]], item: str = ""
 ) -> list[Table]:
-    """A column per setting. Ours are sorted in among the published methods and bold, as in the paper's table."""
+    """A column per setting. Our rows are sorted in among the published methods and bold, as in the paper's table."""
     ours = {title: [value_cell(setting, column, "accuracy", REFIT) for setting in settings]
             for column, title in OURS.items()}  # fmt: skip
     ours = {title: cells for title, cells in ours.items() if has_values(cells)}
@@ -351,7 +351,7 @@ def _noise_table(
     for title, cells in ours.items():
         bold = [replace(cell, best=bool(published) and cell.mean is not None) for cell in cells]
         ranked.append((Row(f"{title}, ours" if published else title, bold), [cell.mean for cell in cells]))
-    if published:  # by the last column that ours have, as in the paper; of equals the published first
+    if published:  # by the last column with a value of ours, as in the paper; on a tie, the published method first
         by = max(index for cells in ours.values() for index, cell in enumerate(cells) if cell.mean is not None)
         ranked.sort(key=lambda entry: -(entry[1][by] or 0.0))
     return [
@@ -386,7 +386,7 @@ def _memorised(setting: Setting) -> Lines:
 def _compared(
     live: Sequence[Reached | None], slowest: Sequence[Reached | None], setting: Setting, level: float = 0
 ) -> list[Cell]:
-    """Epoch, accuracy on right labels and share memorised, of SGD and EMA; then the difference of the shares."""
+    """Epoch, accuracy on right labels and share memorised, for SGD and EMA; then the difference of the shares."""
 
     def printed(weights: str, metric: str) -> str:
         ours = setting.pair == "cifar100n-resnet34" and level == series.REACHED
@@ -435,17 +435,17 @@ _PEAKS_NOTES = (
 
 
 def _at_chosen(setting: Setting, variant: str, curve: MakeCurve) -> dict[int, float | None]:
-    """The value of each seed at the epoch that it chose on validation."""
+    """Each seed's value at the epoch that validation chose for it."""
     curves = by_seed(setting, variant, curve, lambda curve: curve)
     return {seed: series.at(own, chosen_epoch(setting, seed)) for seed, own in curves.items()}
 
 
 Curves = tuple[str, MakeCurve]
-"""A variant, and which curve of its runs."""
+"""A variant, and the curve to take from each of its runs."""
 
 
 def _peak_cells(setting: Setting, ours: Curves, theirs: Curves | None = None, *, paper: str = "") -> list[Cell]:
-    """Peak, its epoch, the end, and the end minus the peak; of a curve, or of the difference of two."""
+    """Peak, its epoch, the end, and the end minus the peak; with `theirs`, each of them as ours minus theirs."""
 
     def values(point: Callable[[np.ndarray], float | None]) -> BySeed:
         own = by_seed(setting, *ours, point)
@@ -514,7 +514,7 @@ BOOTSTRAP = TableSpec(
 
 
 def _sensitivity_lines(setting: Setting) -> Lines:
-    """A row for each average; none where statistics were not recomputed after every epoch."""
+    """A row per average; none unless the statistics were recomputed after every epoch."""
     decays = list(paper.rows_of("Table 24"))
     compares = setting.pair == MAIN and len(setting.averages) == len(decays)
     lines: dict[str, list[Cell]] = {}
@@ -522,7 +522,7 @@ def _sensitivity_lines(setting: Setting) -> Lines:
         cells: list[Cell] = []
         for batchnorm in ("recomputed", "averaged"):
             curve = average_of(name, "test", batchnorm=batchnorm)
-            # The paper's decays stand for ours by their order, from fast to slow.
+            # The paper's decays are matched with ours by rank, from fast to slow.
             printed = [
                 paper.lookup("Table 24", row=decays[index], column=column)
                 if compares and batchnorm == "recomputed" else ""
@@ -586,7 +586,7 @@ LR_SEARCH = TableSpec(
 
 
 def lr_search(results: Results, scale: Scale) -> list[Table]:
-    """Each protocol once: at smaller scales one may stand for two pairs."""
+    """Each protocol once: at a smaller scale, one protocol may stand in for two pairs."""
     once = {setting.protocol: setting for setting in reversed(settings_for(results, scale, LR_SEARCH.pairs))}
     return LR_SEARCH(replace(results, settings=tuple(once.values())), scale)
 
@@ -634,7 +634,7 @@ SAMPLING_PERIOD = TableSpec(
 
 
 def equivalence() -> Table:
-    """The paper's decays as decays per update at other periods: the same horizon in steps."""
+    """The paper's decays, converted to other sampling periods so that the horizon in steps stays the same."""
     rows: list[Row] = []
     for decay in paper.rows_of("Table 23"):
         alpha = float(decay)
@@ -656,7 +656,7 @@ def equivalence() -> Table:
 
 
 def overhead(results: Results) -> list[Table]:
-    """What the averages of each network cost beside its training step; the paper's example in the last line."""
+    """The cost of the averages per network, relative to its training step; the last row is the paper's example."""
     if not results.overheads:
         return []
     (parameters,), (memory,) = (paper.printed("Section 3.1", metric=name) for name in ("parameters", "megabytes"))
@@ -696,7 +696,7 @@ def _costs(cost: Overhead) -> Row:
 
 
 def _window_lines(setting: Setting) -> Lines:
-    """Windows that were chosen after the training, each at its best stopping epoch, beside averages that were kept."""
+    """Windows chosen after training, each at its best stopping epoch, beside the same averages kept during training."""
     accuracy, errors, distances = (
         series.posthoc(setting, metric) for metric in ("accuracy", "profile_error", "weight_distance")
     )
@@ -756,11 +756,11 @@ _HYPERPARAMETERS = {
     "mirrored": ("data.flip", "", ""),
     "seeds": ("seeds", "Section 4.1", "runs"),
 }
-"""What is shown, where a configuration has it, and where the paper says it: item and metric."""
+"""By row title: the option's path in the configuration, then the item and metric under which the paper prints it."""
 
 
 def hyperparameters(results: Results, scale: Scale) -> list[Table]:
-    """A column for each setting, and the paper's; rows that no configuration says anything about are skipped."""
+    """A column per setting, and one for the paper; a row that is empty in every configuration is skipped."""
     settings = settings_for(results, scale)
     rows: list[Row] = []
     for title, (path, item, metric) in _HYPERPARAMETERS.items():
@@ -782,7 +782,7 @@ def hyperparameters(results: Results, scale: Scale) -> list[Table]:
 
 
 def _option(setting: Setting, path: str) -> Any:
-    """The first that a configuration has of some options, such as "training.momentum", with "or" between them."""
+    """The first option that is set in a path such as "averages.decays or averages.half_lives"."""
     options = [attrgetter(name)(setting.config) for name in path.split(" or ")]
     return next((option for option in options if option or len(options) == 1), None)
 
@@ -803,4 +803,4 @@ _TABLES: Sequence[Callable[[Results, Scale], list[Table]]] = (
     AGREEMENT_DIFFERENCES, CALIBRATION, transfer, STEP_DECAY, BOOTSTRAP, lr_search, SAMPLING_PERIOD, WINDOWS,
     hyperparameters,
 )  # fmt: skip
-"""What makes the tables of one scale."""
+"""Each makes tables of one scale."""

@@ -1,6 +1,6 @@
-"""A table before it has a form: titles, cells with their spread and n, the paper's value beside them; and its builder.
+"""Tables independent of any output format, with the paper's values beside ours; and the builders that fill them.
 
-What makes terminal, Markdown, CSV and LaTeX of it is in render.py, HTML in page.py.
+render.py renders them for the terminal and as Markdown, CSV and LaTeX, page.py as HTML.
 """
 
 import math
@@ -17,9 +17,9 @@ from emabank.study.studies.scales import PAIRS, Scale
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One number with its spread and how many values it is the mean of; or a text, such as a list of epochs.
+    """A mean with its spread and number of values; or text, such as a list of epochs.
 
-    Numbers are as people read them: percentages are multiplied out. `digits` are those behind the point.
+    Numbers are as shown: a percentage is 78.5, not 0.785. `digits` is the number of decimals.
     """
 
     mean: float | None = None
@@ -27,15 +27,15 @@ class Cell:
     n: int = 0
     digits: int = 2
     text: str = ""
-    """In place of a number."""
+    """Shown instead of a number."""
     paper: str = ""
-    """What the paper prints in this place, such as "78.54 ± 0.28"; empty where it has nothing."""
+    """The paper's value for this cell as printed, such as "78.54 ± 0.28"; empty if it has none."""
     best: bool = False
-    """Whether it is the best of its row or group, which the paper prints bold."""
+    """Whether to show the cell in bold, as the paper does for the best of a row or group."""
 
     @classmethod
     def of(cls, values: Iterable[float | None], *, scale: float = 1.0, digits: int = 2, paper: str = "") -> "Cell":
-        """The mean of some values and their standard deviation (of a sample); one that is missing makes it a dash."""
+        """The mean and sample standard deviation of the values, times `scale`; a dash if any value is missing."""
         values = list(values)
         known = [scale * value for value in values if value is not None and math.isfinite(value)]
         if not known or len(known) < len(values):
@@ -45,18 +45,18 @@ class Cell:
 
 
 DASH = "–"
-"""Where a number should stand and none does, or none can."""
+"""Stands for a number that is missing or cannot exist."""
 MISSING = Cell(text=DASH)
 
 
 class Row(NamedTuple):
-    """A line of a table."""
+    """A row of a table."""
 
     label: str
     cells: Sequence[Cell]
-    """One for each column after the first."""
+    """One per column after the first."""
     group: str = ""
-    """What the row belongs to, such as a setting; rows of one group stand together."""
+    """What the row belongs to, such as a setting; the rows of a group are adjacent."""
 
     @property
     def full_label(self) -> str:
@@ -65,35 +65,35 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A table or a figure: which of the paper it answers to, and what a reader must know."""
+    """The fields that tables and figures share."""
 
     name: str
-    """Of its files, such as "generalization/headline"."""
+    """The name of its files, such as "generalization/headline"."""
     title: str
     caption: str = ""
     item: str = ""
-    """The paper's own name for it, such as "Table 1"; empty where the paper has none."""
+    """The paper's table or figure to compare it with, such as "Table 1"; empty if there is none."""
     study: str = ""
     scale: Literal["demo", "small", "paper", ""] = ""
     notes: Sequence[str] = ()
-    """What a reader must know to compare it with the paper."""
+    """Notes that a reader needs to understand it and to compare it with the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Item):
-    """One table: its head and its rows."""
+    """One table: its header and its rows."""
 
     columns: Sequence[str]
-    """Titles; the first is that of the labels."""
+    """Column titles; the first is that of the row labels."""
     rows: Sequence[Row] = ()
     groups: Sequence[tuple[str, int]] = ()
-    """Titles above several columns, with how many each spans, the first column included; empty: none."""
+    """Titles above several columns, each with the number of columns it spans, the label column included."""
     breaks: Sequence[int] = ()
-    """Rows before which a rule stands."""
+    """Indices of the rows that a rule precedes."""
     over: str = "seeds"
-    """What its numbers are means over; the caption says it, with n."""
+    """What its numbers are means over; the caption states it, with n."""
     bold: str = ""
-    """What its bold cells are; the caption says it where there are any."""
+    """What bold cells mean; the caption states it if there are any."""
     folded: bool = False
     """Whether the page hides it until the reader unfolds it."""
 
@@ -101,7 +101,7 @@ class Table(Item):
 # Cells ----------------------------------------------------------------------------------------------------------------
 
 Lines = Mapping[str, Sequence[Cell]]
-"""The rows of one setting by label; an empty label: the setting's own is enough."""
+"""The cells of each row of one setting, by row label; with an empty label, the row is labelled by its setting."""
 
 
 class Metric(NamedTuple):
@@ -126,7 +126,7 @@ METRICS = {
     "clean_accuracy": Metric("right labels, %", lower_is_better=None),
     "memorised": Metric("memorised, %", lower_is_better=None),
 }
-"""In the order of the paper's rows; the last two are measured on training images, where some labels are wrong."""
+"""In the order of the paper's rows; the last two are measured on training images if some labels are wrong."""
 
 
 def metric_of(name: str) -> Metric:
@@ -136,26 +136,26 @@ def metric_of(name: str) -> Metric:
 
 
 def metric_cell(values: Sequence[float | None] | None, metric: str, *, paper: str = "") -> Cell:
-    """Values of a metric as a cell."""
+    """A metric's values as a cell, with that metric's unit and digits."""
     shown = metric_of(metric)
     return Cell.of(values or (), scale=100 if shown.percent else 1, digits=shown.digits, paper=paper)
 
 
 def value_cell(setting: Setting, column: str, metric: str, stage: Stage, *, paper: str = "") -> Cell:
-    """A metric of a column; a dash where it was not measured."""
+    """A metric of a column; a dash if it was not measured."""
     return metric_cell(series.values(setting, column, metric, stage), metric, paper=paper)
 
 
 def difference_cell(
     setting: Setting, column: str, metric: str, stage: Stage, *, minus: str = "SGD", paper: str = ""
 ) -> Cell:
-    """The paired difference of two columns: per seed, or per pair of seeds; a dash where they are no pairs."""
+    """The paired difference of two columns, per seed or pair of seeds; a dash if they cannot be paired."""
     ours, theirs = (series.values(setting, title, metric, stage) for title in (column, minus))
     return metric_cell(series.combined(ours, theirs, lambda one, other: one - other), metric, paper=paper)
 
 
 def ratio_cell(setting: Setting, column: str, metric: str, stage: Stage, *, over: str = "SGD", paper: str = "") -> Cell:
-    """The paired ratio of two columns; a dash where they are no pairs, or where the other is zero."""
+    """The paired ratio of two columns; a dash if they cannot be paired or a denominator is zero."""
     ours, theirs = (series.values(setting, title, metric, stage) for title in (column, over))
     return Cell.of(series.combined(ours, theirs, lambda one, other: one / other if other else None) or (), paper=paper)
 
@@ -176,9 +176,9 @@ def has_values(cells: Iterable[Cell]) -> bool:
 
 
 def with_best(cells: Sequence[Cell], indices: Iterable[int], *, lower: bool | None = False) -> list[Cell]:
-    """The same cells, the best of these places marked; several, if they look the same; none, if there is only one.
+    """The cells with the best at these indices marked: all that round to the same value, none if only one has a value.
 
-    `lower` says whether the lowest is the best; None: none is.
+    `lower` says whether the lowest value is the best; with None, no cell is marked.
     """
     means = {at: round(mean, cells[at].digits) for at in indices if (mean := cells[at].mean) is not None}
     if len(means) < 2 or lower is None:
@@ -188,7 +188,7 @@ def with_best(cells: Sequence[Cell], indices: Iterable[int], *, lower: bool | No
 
 
 def with_best_by_column(lines: Lines, columns: Iterable[int]) -> Lines:
-    """The same rows, the best of each of these columns marked."""
+    """The rows with the best cell of each of these columns marked."""
     by_column = [
         with_best(cells, range(len(lines)) if index in columns else ())
         for index, cells in enumerate(zip(*lines.values(), strict=True))
@@ -202,19 +202,19 @@ REFERENCE = "The paper's numbers come from a larger data set or network. They ar
 
 
 def settings_for(results: Results, scale: str, pairs: Iterable[str] = ()) -> list[Setting]:
-    """The settings of a scale that stand for these pairs, in their order; without pairs all, the paper's first."""
+    """The settings of a scale for these pairs, in their order; without pairs all, the paper's pairs first."""
     pairs = pairs or dict.fromkeys((*PAIRS, *(setting.pair for setting in results.settings)))
     return [setting for pair in pairs for setting in results.of(pair, scale=scale)]
 
 
 def label_of(setting: Setting) -> str:
-    """What was trained, and what it stands for where that is something else."""
+    """The title of a setting, and the paper's pair that it stands in for, if that is another one."""
     pair = PAIRS.get(setting.pair, setting.pair)
     return setting.title if setting.compares or not pair else f"{setting.title} (for {pair})"
 
 
 def labels_of(settings: Sequence[Setting]) -> list[str]:
-    """A label for each, with the protocol's folder where two would have the same."""
+    """A label per setting, with the protocol's folder if several settings have the same label."""
     labels = [label_of(setting) for setting in settings]
     return [
         f"{label}, {setting.protocol}" if labels.count(label) > 1 else label
@@ -223,7 +223,7 @@ def labels_of(settings: Sequence[Setting]) -> list[str]:
 
 
 def reference_note(settings: Iterable[Setting]) -> tuple[str, ...]:
-    """The note that the paper's numbers are of something else, where they are."""
+    """The note that the paper's numbers are only for reference, if any setting differs from the paper's."""
     return () if all(setting.compares for setting in settings) else (REFERENCE,)
 
 
@@ -235,7 +235,7 @@ _LABELS = {
 
 
 def selection_note(settings: Iterable[Setting]) -> str:
-    """What a caption says of the validation labels of its settings; where it is true of some alone, these are named."""
+    """The caption's words on the validation labels of its settings, naming the settings if they apply only to some."""
     settings = list(settings)
     text = ""
     for labels, words in _LABELS.items():
@@ -252,19 +252,19 @@ def selection_note(settings: Iterable[Setting]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TableSpec(Table):
-    """A table without its rows; called with results and a scale, it has those of every setting of that scale.
+    """A table without rows. Calling it with results and a scale fills in the rows of every setting of that scale.
 
-    A setting without a value has no rows, and without any setting there is no table. Where a setting has several rows,
-    a setting that is alone is named in the title; several are groups, with a rule between them.
+    A setting without values has no rows; without any rows, there is no table. If settings have several rows each, a
+    single setting is named in the title, and several settings become groups with rules between them.
     """
 
     lines: Callable[[Setting], Lines]
     pairs: Sequence[str] = ()
-    """Empty: all."""
+    """The pairs whose settings it shows; empty for all."""
     paper_notes: Sequence[str] = ()
-    """Shown if the paper prints something in the table."""
+    """Notes that are shown only if a cell has a value of the paper."""
     quoted: Sequence[Row] = ()
-    """Rows of the paper, below a rule."""
+    """Rows quoted from the paper, below a rule."""
 
     def __call__(self, results: Results, scale: Scale) -> list[Table]:
         every = [(setting, self.lines(setting)) for setting in settings_for(results, scale, self.pairs)]
@@ -293,22 +293,22 @@ class TableSpec(Table):
 
 
 class ColumnSpec(NamedTuple):
-    """What stands in one column of a table whose cells come from the columns of the protocol."""
+    """One column of a table whose cells come from the protocol's columns."""
 
     title: str
     column: str
     metric: str = ""
-    """Empty: that of the row. "epoch": the epoch that was chosen."""
+    """Empty for the metric of the row; "epoch" for the chosen epoch."""
     op: Literal["value", "minus", "ratio"] = "value"
-    """The value itself, or paired with the baseline's."""
+    """Whether to show the value, or its paired difference from or ratio to the baseline's value."""
     group: str = ""
-    """The title above it and its neighbours."""
+    """The group title above it and its neighbours."""
 
 
 def column_cells(
     setting: Setting, specs: Sequence[ColumnSpec], stage: Stage, *, source: str, metric: str = "", baseline: str = "SGD"
 ) -> list[Cell]:
-    """A row of such a table beside an item of the paper; the best value of each metric is marked."""
+    """A row of such a table with the paper's values from `source`; the best value of each metric is marked."""
 
     def make(spec: ColumnSpec) -> Cell:
         name = spec.metric or metric
@@ -344,9 +344,9 @@ def column_table(
     baselines: Mapping[str, str] | None = None,
     **fields: Any,
 ) -> TableSpec:
-    """A table whose cells come from the columns of one stage, beside an item of the paper, its `source`.
+    """A table whose cells come from the columns of one stage, with the paper's values from `source`, such as "Table 1".
 
-    It has a row per setting, or a row per metric or baseline (by label) of each.
+    It has one row per setting or, if `metrics` or `baselines` (column by row label) are given, one for each of these.
     """
     groups = [spec.group for spec in specs]
     rows = {METRICS[metric].title: {"metric": metric} for metric in metrics}

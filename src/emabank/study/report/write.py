@@ -1,6 +1,6 @@
-"""Writes the report: every table in three forms, every figure in two, the claims, and the page. Never imports torch.
+"""Writes the report: every table in three formats, every figure in two, the claims and the page. Never imports torch.
 
-A file is complete or not there, and none is left that only an earlier report had.
+Every file is written atomically, and files of an earlier report that are no longer part of it are removed.
 """
 
 import shlex
@@ -33,7 +33,7 @@ Write = Callable[[Path], object]
 
 
 class Report(NamedTuple):
-    """What was made."""
+    """The finished report: the path of its page, and its contents."""
 
     page: Path
     tables: Sequence[Table]
@@ -44,9 +44,9 @@ class Report(NamedTuple):
 def build_report(
     results: Results, out: Path, *, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> Report:
-    """Write everything into a folder, in place of what an earlier report wrote there.
+    """Write the report into a folder, replacing an earlier report there.
 
-    `progress` is called with how many of how many files are written.
+    `progress` is called with the number of files written so far and the total.
     """
     tables, figures, claims = make_tables(results), make_figures(results), make_claims(results)
     files: dict[str, Write] = {
@@ -70,7 +70,7 @@ def _text(text: str) -> Write:
 
 
 def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
-    """A command that adds to this folder of runs: what is unfinished, then what is missing, then a larger scale."""
+    """The command to run next: an unfinished study, else the missing studies of a scale, else a larger scale."""
     unfinished = [study.command for study in results.studies if study.state != "done"]
     if unfinished:
         return unfinished[0]
@@ -88,12 +88,13 @@ def try_next(results: Results, *, runs: Path = Path("runs")) -> str:
 def write_files(
     folder: Path, files: Mapping[str, Write], *, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> None:
-    """Write files by their names below a folder, and remove those that were written so before and are not any more.
+    """Write files, by name below a folder, and remove those that an earlier call wrote and this one does not.
 
-    What writes a file is given a path beside it. `progress` is called with how many of how many are done.
+    Each `Write` is given a temporary path in the file's folder. `progress` is called with the number of files done and
+    the total.
     """
     earlier = _listed(folder)
-    write_json(folder / REPORT_FILES, sorted({*earlier, *files}))  # whatever happens on the way, they are known as ours
+    write_json(folder / REPORT_FILES, sorted({*earlier, *files}))  # first, so that after a crash our files are known
     for parent in {(folder / name).parent for name in files}:
         remove_temporary(parent)
     for done, (name, write) in enumerate(files.items(), start=1):
@@ -113,7 +114,7 @@ def _listed(folder: Path) -> set[str]:
 
 
 def _remove(folder: Path, name: str) -> None:
-    """Remove a file of an earlier report, and folders that are empty then; nothing outside of the report's folder."""
+    """Remove a file of an earlier report and the folders that this leaves empty; never outside the report's folder."""
     path = folder / name
     inside = ".." not in PurePosixPath(name).parts and path.parent.resolve().is_relative_to(folder.resolve())
     if not inside or not (path.is_file() or path.is_symlink()):
