@@ -44,7 +44,7 @@ def run_protocol(
             `config.transfer` the model needs a method `features(x)` that returns the input of its last layer.
         data: (training images, labels, test images, labels) as tensors, with images as uint8 `[n, channels, height,
             width]`; or a folder with `train` and `test`, each with a folder of images per class.
-        config: everything else. The data sets of `config.transfer` are read from the folder `data`.
+        config: everything else. The data sets of `config.transfer` are read from the folder `./data`.
         runs: the folder for the runs.
         size: resize the images of a folder to this many pixels square.
         console: where to print progress.

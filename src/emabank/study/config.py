@@ -65,7 +65,7 @@ class DataConfig:
     noise_seed: int = 0
     """Decides which images get which wrong labels."""
     subset: int | None = None
-    """Use only this many training images, equally many per class; a fifth of them validate. By default all."""
+    """Use only this many training images, with the same shares of classes; a fifth of them validate. By default all."""
     test_subset: int | None = None
     """Use only this many test images. By default all."""
     size: int | None = field(default=None, metadata=IF_USED)
@@ -315,7 +315,7 @@ class Keep:
 
     @property
     def name(self) -> str:
-        """The name of their files."""
+        """The name of the files with these weights."""
         statistics = "" if self.batchnorm in ("own", "averaged") else f"-{self.batchnorm}"
         return f"{self.weights}{statistics}-{self.selected_by}"
 
@@ -584,7 +584,7 @@ def check_at_least(name: str, value: float | None, least: float) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion for an error message, or nothing.
+    """A suggestion for an error message, or an empty string.
 
     >>> did_you_mean("stauts", ["run", "status"])
     ' (did you mean status?)'

@@ -48,7 +48,7 @@ def run_demo(config: "DemoArguments", console: Console | None = None) -> Record:
     """Train, measure every epoch, print the comparison, write a page, figures and rows.json to `config.out`."""
     stderr, console = console or Console(stderr=True), console or Console()
     config.out.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=config.out).close()  # finds a folder that cannot be written before training
+    tempfile.TemporaryFile(dir=config.out).close()  # fails before training if the folder cannot be written
     torch.set_num_threads(config.threads)
     console.print(_opening_lines(config), highlight=False)
     record = _train(config, stderr)

@@ -41,7 +41,7 @@ from emabank.study.studies.scheduler import (
     run_studies,
 )
 
-_WARM = WORKER, "torch._dynamo"  # every optimizer imports the latter
+_WARM = WORKER, "torch._dynamo"  # imported before forking; every optimizer imports the latter
 _ENGINES = {"slurm": "submitit", "ray": "ray"}
 
 Change = Callable[[ProtocolConfig], ProtocolConfig]

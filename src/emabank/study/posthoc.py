@@ -28,7 +28,7 @@ WIDTHS = (0.05, 0.1)
 
 
 class PosthocRecorder:
-    """Writes snapshots of two power-function averages; does nothing if the configuration asks for none, as most do.
+    """Writes snapshots of two power-function averages; does nothing if the configuration asks for none.
 
     The number of snapshots decides whether they are at the end of every epoch or of every few epochs, or also evenly
     spaced inside each epoch.

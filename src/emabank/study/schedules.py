@@ -15,8 +15,8 @@ class Schedule:
     """The learning rate of every step of one run; steps are counted from 0, epochs may be fractions.
 
     The rate rises linearly to `peak` over `warmup_epochs`, and is never 0 there. Then a "cosine" falls to 0 at the end
-    of the run, and "step" divides by `factor` at each of the `milestones`. From the first step of epoch
-    `constant_from` on, the rate stays what it is at that step; before, it is bit for bit the same as without.
+    of the run, and "step" divides by `factor` at each of the `milestones`. From the first step after
+    `constant_from` epochs on, the rate stays what it is at that step; before, it is bit for bit the same as without.
 
     >>> cosine = Schedule("cosine", peak=0.8, epochs=200, steps_per_epoch=391, warmup_epochs=5)
     >>> [round(cosine.rate(391 * epoch), 4) for epoch in (0, 5, 100, 150, 200)]
