@@ -1,4 +1,4 @@
-"""From `emabank advise` to which weights of a run to ship: by its validation images, checked on its test images.
+"""The command `emabank advise`: which weights of a run to ship, by validation images, checked on test images.
 
 Imports no torch. May import the library's advice, runs, metrics and status.
 """
@@ -37,8 +37,8 @@ class Gain:
 
     Args:
         weights: the name of the kept weights.
-        on_val: on the images that chose both, so that it flatters a little; with its standard error.
-        on_test: on images that chose nothing; with its standard error.
+        on_val: the gain and its standard error on the images that chose both, so it is slightly optimistic.
+        on_test: the gain and its standard error on images that had no part in the choice.
     """
 
     weights: str
@@ -48,11 +48,11 @@ class Gain:
 
 @dataclass(frozen=True)
 class RunAdvice:
-    """What to ship of one run.
+    """Which weights of one run to ship.
 
     Args:
-        advice: by the validation images.
-        gains: of every set of weights that the criterion had kept.
+        advice: based on the validation images.
+        gains: one per set of weights that the run keeps for the criterion.
         kept: the name of the snapshot to ship.
     """
 
@@ -64,12 +64,12 @@ class RunAdvice:
 
     @property
     def on_test(self) -> Gain | None:
-        """What the kept weights gain on test images; None where it is the live weights."""
+        """The gain of the weights to ship; None if these are the live weights."""
         return next((gain for gain in self.gains if gain.weights == self.kept), None)
 
 
 def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvice:
-    """What to ship of a finished run; `ValueError` says why there is no advice."""
+    """Which weights of a finished run to ship; `ValueError` says why there is no advice."""
     if not folder.is_done():
         wrong = folder.failure() or folder.what_is_wrong() or f"it is {folder.state()}"
         raise ValueError(f"no advice for {folder.path} yet: {wrong}")
@@ -91,7 +91,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
             curves.setdefault(row.weights, {})[row.epoch] = row.value
     gains = tuple(_gains(folder, rows, criterion))
     by_name = {kept_name(row): row for row in on_val if row.selected_by is not None}
-    # The live weights that a run keeps are those of their best accuracy, whatever the criterion.
+    # A run keeps the live weights with the best accuracy, whatever the criterion.
     live = _as_best(by_name[f"{LIVE}-accuracy"])
     kept = max(gains, key=lambda gain: gain.on_val[0], default=None)
     if kept is None:
@@ -99,7 +99,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
         advice = replace(advice, epoch=live.epoch, value=live.value, live=live, stop=min(advice.stop, live.epoch))
         return RunAdvice(folder.id, _title(folder), advice, gains, f"{LIVE}-accuracy")
     gain, error = kept.on_val
-    # It was chosen among every epoch of every average, and the kept ones once more with recomputed statistics.
+    # The choice was among every epoch of every average, plus the kept ones with recomputed statistics.
     choices = sum(len(curve) for name, curve in curves.items() if name != LIVE) + len(gains)
     row = by_name[kept.weights]
     shipped = _as_best(row) if gain > 0.0 else live
@@ -125,7 +125,7 @@ def _as_best(row: Row) -> Best:
 
 
 def _gains(folder: RunFolder, rows: Sequence[Row], criterion: Criterion) -> Iterator[Gain]:
-    """Every set of weights that the criterion kept, against the best live weights, image by image."""
+    """The gain over the best live weights, for every set of weights that the run keeps for the criterion."""
     live = folder.load_predictions(f"{LIVE}-accuracy")
     names = {kept_name(row) for row in rows if row.selected_by == criterion and row.weights != LIVE}
     for name in sorted(names & set(folder.predictions())):
@@ -135,13 +135,13 @@ def _gains(folder: RunFolder, rows: Sequence[Row], criterion: Criterion) -> Iter
 
 
 def _paired(predictions: Predictions, live: Predictions, criterion: Criterion) -> tuple[float, float]:
-    """The mean gain and its standard error: both sets were asked about the same images."""
+    """The mean gain and its standard error, paired by image."""
     gains = _scores(*predictions, criterion) - _scores(*live, criterion)
     return float(gains.mean()), float(gains.std(ddof=1) / np.sqrt(len(gains)))
 
 
 def _scores(logits: np.ndarray, labels: np.ndarray, criterion: Criterion) -> np.ndarray:
-    """What an image adds to the criterion; more is better."""
+    """Each image's score by the criterion; higher is better."""
     if criterion == "accuracy":
         return (logits.argmax(1) == labels).astype(np.float64)
     return log_softmax(logits)[np.arange(len(labels)), labels]
@@ -152,11 +152,11 @@ def _title(folder: RunFolder) -> str:
     return f"{config.recipe.title}: {config.title}"
 
 
-# What is shown -------------------------------------------------------------------------------------------------------
+# Printing ------------------------------------------------------------------------------------------------------------
 
 
 def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console | None = None) -> None:
-    """Print what to ship of a run, or of every finished run with validation images in a folder of runs."""
+    """Print which weights to ship, for a run or for every finished run with validation images in a folder of runs."""
     console = console or Console()
     if not path.is_dir():
         reason = "is not a folder" if path.exists() else "does not exist"
@@ -183,7 +183,7 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
         on_test = "" if test is None else _gain(criterion, *test.on_test)
         lines.append((advised.run, advised.title, advised.kept, str(advice.epoch), gain, on_test, stop))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:  # in full, however narrow the terminal
+    for line in lines:  # never cut to the width of the terminal
         say(console, "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     say(console, f"No advice for {skipped} runs: unfinished, diverged, or trained on all images.")
 

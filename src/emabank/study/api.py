@@ -44,7 +44,7 @@ def run_protocol(
             `config.transfer` the model needs a method `features(x)` that returns the input of its last layer.
         data: (training images, labels, test images, labels) as tensors, with images as uint8 `[n, channels, height,
             width]`; or a folder with `train` and `test`, each with a folder of images per class.
-        config: everything else. The data sets of `config.transfer` are read from the folder `data`.
+        config: everything else. The data sets of `config.transfer` are read from the folder `./data`.
         runs: the folder for the runs.
         size: resize the images of a folder to this many pixels square.
         console: where to print progress.
@@ -101,7 +101,7 @@ def _dataset(data: Data, size: int | None, console: Console) -> Dataset:
 
 
 def _from_folder(folder: Path, size: int | None, console: Console) -> Dataset:
-    for part in ("train", "test"):  # before the first is decoded
+    for part in ("train", "test"):  # checked before the first one is decoded
         if not (folder / part).is_dir():
             raise FileNotFoundError(
                 f"there is no folder {folder / part}; give a folder with train and test in it, each with a folder of "
@@ -126,7 +126,7 @@ def _images(labelled: LabelledImages) -> Images:
 
 
 def _model_fingerprint(make_model: Callable[[], nn.Module], dataset: Dataset) -> str:
-    """16 hexadecimal digits that change with the model: its modules, names and shapes, first weights, and its code."""
+    """16 hexadecimal digits that change with the model's modules, names and shapes, initial weights, or code."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(0)
         model = make_model()
@@ -142,10 +142,10 @@ def _model_fingerprint(make_model: Callable[[], nn.Module], dataset: Dataset) ->
 
 
 def _behaviour(model: nn.Module, shape: Sequence[int]) -> str:
-    """The output of a new model for two made-up images, in training and in eval mode: a trace of its code.
+    """The output of a new model for two random images, in training and eval mode, which changes with its code.
 
-    In float64 and rounded, so that other machines and numbers of threads find the same; a model that cannot be used so,
-    being bound to a GPU or to float32, has no such trace.
+    In float64 and rounded, so that it is the same on other machines and with other numbers of threads. Empty for a
+    model that cannot run like this, for example because it needs a GPU or float32.
     """
     images = torch.randn(2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     try:

@@ -1,4 +1,4 @@
-"""Which averages a run has, which of them make the columns of its tables, and which are tried after it."""
+"""The averages of a run: which it trains with, which are columns of the tables, and which are tried afterwards."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from emabank.study.runs.rows import BatchNorm, Row
 
 
 def rules(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
-    """The averages of a run of so many steps by name."""
+    """The averages, by name, of a run of `steps` steps."""
     warmup = None if averages.decay_warmup == "none" else averages.decay_warmup
     if averages.decays:
         made = [EMA(per_update=decay, warmup=warmup) for decay in sorted(averages.decays)]
@@ -21,12 +21,12 @@ def rules(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
 
 
 LONGER = (2**0.5, 2.0, 2**1.5)
-"""Windows that no run keeps: so many times the longest one."""
+"""Longer windows to try after a run, as multiples of the longest one that it kept."""
 _MOST_STOPS = 40
 
 
 def windows(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
-    """The windows that are tried after a run of so many steps: those of its averages, and longer ones."""
+    """The windows to try after a run of `steps` steps: those of its averages, and longer ones."""
     if averages.decays:
         longer = [float(f"{max(averages.decays) ** (1 / times):.6g}") for times in LONGER]
         return rules(replace(averages, decays=tuple(dict.fromkeys((*averages.decays, *longer)))), steps)
@@ -35,22 +35,22 @@ def windows(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
 
 
 def stops(epochs: int) -> list[int]:
-    """The epochs at which a run is taken to have stopped: all, or of a long run some at even distances."""
+    """The stopping epochs to try after a run: all of them, or evenly spaced ones of a long run."""
     return sorted(range(epochs, 0, -math.ceil(epochs / _MOST_STOPS)))
 
 
 CRITERIA = {"accuracy": "acc.", "loss": "loss"}
-"""What epochs and averages are chosen by, and how a column's title has it."""
+"""The criteria that choose epochs and averages, with their short names for titles of columns."""
 NOISY_CRITERIA = {f"noisy-{criterion}": f"{short}, noisy" for criterion, short in CRITERIA.items()}
-"""The same by the labels given, where some of the validation images have a wrong one."""
+"""The same criteria on the given labels of the validation images, if some of these are wrong."""
 
 
 def columns(
     averages: AveragesConfig, average: str, epoch: int, criterion: str, has_batchnorm: bool
 ) -> tuple[Keep, ...]:
-    """The columns that a criterion gives: the average it chose, and the slowest at the same epoch, recomputed.
+    """The columns of a criterion: the average it chose, and the slowest at the same epoch with recomputed statistics.
 
-    A choice by noisy labels gives the first alone.
+    A criterion on noisy labels has only the first.
     """
     chosen = Keep(weights=average, epoch=epoch, batchnorm="averaged", selected_by=criterion)  # type: ignore[arg-type]
     if criterion in NOISY_CRITERIA:
@@ -63,7 +63,7 @@ def columns(
 def kept_by_refit(
     averages: AveragesConfig, live: Mapping[str, int], chosen: Mapping[str, tuple[str, int]], *, has_batchnorm: bool
 ) -> tuple[Keep, ...]:
-    """What a refit keeps, by criterion: the live weights of the chosen epochs, and the chosen averages."""
+    """What a refit keeps: for each criterion, the live weights at their chosen epoch, and the criterion's columns."""
     keep = [
         Keep(weights="live", epoch=epoch, batchnorm="own", selected_by=criterion)  # type: ignore[arg-type]
         for criterion, epoch in live.items()
@@ -74,17 +74,17 @@ def kept_by_refit(
 
 
 def kept_name(row: Row) -> str:
-    """Under which name a run keeps the weights that a row is about."""
+    """The name under which a run keeps the weights of a row."""
     assert row.selected_by is not None
     return Keep(weights=row.weights, epoch=row.epoch or 0, batchnorm=row.batchnorm, selected_by=row.selected_by).name
 
 
 RowsByName = Mapping[tuple[str, str, str, str, str | None], Row]
-"""By run, name of the kept weights, split, metric and other run."""
+"""Rows by run, name of the kept weights, split, metric and other run."""
 
 
 def rows_by_name(rows: Iterable[Row]) -> RowsByName:
-    """The rows of kept weights."""
+    """Index the rows of kept weights; skips other rows."""
     return {
         (row.run, kept_name(row), row.split, row.metric, row.other): row for row in rows if row.selected_by is not None
     }
@@ -98,7 +98,7 @@ class TableStage(NamedTuple):
     trained_on: str
     split: str
     columns: Mapping[str, tuple[str, ...]]
-    """By title, the name under which each seed's run keeps the weights."""
+    """By title, the name of the kept weights in each seed's run."""
 
 
 def table_stages(
@@ -106,15 +106,15 @@ def table_stages(
 ) -> list[TableStage]:
     """The columns of all tables of a protocol.
 
-    `choices` are what validation chose per seed: by criterion, an average and an epoch. SGD is the live weights of the
-    best epoch in tuning, and of the last in a refit; the other is beside it. Where noisy labels chose as well, their
-    choices come last.
+    `choices` holds what validation chose for each seed: an average and an epoch per criterion. The column "SGD" has the
+    live weights of the best epoch in tuning and of the last epoch in a refit; the next column has the other. Choices by
+    noisy labels, if there are any, come last.
     """
     seeds = len(choices)
     best, last = ("live-accuracy",) * seeds, ("live-last",) * seeds
 
     def chosen_by(criteria: Mapping[str, str], title: str, place: int) -> dict[str, tuple[str, ...]]:
-        """One of the columns of each criterion, with its title."""
+        """The chosen (`place` 0) or the slowest (1) average of each criterion, by column title."""
         kept = {
             short: [columns(averages, *choice[criterion], criterion, has_batchnorm)[place] for choice in choices]
             for criterion, short in criteria.items()

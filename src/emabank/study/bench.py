@@ -2,7 +2,7 @@
 
 Contestants take turns in one process, once per round, in a new random order, with cold caches and live weights that
 were just written. Ratios are taken within a round, so that a slow moment of the machine affects both sides. The suite
-in benchmarks/ is built on the same rounds.
+in benchmarks/ uses the same rounds.
 """
 
 import gc
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 LIMIT, BANK, AGAIN, TORCH = "memory limit", "emabank", "emabank, again", "torch AveragedModel"
 DECAYS = (0.968, 0.984, 0.992, 0.996, 0.998)  # the paper's
-MIN_ROUNDS, WARMUP_ROUNDS = 15, 3  # several libraries only copy at their first call or two
-QUIET = 0.05  # share of all cores; when other processes use more, a measurement decides nothing
+MIN_ROUNDS, WARMUP_ROUNDS = 15, 3  # several libraries only copy the weights at their first call or two
+QUIET = 0.05  # share of all cores; if other processes use more, a measurement is inconclusive
 LIMIT_ELEMENTS = 2**28  # 1 GiB; a larger bank's traffic is measured in several passes
 
 # Private, but what torch's optimizers are built on: one call for many tensors.
@@ -73,14 +73,14 @@ def paired_ratio(times: Sequence[float], reference: Sequence[float]) -> Spread:
 
 
 class BackgroundLoad:
-    """Watches, from now on, how much of the machine processes other than this one and its children use."""
+    """Measures, from its creation on, how much of the CPU is used by processes other than this one and its children."""
 
     def __init__(self) -> None:
         self._children = [child.pid for child in multiprocessing.active_children()]
         self._start = self._ticks()
 
     def share(self) -> float | None:
-        """Their share of all cores, from 0 to 1; None where the system does not say (not Linux)."""
+        """Their share of all cores, from 0 to 1; None if the system does not say (not Linux)."""
         if self._start is None or (now := self._ticks()) is None:
             return None
         total, busy, own = (after - before for after, before in zip(now, self._start, strict=True))
@@ -100,7 +100,7 @@ class BackgroundLoad:
 
 
 def conditions() -> dict[str, Any]:
-    """What a reader needs to judge a number, or to measure it again."""
+    """Machine, versions and settings: what a reader needs to judge or repeat a measurement."""
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
         "cpu": cpu_name(),
@@ -115,7 +115,7 @@ def conditions() -> dict[str, Any]:
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core; 32 MiB where the system does not say."""
+    """Bytes of the largest cache of the first core; 32 MiB if the system does not say."""
     sizes = [_read(file) for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return max((int(size[:-1]) * 1024 for size in sizes if size.endswith("K")), default=32 * 2**20)
 
@@ -132,14 +132,14 @@ def _read(path: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to do what is timed.
+    """One implementation of the operation to time.
 
     Args:
         name: as printed; unique within a run.
         update: the timed call.
-        live: the tensors that an optimizer step writes just before.
-        read: one tensor of each average and, last, its live counterpart; empty for what is no average.
-        before: called before each turn, outside its time, in place of sweeping the caches and writing `live`.
+        live: the tensors that an optimizer step writes just before the call.
+        read: returns one tensor of each average and, last, its live counterpart; empty if there are no averages.
+        before: called before each turn, untimed, instead of sweeping the caches and writing `live`.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Contestant:
 
 
 class Rounds:
-    """Plays rounds: every contestant once, in random order, each left where training leaves it."""
+    """Plays rounds: every contestant once, in random order, with caches and live weights as training leaves them."""
 
     def __init__(self, contestants: Sequence[Contestant], device: torch.device | None = None) -> None:
         self._order, self._shuffle = list(contestants), random.Random(0).shuffle
@@ -161,7 +161,7 @@ class Rounds:
         on_cpu = device is None or device.type == "cpu"
         self._wait: Callable[[], object] = (lambda: None) if on_cpu else torch.get_device_module(device).synchronize
         for contestant in contestants:
-            contestant.update()  # once before the live weights change, so that no bank warns of replaced weights
+            contestant.update()  # once before the live weights change, so that no bank warns about replaced weights
         for _ in range(WARMUP_ROUNDS):
             self._round()
         gc.collect()
@@ -179,9 +179,9 @@ class Rounds:
         self._doubled[live[0].data_ptr()] = not doubled
 
     def play(self, seconds: float, *, least: int = 1) -> list[dict[str, float]]:
-        """Play for so many seconds, and at least so many rounds; per round, the seconds of every contestant."""
+        """Play for `seconds`, and at least `least` rounds; the seconds of every contestant, per round."""
         rounds: list[dict[str, float]] = []
-        gc.disable()  # as timeit does: a collection would slow down whoever happens to run
+        gc.disable()  # as timeit does: a collection would slow down whichever contestant is running
         try:
             end = time.perf_counter() + seconds
             while len(rounds) < least or time.perf_counter() < end:
@@ -207,13 +207,13 @@ class Rounds:
 
 
 def averaged_tensors(model: nn.Module) -> list[Tensor]:
-    """What one average holds: each parameter once, and the running statistics of batch norm."""
+    """The tensors in one average: each parameter once, and the running statistics of batch norm."""
     statistics = ("running_mean", "running_var")
     return [*model.parameters(), *(b for name, b in model.named_buffers() if name.rpartition(".")[2] in statistics)]
 
 
 def memory_limit(model: nn.Module, averages: int) -> Contestant:
-    """The memory traffic that no update avoids: every average read and written in place, the live weights read."""
+    """The memory traffic that no update can avoid: every average read and written in place, the live weights read."""
     tensors = averaged_tensors(model)
     elements = averages * sum(tensor.numel() for tensor in tensors)
     bank = torch.randn(min(elements, LIMIT_ELEMENTS), device=tensors[0].device)
@@ -237,7 +237,7 @@ def memory_limit(model: nn.Module, averages: int) -> Contestant:
 def averaging(
     name: str, model: nn.Module, update: Callable[[], object], averages: Callable[[str], list[Tensor]]
 ) -> Contestant:
-    """What updates averages of a model; `averages` reads one parameter, by its name, out of each."""
+    """A contestant that updates averages of a model; `averages` returns the named parameter of each average."""
     key, live = max(model.named_parameters(), key=lambda item: item[1].numel())
     return Contestant(name, update, averaged_tensors(model), lambda: [*averages(key), live])
 
@@ -264,7 +264,7 @@ def torch_contestant(name: str, model: nn.Module, decays: Sequence[float], *, us
 
 
 def run_bench(arguments: "BenchArguments") -> None:
-    """Time updates of the chosen model, print a table, and write a JSON file if one is named."""
+    """Time updates of the chosen model, print a table, and write a JSON file if its path is given."""
     console = Console(highlight=False)
     device = _device(arguments.device)
     if arguments.threads:
@@ -334,5 +334,5 @@ def _device(name: str) -> torch.device:
 
 
 def write_json(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result; a file at `path` is replaced once the new one is complete."""
+    """Write a result as JSON; it replaces a file at `path` only when it is complete."""
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False, default=asdict) + "\n")

@@ -1,7 +1,7 @@
-"""What a run, a protocol and the launch of a study are configured with: frozen, checked when built.
+"""Configurations of runs, protocols and launches: frozen dataclasses that check their values when built.
 
-The command line is made from these classes, so each default and each help text is written once, here. What may be
-left out (None) is filled in by `completed`, and always in a run, whose identity is the hash of its configuration.
+The command line is generated from these classes, so every default and help text is written once, here. `completed`
+replaces None with defaults; a `RunConfig` always does so, because a run's id is the hash of its configuration.
 Imports neither torch nor numpy.
 """
 
@@ -29,7 +29,7 @@ Network = Literal[
 ]
 
 Seeds = int | tuple[int, ...]
-"""How many seeds, from 0 on, or the seeds themselves."""
+"""A number of seeds, counted from 0, or the seeds themselves."""
 _MOST_SEEDS = 100
 
 C = TypeVar("C", "DataConfig", "TrainingConfig", "HardwareConfig")
@@ -63,21 +63,21 @@ class DataConfig:
     noise: float = 0.0
     """Share of the training images that get a random wrong label, from 0 to 1."""
     noise_seed: int = 0
-    """Which images get which wrong labels."""
+    """Decides which images get which wrong labels."""
     subset: int | None = None
-    """Use only this many training images, equally many per class; a fifth of them validate. By default all."""
+    """Use only this many training images, with the same shares of classes; a fifth of them validate. By default all."""
     test_subset: int | None = None
     """Use only this many test images. By default all."""
     size: int | None = field(default=None, metadata=IF_USED)
     """Shrink images to this many pixels square, a divisor of their size: 16 or 8 for 32. By default unchanged."""
     split_seed: int = 0
-    """Which fifth of the training images is held out for validation."""
+    """Decides which fifth of the training images is held out for validation, and which images a subset has."""
     validation_labels: Literal["clean", "noisy"] = "clean"
-    """Which labels of the held-out images choose the rate, where labels are wrong; both choose epochs and averages."""
+    """With wrong labels: which labels of the held-out images choose the rate. Both choose epochs and averages."""
     crop: int | None = None
-    """Pixels of reflected padding for random crops. By default 4; 8 for Tiny-ImageNet; 0, no crops, for digits."""
+    """Pixels of reflected padding for random crops. By default 4; Tiny-ImageNet 8; digits and own data 0 (no crops)."""
     flip: bool | None = None
-    """Mirror images at random. By default yes, except for digits."""
+    """Mirror images at random. By default yes, except for digits and own data."""
 
     def __post_init__(self) -> None:
         check(self, noise_seed=0, split_seed=0, crop=0, subset=10, test_subset=10, size=2)
@@ -97,7 +97,7 @@ class DataConfig:
         return self.noise > 0 or self.dataset in _HUMAN_LABELS
 
     def completed(self) -> "DataConfig":
-        """The same with what was left out filled in."""
+        """A copy with defaults in place of None."""
         labels = next(iter(_HUMAN_LABELS.get(self.dataset, ())), None)
         return _filled(self, labels=labels, crop=_CROP.get(self.dataset, 4), flip=self.dataset not in (*_SMALL, "own"))
 
@@ -117,7 +117,7 @@ class TrainingConfig:
     momentum: float = 0.9
     """Nesterov momentum."""
     weight_decay: float | None = None
-    """For all parameters. By default 5e-4 for WideResNet and VGG, 1e-4 for the others."""
+    """Weight decay of all parameters. By default 5e-4 for WideResNet and VGG, 1e-4 for the others."""
     schedule: Literal["cosine", "step"] = "cosine"
     """The learning rate after its warm-up: a cosine to 0, or divided by the factor at each milestone."""
     warmup_epochs: float | None = None
@@ -129,7 +129,7 @@ class TrainingConfig:
     bootstrap: str | None = None
     """Copy this average, such as ema-7.1%, into the live weights after each epoch; not with SWA. By default none."""
     bootstrap_every: int | None = field(default=None, metadata=IF_USED)
-    """Optimizer steps between such copies; the average is updated just before. By default an epoch."""
+    """Optimizer steps between these copies; the average is updated just before each. By default one epoch."""
 
     def __post_init__(self) -> None:
         check(self, epochs=1, batch=2, width=1, weight_decay=0, warmup_epochs=0, bootstrap_every=1)
@@ -144,7 +144,7 @@ class TrainingConfig:
         if self.warmup >= self.epochs:
             raise ValueError(f"warmup_epochs is {self.warmup}; give less than the {self.epochs} epochs of the run")
         rising = all(earlier < later for earlier, later in pairwise((0, *self.milestones, 1)))
-        # The warm-up of a cosine may be longer: it has no milestones.
+        # A cosine has no milestones, so its warm-up may be longer.
         if not rising or (self.schedule == "step" and any(s * self.epochs <= self.warmup for s in self.milestones)):
             raise ValueError(
                 f"milestones are {listed(self.milestones)}; give rising shares of the run, after the warm-up, below 1"
@@ -152,11 +152,11 @@ class TrainingConfig:
 
     @property
     def warmup(self) -> float:
-        """The epochs of the warm-up, given or left out."""
+        """The epochs of the warm-up, with its default in place of None."""
         return self.epochs / 40 if self.warmup_epochs is None else self.warmup_epochs
 
     def completed(self) -> "TrainingConfig":
-        """The same with what was left out filled in."""
+        """A copy with defaults in place of None."""
         if self.network == "own":
             return _filled(self, weight_decay=1e-4, warmup_epochs=self.warmup)
         network = network_info(self.network)
@@ -168,7 +168,7 @@ class AveragesConfig:
     """Which averages to keep during training."""
 
     decays: tuple[float, ...] = ()
-    """Decays per update instead of half-lives; the paper has 0.968 0.984 0.992 0.996 0.998 with --every 16."""
+    """Decays per update instead of half-lives; the paper uses 0.968 0.984 0.992 0.996 0.998 with --every 16."""
     half_lives: tuple[float, ...] = (0.44, 0.88, 1.8, 3.5, 7.1)
     """Half-lives in percent of the run: by default the paper's five horizons. --decays replaces them."""
     every: int = 1
@@ -187,12 +187,12 @@ class AveragesConfig:
         if not (self.decays or self.half_lives):
             raise ValueError("decays and half_lives are both empty; give at least one average")
         for name, values in (("decays", self.decays), ("half_lives", self.half_lives)):
-            if len({f"{value:g}" for value in values}) < len(values):  # as `names` has them
+            if len({f"{value:g}" for value in values}) < len(values):  # as written in `names`
                 raise ValueError(f"{name} are {listed(values)}; give each once, different in their first six digits")
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the averages, the one with the longest memory last."""
+        """The names of the averages, from the shortest memory to the longest."""
         if self.decays:
             return tuple(f"ema-{decay:g}" for decay in sorted(self.decays))
         return tuple(f"ema-{share:g}%" for share in sorted(self.half_lives))
@@ -211,7 +211,7 @@ class MeasuringConfig:
     test_curves: bool = False
     """Also measure on the test images after each epoch."""
     curve_images: int | None = field(default=None, metadata=IF_USED)
-    """Measure training and test curves, and recompute, on only this many images; the end uses all. By default all."""
+    """Use only this many images for training metrics, test curves and recomputing after each epoch. By default all."""
 
     def __post_init__(self) -> None:
         check(self, curve_images=10, train_every=1)
@@ -237,11 +237,11 @@ class HardwareConfig:
     def __post_init__(self) -> None:
         check(self, threads=1)
         if self.fused and self.precision == "fp16":
-            # torch's fused SGD leaves its momentum unset where the loss scaler has it skip its very first step.
+            # torch's fused SGD leaves its momentum uninitialised if the loss scaler skips the very first step.
             raise ValueError("fused is True and precision is fp16, which go wrong together in torch; leave fused out")
 
     def completed(self) -> "HardwareConfig":
-        """The same with what was left out filled in, where the device is known, by what was fastest (docs/log.md)."""
+        """A copy with the options that were fastest (docs/log.md) in place of None; unchanged if the device is auto."""
         if self.device == "auto":
             return self
         return _filled(
@@ -253,7 +253,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that the runs of one protocol have in common."""
+    """The part of a configuration that all runs of a protocol share."""
 
     data: DataConfig = field(default_factory=DataConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
@@ -267,13 +267,13 @@ class Recipe:
             raise ValueError(f"bootstrap is {self.training.bootstrap!r}; the averages are {', '.join(known)}")
 
     def completed(self: R) -> R:
-        """The same with what was left out filled in."""
+        """A copy with defaults in place of None."""
         data, training, hardware = self.data.completed(), self.training.completed(), self.hardware.completed()
         return replace(self, data=data, training=training, hardware=hardware)
 
     @property
     def title(self) -> str:
-        """What is trained, as a title.
+        """A title that names the data and the network.
 
         >>> Recipe(data=DataConfig(noise=0.4, subset=600)).title
         'digits, 40% of 600 with wrong labels, ResNet-8'
@@ -303,7 +303,7 @@ def _filled(config: C, **defaults: object) -> C:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Weights to be kept from a run: which, at the end of which epoch, with which batch-norm statistics."""
+    """Weights that a run keeps: which, at the end of which epoch, with which batch-norm statistics."""
 
     weights: str
     epoch: int
@@ -315,42 +315,42 @@ class Keep:
 
     @property
     def name(self) -> str:
-        """A name for its files."""
+        """The name of the files with these weights."""
         statistics = "" if self.batchnorm in ("own", "averaged") else f"-{self.batchnorm}"
         return f"{self.weights}{statistics}-{self.selected_by}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run, complete: its identity is the hash of this."""
+    """The complete configuration of one training run; its hash is the run's id."""
 
     recipe: Recipe
     rate: float
-    """The peak of the learning rate."""
+    """The peak learning rate."""
     seed: int
-    """Of the initial weights, the order of the images and their augmentation."""
+    """Seeds the initial weights, the order of the images and their augmentation."""
     trained_on: TrainedOn
-    """All training images, or four fifths of them, with the last fifth for validation."""
+    """All training images, or four fifths of them with the remaining fifth for validation."""
     keep: tuple[Keep, ...] = ()
-    """What is kept of a run on all training images, which has no validation; the last live weights always are."""
+    """Weights to keep from a run on all images, which has no validation; the last live weights are always kept."""
     constant_from: int | None = None
-    """The epoch after which the learning rate stays as it is."""
+    """The epoch after which the learning rate stays constant."""
     swa: bool = False
-    """Whether from there on a uniform average of one sample an epoch is kept."""
+    """Whether to keep a uniform average (SWA) from then on, with one sample per epoch."""
     transfer: tuple[LearntName, ...] = ()
-    """The data sets on which a linear head is trained on the frozen features of all that is kept."""
+    """Data sets for training a linear head on the frozen features of kept weights."""
     fingerprint: str = ""
-    """Of the data that was found on disk."""
+    """The fingerprint of the data that was found on disk."""
     transfer_fingerprints: tuple[str, ...] = ()
-    """Of the data that features are evaluated on."""
+    """The fingerprints of the data sets in `transfer`."""
     model_fingerprint: str = ""
-    """Of a model of one's own."""
+    """The fingerprint of a user's own model."""
     posthoc: int = field(default=0, metadata=IF_USED)
-    """How many snapshots of two power-function averages are kept, from which window and stopping epoch are chosen after
-    the training, on validation images; 0: none."""
+    """How many snapshots of two power-function averages to keep, so that window and stopping epoch can be chosen on
+    validation images after training; 0 for none."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recipe", self.recipe.completed())  # a frozen instance may, while it is being built
+        object.__setattr__(self, "recipe", self.recipe.completed())  # frozen, but still being built
         check(self, seed=0, posthoc=0)
         if not 0 < self.rate < math.inf:
             raise ValueError(f"rate is {self.rate}; give a learning rate above 0, such as 0.8")
@@ -369,7 +369,7 @@ class RunConfig:
 
     @property
     def title(self) -> str:
-        """Which run of its recipe it is, as a title."""
+        """A title that distinguishes this run from the others of its recipe."""
         return f"{self._kind()}, rate {self.rate:g}, seed {self.seed}"
 
     def _kind(self) -> str:
@@ -386,7 +386,7 @@ class RunConfig:
             kind += ", with snapshots"
         if training.schedule == "step":
             kind += ", step decay"
-        elif self.trained_on == "100%" and not self.keep:  # a refit keeps what was chosen; this one is beside it
+        elif self.trained_on == "100%" and not self.keep:  # refits keep chosen weights; this is a variant
             kind += f", averages every {self.recipe.averages.every}"
         return kind
 
@@ -395,13 +395,13 @@ class RunConfig:
 class ProtocolConfig(Recipe):
     """Tune on 80% of the training images, choose on the rest, refit on all, and measure on the test images.
 
-    Everything is trained once: the same command resumes where it was interrupted, and does nothing where all is done.
+    Every run is trained once: the same command resumes an interrupted protocol, and does nothing if it is done.
     """
 
     rates: tuple[float, ...] = (0.4, 0.8)
     """Learning rates to try. Per seed, the validation accuracy of the live weights chooses one."""
     seeds: Seeds = 3
-    """How many seeds, counted from 0; or which, such as 10-19 or 10,12,15."""
+    """A number of seeds, counted from 0; or the seeds themselves, such as 10-19 or 10,12,15."""
     swa: bool = True
     """By default a run with SWA forks from each refit at three quarters of its epochs."""
     transfer: tuple[LearntName, ...] = ()
@@ -438,12 +438,12 @@ class ProtocolConfig(Recipe):
 
     @property
     def recipe(self) -> Recipe:
-        """What the runs have in common."""
+        """The part that all runs share."""
         return Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
 
 
 def parse_seeds(text: str) -> Seeds:
-    """Seeds in the form of a command line.
+    """Parse seeds from the command line.
 
     >>> parse_seeds("3"), parse_seeds("10-12"), parse_seeds("10,12,15")
     (3, (10, 11, 12), (10, 12, 15))
@@ -461,7 +461,7 @@ def parse_seeds(text: str) -> Seeds:
 
 
 def _checked_seeds(seeds: Seeds) -> Seeds:
-    """The one form that the same seeds always have: those from 0 on are their count."""
+    """Check seeds, and give equal seeds one form: 0, 1, ..., n - 1 become the number n."""
     if isinstance(seeds, int):
         check_at_least("seeds", seeds, 1)
         if seeds > _MOST_SEEDS:
@@ -481,7 +481,7 @@ def _check_targets(names: tuple[str, ...]) -> None:
         raise ValueError(f"transfer is {value}; give a tuple, each once, of {', '.join(_TARGETS)}")
 
 
-# Where and how the work is done: no part of any result ---------------------------------------------------------------
+# Where and how runs are trained: no effect on results ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -522,7 +522,7 @@ class Place:
                 )
 
     def slurm_settings(self) -> dict[str, int | str]:
-        """The settings for Slurm by name, whole numbers as such.
+        """The Slurm settings by name, with whole numbers as int.
 
         >>> Place(executor="slurm", slurm=("partition=gpu", "time=120")).slurm_settings()
         {'partition': 'gpu', 'time': 120}
@@ -536,15 +536,15 @@ class Place:
         return settings
 
     def absolute(self) -> "Place":
-        """The same with absolute paths, for processes that may start elsewhere."""
+        """A copy with absolute paths, for processes that may start in another folder."""
         cache = None if self.cache is None else self.cache.absolute()
         return replace(self, data=self.data.absolute(), runs=self.runs.absolute(), cache=cache)
 
     def check_trackers(self) -> None:
-        """`ValueError` if a package that a requested logger needs is not installed."""
+        """Raise `ValueError` if a requested logger needs a package that is not installed."""
         for name, asked in (("tensorboard", self.tensorboard), ("wandb", self.wandb is not None)):
             spec = find_spec(name) if asked else None
-            # Without an origin it is a folder of that name, such as wandb makes where it is used.
+            # A spec without an origin is only a folder of that name, such as the one that wandb creates where it runs.
             if asked and (spec is None or spec.origin is None):
                 raise ValueError(f"--{name} needs the package {name}: pip install {name}")
 
@@ -553,7 +553,7 @@ class Place:
 
 
 def check(config: object, **least: float) -> None:
-    """Refuse texts that the annotation does not allow, and numbers below the minimum."""
+    """Raise `ValueError` for a choice that the annotation does not allow, or a number below its minimum."""
     for name, number in least.items():
         check_at_least(name, getattr(config, name), number)
     for name, kind in _hints(type(config)).items():
@@ -572,19 +572,19 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse a share outside 0 to 1."""
+    """Raise `ValueError` for a share outside 0 to 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is {value}; give a share from 0 to 1, such as 0.4")
 
 
 def check_at_least(name: str, value: float | None, least: float) -> None:
-    """Refuse a number below the minimum, or not finite; None means not given."""
+    """Raise `ValueError` for a number that is below the minimum or not finite; None passes."""
     if value is not None and not least <= value < math.inf:
         raise ValueError(f"{name} is {value}; give {'a finite number' if value == math.inf else f'{least} or more'}")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion for an error message, or nothing.
+    """A suggestion for an error message, or an empty string.
 
     >>> did_you_mean("stauts", ["run", "status"])
     ' (did you mean status?)'
@@ -594,5 +594,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def listed(values: tuple[float, ...]) -> str:
-    """Numbers in the form of a command line."""
+    """Numbers as written on the command line."""
     return " ".join(map(str, values)) or "empty"

@@ -1,6 +1,6 @@
-"""The demo: a small network, wrong labels, five weight averages beside it, and which of them to ship.
+"""The demo: train a small network on wrong labels with five weight averages, and see which of them to ship.
 
-Data in, training, measurements out; the table and the figure are the report's.
+This module trains and measures; the table and the figure come from `report.demo`.
 """
 
 import json
@@ -48,7 +48,7 @@ def run_demo(config: "DemoArguments", console: Console | None = None) -> Record:
     """Train, measure every epoch, print the comparison, write a page, figures and rows.json to `config.out`."""
     stderr, console = console or Console(stderr=True), console or Console()
     config.out.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=config.out).close()  # a folder that cannot be written is found before the training
+    tempfile.TemporaryFile(dir=config.out).close()  # fails before training if the folder cannot be written
     torch.set_num_threads(config.threads)
     console.print(_opening_lines(config), highlight=False)
     record = _train(config, stderr)
@@ -66,7 +66,7 @@ def run_demo(config: "DemoArguments", console: Console | None = None) -> Record:
 
 
 def run_config(config: "DemoArguments") -> RunConfig:
-    """The demo as a run of the study: all training images, measured on everything after each epoch."""
+    """The demo as a run of the study: trained on all training images, with every measurement after each epoch."""
     recipe = Recipe(
         data=DataConfig(noise=config.noise, noise_seed=config.seed),
         training=TrainingConfig(
@@ -118,7 +118,7 @@ def _train(config: "DemoArguments", stderr: Console) -> Record:
 
 
 def _rows(measured: list[EpochMetric]) -> list[Row]:
-    """The measurements of one set of weights at one epoch, side by side."""
+    """One row per epoch and set of weights, with all of its metrics."""
     table: dict[tuple[int, str, str], dict[str, float]] = {}
     for metric in measured:
         values = table.setdefault((metric.epoch, metric.weights, metric.batchnorm), {})
@@ -137,7 +137,7 @@ def _rows(measured: list[EpochMetric]) -> list[Row]:
 
 
 def _best(training: Training, averages: dict[str, EMA]) -> str:
-    """What validation chose among all, the live weights included; of equals the earliest, of those the live weights."""
+    """The weights with the best validation accuracy; ties go to the earliest epoch, then to the live weights."""
     live, best = training.selector.live.best("accuracy"), training.selector.averages.best("accuracy", list(averages))
     return best.average if (-best.value, best.epoch) < (-live.value, live.epoch) else LIVE
 
@@ -174,7 +174,7 @@ def _opening_lines(config: "DemoArguments") -> str:
 
 def _conditions(config: "DemoArguments", run: RunConfig, steps: int, *, seconds: float) -> dict[str, Any]:
     settings = asdict(config)
-    del settings["out"]  # where a run is kept is no part of what it is
+    del settings["out"]  # results do not depend on it
     training = run.recipe.training
     return {
         **settings,

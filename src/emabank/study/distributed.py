@@ -1,7 +1,7 @@
-"""The processes that train one run together, which torchrun starts: the rank of this one, its share, collectives, and
-batch norm over the images of all of them.
+"""The processes that torchrun starts to train one run together: rank, share of the work, collectives, and batch norm
+over the images of all processes.
 
-All ranks must call a collective together; a process that is alone communicates nothing. Imports torch and numpy.
+All ranks must call a collective together; a single process communicates nothing. Imports torch and numpy.
 """
 
 import gc
@@ -24,7 +24,7 @@ WORLD, LOCAL = "WORLD_SIZE", "LOCAL_RANK"  # set by torchrun
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """One process among `world` that work on the same run."""
+    """This process among the `world` processes that train the same run."""
 
     rank: int = 0
     world: int = 1
@@ -36,11 +36,11 @@ class ProcessGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this process writes the files."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """This one's part of so many things in a row; all parts together are all of them, in order."""
+        """This process's part of `count` items; the parts of all processes cover them in order."""
         least, more = divmod(count, self.world)
         low = self.rank * least + min(self.rank, more)
         return slice(low, low + least + (self.rank < more))
@@ -53,14 +53,14 @@ class ProcessGroup:
         return total.tolist()
 
     def from_all(self, mine: np.ndarray | None) -> np.ndarray:
-        """The arrays of all processes, one below the other; one that has nothing gives None."""
+        """The arrays of all processes, concatenated; a process without one passes None."""
         arrays: list[np.ndarray | None] = [mine] * self.world
         if not self.is_alone:
             dist.all_gather_object(arrays, mine)
         return np.concatenate([array for array in arrays if array is not None])
 
     def from_first(self, thing: Any = None) -> Any:
-        """What the first process has; the others give nothing."""
+        """The first process's object, on every process; the others need not pass anything."""
         if self.is_alone:
             return thing
         box = [thing if self.is_first else None]
@@ -78,9 +78,9 @@ def under_torchrun() -> bool:
 
 @contextmanager
 def join_group(device: str) -> Generator[ProcessGroup]:
-    """This process among those that torchrun started; alone where it did not.
+    """Yield the group of processes that torchrun started; `ALONE` without torchrun.
 
-    Each process has a GPU of its own, by its number on the machine.
+    On accelerators, each process uses the one with its local rank.
     """
     if not under_torchrun():
         yield ALONE
@@ -89,7 +89,7 @@ def join_group(device: str) -> Generator[ProcessGroup]:
     if device != "cpu":
         place = torch.device(device, int(os.environ.get(LOCAL, "0")))
         torch.accelerator.set_device_index(place)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun ends the others so when a rank has died
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun sends it to the other ranks when one has died
     dist.init_process_group("cpu:gloo" if place.type == "cpu" else None)
     try:
         yield ProcessGroup(dist.get_rank(), dist.get_world_size(), place)
@@ -100,7 +100,7 @@ def join_group(device: str) -> Generator[ProcessGroup]:
 
 @contextmanager
 def peer_loss_as_error(group: ProcessGroup) -> Generator[None]:
-    """Turn the error that the next collective raises when a rank has died into one sentence."""
+    """After a rank has died, replace the error of the next collective with a `ConnectionError` that says so."""
     try:
         yield
     except RuntimeError as error:
@@ -120,8 +120,8 @@ def peer_loss_as_error(group: ProcessGroup) -> Generator[None]:
 class SyncBatchNorm(_BatchNorm):
     """`torch.nn.SyncBatchNorm` for a CPU; torch has it for accelerators only.
 
-    Mean and variance are those of all processes' values, as if one process had them; a process may have none. Inside
-    `local_statistics` a process normalises by its own values.
+    Mean and variance are those of the values of all processes, as if one process held them; a process may have none.
+    Inside `local_statistics`, each process normalises by its own values.
     """
 
     together = True
@@ -159,7 +159,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Total(torch.autograd.Function):
-    """The sum over all processes; so is its gradient, because the losses of all depend on it."""
+    """The sum over all processes; gradients are summed too, because the losses of all processes depend on it."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -181,9 +181,7 @@ def _summed(value: Tensor) -> Tensor:
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """The model with such layers in the place of its batch norms, which share their tensors; on an accelerator they are
-    torch's own.
-    """
+    """The model with its batch norms replaced by `SyncBatchNorm` over the same tensors (torch's on an accelerator)."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if isinstance(model, _BatchNorm):
@@ -199,7 +197,7 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def local_statistics(model: nn.Module) -> Generator[None]:
-    """Every process normalises by its own batches, of which some may have more than others, inside the context."""
+    """Inside the context, each process normalises by its own batches, of which some may have more than others."""
     layers = [module for module in model.modules() if isinstance(module, SyncBatchNorm)]
     try:
         for layer in layers:

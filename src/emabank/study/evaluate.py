@@ -1,7 +1,7 @@
-"""What is measured: a few metrics of each set of weights after every epoch, all of them of the weights a run keeps, and
-what only several runs have: agreement between seeds, and refits with the temperatures of tuning.
+"""Evaluation: a few metrics of all weights after every epoch, every metric of the weights a run keeps, and metrics of
+several runs (agreement between seeds, calibration of refits with the temperatures from tuning).
 
-What is kept is computed anew from the last checkpoint, so that a run that was killed here leaves the same.
+A run that is killed here computes everything anew from its last checkpoint, with the same results.
 """
 
 import math
@@ -51,20 +51,20 @@ class EpochMetric(NamedTuple):
 
 
 def by_split(parts: Parts) -> dict[Part, Images]:
-    """The parts that there are, by the names that rows give them."""
+    """The parts that exist, by their names in rows."""
     named: dict[Part, Images | None] = {"train": parts.train, "val": parts.validation, "test": parts.test}
     return {split: part for split, part in named.items() if part is not None}
 
 
 def measured_labels(split: Part, part: Images) -> np.ndarray:
-    """The labels for accuracy, loss and calibration: on training images, the given ones."""
+    """The labels for accuracy, loss and calibration: the given ones on training images, otherwise the true ones."""
     return (part.labels if split == "train" else part.clean).cpu().numpy()
 
 
 def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, float]:
-    """What is measured each epoch; on training images, right and wrong labels apart.
+    """The metrics of each epoch; on training images also "clean_accuracy" and "memorised".
 
-    On validation images of which some have a wrong label, "noisy_accuracy" and "noisy_loss" are by the labels given.
+    If some validation images have a wrong label, "noisy_accuracy" and "noisy_loss" use the given labels.
     """
     labels, clean = part.labels.cpu().numpy(), part.clean.cpu().numpy()
     by = {"": measured_labels(split, part)}
@@ -87,7 +87,7 @@ def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, fl
 
 
 class Predicted(NamedTuple):
-    """One set of kept weights: the model that has them, and its logits and labels by split."""
+    """One set of kept weights: a model that has them, and its logits and labels by split."""
 
     keep: Keep
     model: nn.Module
@@ -95,9 +95,9 @@ class Predicted(NamedTuple):
 
 
 def predicted(training: "Training", make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
-    """Each set of weights that the run keeps, with its statistics recomputed where asked, and its predictions.
+    """Yield each set of weights that the run keeps, with recomputed statistics if required, and its predictions.
 
-    Several criteria may have chosen the same weights: these are predicted once.
+    Weights that several criteria chose are evaluated only once.
     """
     same: dict[tuple[str, int, BatchNorm], list[SelectedWeights]] = {}
     for kept in training.kept():
@@ -113,7 +113,7 @@ def predicted(training: "Training", make_model: Callable[[], nn.Module]) -> Iter
 
 
 def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> list[Row]:
-    """Every measure of one set of kept weights, on every split it was predicted for."""
+    """Every metric of one set of kept weights, on every split for which it has predictions."""
     temperatures = _temperatures(kept, parts)
     rows = [_row(run, config, kept.keep, "val", f"temperature{which}", t) for which, t in temperatures.items()]
     for split, part in by_split(parts).items():
@@ -124,7 +124,7 @@ def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> 
 
 
 def _temperatures(kept: Predicted, parts: Parts) -> dict[str, float]:
-    """Fitted on the true labels of validation, and ("_noisy") on those given, where some of these are wrong."""
+    """Temperatures fitted on the true validation labels and, if some are wrong, on the given ones ("_noisy")."""
     if parts.validation is None or not np.isfinite(kept.predictions["val"][0]).all():
         return {}
     logits, labels = kept.predictions["val"]
@@ -135,12 +135,12 @@ def _temperatures(kept: Predicted, parts: Parts) -> dict[str, float]:
 
 
 def is_transferred(keep: Keep, config: RunConfig) -> bool:
-    """Whether features of these weights are evaluated on other data sets: not those of SWA or of a noisy choice."""
+    """Whether to evaluate the features of these weights on other data sets: not for SWA or a choice by noisy labels."""
     return not config.swa and keep.selected_by not in NOISY_CRITERIA
 
 
 def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts, target: Dataset) -> list[Row]:
-    """How well a linear head does on another data set, on the frozen features of kept weights."""
+    """The accuracy on another data set of a linear head on the frozen features of kept weights."""
     reached = evaluate_transfer(kept.model, target, normalisation=parts.normalisation, seed=config.seed)
     return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", reached)]
 
@@ -148,7 +148,7 @@ def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts,
 def final_metrics(
     split: Part, part: Images, logits: np.ndarray, *, temperatures: Mapping[str, float]
 ) -> dict[str, float | None]:
-    """Accuracy, loss and calibration; the same after each temperature; on training images memorisation."""
+    """Accuracy, loss and calibration, the last two also after each temperature; on training images memorisation."""
     labels = measured_labels(split, part)
     metrics: dict[str, float | None] = {**epoch_metrics(split, part, logits)}
     if not np.isfinite(logits).all():
@@ -188,9 +188,9 @@ def _row(run: str, config: RunConfig, of: EpochMetric | Keep, split: Part, metri
 
 
 def pairwise_rows(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
-    """Churn and Jensen-Shannon divergence between all pairs of seeds, for each column; each number once.
+    """Churn and Jensen-Shannon divergence between all pairs of seeds, for each column, without duplicates.
 
-    `runs` are those of the stage, one per seed. Pairs with a run that has rows only are skipped.
+    `runs` are those of the stage, one per seed. Pairs with a run that has rows but no predictions are skipped.
     """
     index = rows_by_name(row for run in runs for row in run.rows())
     rows: list[Row] = []
@@ -214,9 +214,9 @@ def pairwise_rows(stage: TableStage, runs: Sequence[RunFolder]) -> list[Row]:
 def temperature_rows(tuned: Iterable[RunFolder], refitted: Iterable[RunFolder]) -> list[Row]:
     """Calibration of the refits on test with the temperatures that the tuning runs fitted on validation.
 
-    Each refit gets the temperature of the same average with the same statistics, chosen by the same criterion.
-    So the last live weights of a refit get that of the last live weights in tuning. SWA has no counterpart there and so
-    no temperature, and a refit that has rows only is skipped.
+    Each refit gets the temperature of the same average with the same statistics, chosen by the same criterion. So the
+    last live weights of a refit get that of the last live weights in tuning. SWA has no temperature, because it has no
+    tuning run. A refit that has rows but no predictions is skipped.
     """
     rows: list[Row] = []
     for before, after in zip(tuned, refitted, strict=True):
@@ -248,10 +248,10 @@ def _agreement(one: np.ndarray, other: np.ndarray) -> dict[str, float | None]:
 
 
 def _pairs_of(stage: TableStage, kept: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """All pairs of seeds as (the one whose row it is, the other).
+    """All pairs of seeds, as (the seed whose run the row names, the other seed).
 
-    A row names the weights of its own run alone. Without batch norm the chosen average may be the slowest in one run
-    and not in the other: the row belongs to the run in which the two columns differ.
+    A row names only the weights of its own run. Without batch norm, the chosen average may be the slowest in one run
+    and not in the other. The row then belongs to the run in which the two columns differ.
     """
     for one, other in combinations(range(len(kept)), 2):
         alike = [names for names in stage.columns.values() if names[one] == kept[one]]

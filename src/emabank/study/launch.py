@@ -1,4 +1,4 @@
-"""From the commands `run` and `protocol` to work: reads the data, makes an executor, shows the results.
+"""The commands `run` and `protocol`: read the data, make an executor, run the jobs, show the results.
 
 Results go to standard output, progress and warnings to standard error.
 """
@@ -41,14 +41,14 @@ from emabank.study.studies.scheduler import (
     run_studies,
 )
 
-_WARM = WORKER, "torch._dynamo"  # the latter is imported by every optimizer
+_WARM = WORKER, "torch._dynamo"  # imported before forking; every optimizer imports the latter
 _ENGINES = {"slurm": "submitit", "ray": "ray"}
 
 Change = Callable[[ProtocolConfig], ProtocolConfig]
 
 
 def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol | None:
-    """Run a protocol, and print its tables; None where another process leads (see `executing`)."""
+    """Run a protocol, and print its tables; None on all ranks but the first (see `executing`)."""
     stderr = console or Console(stderr=True)
     config = resolve(config)
     dataset = read_data(config.data, place, stderr)
@@ -61,7 +61,7 @@ def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | 
 def run_and_show(
     setting: Setting, dataset: Dataset, executor: Executor, place: Place, *, console: Console | None
 ) -> Protocol:
-    """Run one setting, and print its tables, and where the rest of it is."""
+    """Run one setting; print its tables, and the folder with the rest."""
     stderr, console = console or Console(stderr=True), console or Console()
     run_jobs = jobs_on(executor, place, stderr)
     done = run_setting(setting, place, dataset=dataset, run_jobs=run_jobs, say=partial(say, stderr))
@@ -81,7 +81,7 @@ def launch_studies(
     change: Change = lambda config: config,
     console: Console | None = None,
 ) -> bool:
-    """Run studies; False when some could not be finished."""
+    """Run studies; False if some could not be finished."""
     stderr = console or Console(stderr=True)
     settings = settings_of(studies, scale, lambda config: resolve(change(config)))
     place = place.absolute()
@@ -108,7 +108,7 @@ def launch_studies(
 
 
 def jobs_on(executor: Executor, place: Place, console: Console) -> RunJobs:
-    """Runs jobs with an executor."""
+    """A function that runs jobs with an executor."""
     place = place.absolute()
 
     def run_jobs(jobs: Sequence[Job], *, before: int = 0, total: int = 0) -> Mapping[str, Outcome]:
@@ -136,7 +136,7 @@ def _show_end(done: Sequence[Manifest], runs: Path, console: Console) -> None:
 
 
 def _loader(place: Place, console: Console) -> Callable[[ProtocolConfig], Dataset]:
-    """Reads each data set once."""
+    """A function that reads each data set only once."""
 
     @cache
     def load(data: DataConfig) -> Dataset:
@@ -146,7 +146,7 @@ def _loader(place: Place, console: Console) -> Callable[[ProtocolConfig], Datase
 
 
 def read_data(data: DataConfig, place: Place, console: Console) -> Dataset:
-    """A data set, with a bar while images are decoded for the first time."""
+    """Read a data set, with a progress bar while its images are decoded for the first time."""
     with counting(console, "images decoded") as progress:
         return load_dataset(data, place.data, cache=place.cache, progress=progress)
 
@@ -155,7 +155,7 @@ def read_data(data: DataConfig, place: Place, console: Console) -> Dataset:
 
 
 def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
-    """Runs jobs where the place says: on this machine, as many at a time as it says or cores allow."""
+    """The executor that a place asks for; on this machine it runs `jobs` at a time, or as many as fit."""
     on_cpu = all(config.device == "cpu" for config in hardware)
     threads, gpus = max((config.threads for config in hardware), default=1), 0 if on_cpu else 1
     if place.executor == "slurm":
@@ -180,14 +180,13 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
 
 @contextmanager
 def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Executor | None]:
-    """The executor, as long as the context lasts; None where another process leads and this one has followed it to the
-    end.
+    """Yield the executor. Under torchrun, where all processes train each run together, only the first one gets it.
 
-    Under torchrun its processes train each run together.
+    The others take part in every run until there are no more, and then get None.
     """
     if not under_torchrun():
         if place.executor != "local":
-            # Refused before the manifest of a study says that it runs; a dry run needs neither.
+            # Checked before a study's manifest says that it is running. A dry run does not need these packages.
             engine(_ENGINES[place.executor], executor=place.executor)
         yield executor_for(hardware, place)
         return
@@ -207,10 +206,7 @@ def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Exe
 
 
 def show_plan(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> None:
-    """Print the complete configuration as a TOML file would have it, and the tuning runs with their state.
-
-    The output is a valid TOML file: everything else is a comment.
-    """
+    """Print the complete configuration as a valid TOML file, with the tuning runs and their states as comments."""
     console = console or Console()
     config = resolve(config)
     dataset = read_data(config.data, place, Console(stderr=True))
@@ -233,7 +229,7 @@ def show_studies_plan(
 ) -> None:
     """Print the runs of studies, which of them are done, and what the others will cost on this machine.
 
-    What settings share counts once, and each network is timed once.
+    Runs that settings share count once, and each network is timed once.
     """
     console = console or Console()
     place, line = place.absolute(), partial(say, console)
@@ -275,12 +271,12 @@ def show_studies_plan(
 def _known_and_later(
     setting: Setting, place: Place, load: Load, line: Callable[[str], None]
 ) -> tuple[dict[str, list[Job]], dict[str, list[Job]], str]:
-    """The runs of a setting by kind: those that are known, those that follow from what tuning chooses, and why."""
+    """The runs of a setting by kind: those known now, those that follow from tuning, and words to introduce these."""
     config = setting.config
     later = jobs_by_kind(setting, placeholder_choices(config, place), place)
     try:
         planned = plan_protocol(config, place, load(config))
-    except FileNotFoundError as error:  # what it would cost is known without the data
+    except FileNotFoundError as error:  # the cost can be estimated without the data
         line(f"  {error}")
         return {}, {"tune": tuning_jobs(config, data=""), **later}, "with these"
     known = {"tune": planned.tuning}

@@ -1,4 +1,4 @@
-"""Curves for TensorBoard and Weights & Biases, where they are asked for. The run's own files are the record of truth.
+"""Optional curves for TensorBoard and Weights & Biases. The run's own files are the record of truth.
 
 Both packages are imported only when used.
 """
@@ -53,8 +53,8 @@ def _tensorboard(folder: Path) -> Generator[Log]:
 
     def log(epoch: int, scalars: dict[str, float]) -> None:
         if not writers:
-            # Opened at the first epoch, which may be any in a run that resumes from a checkpoint: what a killed run
-            # has logged of it and of later ones is removed, so that the curve does not jump back.
+            # Opened at the first epoch to log, which may be any in a run that resumes from a checkpoint. What a killed
+            # run has logged for this epoch and later ones is purged, so that the curve does not jump back.
             made = import_module("torch.utils.tensorboard").SummaryWriter
             writers.append(made(str(folder / "tensorboard"), purge_step=epoch))
         for name, value in scalars.items():
@@ -72,7 +72,7 @@ def _tensorboard(folder: Path) -> Generator[Log]:
 def _wandb(project: str, folder: Path, config: RunConfig) -> Generator[Log]:
     wandb: Any = import_module("wandb")
     try:
-        # The run's own id: a run that resumes here resumes there as well, and nothing is logged twice.
+        # With the run's own id, a run that resumes here also resumes there, and nothing is logged twice.
         run = wandb.init(project=project, id=folder.name, resume="allow", dir=str(folder), config=to_dict(config))
     except wandb.Error as error:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""The study's measures: pure functions of numpy arrays called `logits`, `probabilities` or labels.
+"""The study's metrics: pure functions of numpy arrays of logits, probabilities or labels.
 
-Arrays are checked once and used in float64 and int64, whatever they came in. Shares are fractions of 1; the report
-prints percent. Imports numpy alone.
+Arrays are checked once and converted to float64 and int64. Shares are fractions of 1; the report prints percent.
+Imports only numpy.
 """
 
 import math
@@ -14,11 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_SUM_TOLERANCE = 1e-3  # what is left of "sums to 1" after a softmax over many classes in half precision
+_SUM_TOLERANCE = 1e-3  # how far from 1 a softmax over many classes may sum in half precision
 
 
 def accuracy(logits: ArrayLike, labels: ArrayLike) -> float:
-    """The share of samples whose largest logit is that of the label; of equal logits the first counts.
+    """The share of samples whose largest logit is that of the label; ties go to the first class.
 
     >>> accuracy([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0], [1.0, 0.0]], [0, 1, 1, 0])
     0.75
@@ -54,8 +54,8 @@ def softmax(logits: ArrayLike) -> Floats:
 
 # Training examples with wrong labels ---------------------------------------------------------------------------------
 #
-# `given` are the labels a model was trained with, `clean` the true ones; the logits are of the training examples,
-# without augmentation. A share of no examples is None: NaN is not JSON.
+# `given` are the labels a model was trained with, `clean` the true ones. The logits are those of the training examples
+# without augmentation. A share of no examples is None, because JSON has no NaN.
 
 
 def memorised(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> float | None:
@@ -75,7 +75,7 @@ def clean_accuracy(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> flo
 
 
 def _compared(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Where the prediction is the given label, and where that is the true one."""
+    """Masks: where the prediction is the given label, and where the given label is the true one."""
     table = check_logits(logits)
     labels = check_labels(given, like=table, name="given labels")
     return table.argmax(axis=1) == labels, labels == check_labels(clean, like=table, name="clean labels")
@@ -85,7 +85,7 @@ def _compared(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> tuple[np
 
 
 def churn(logits_a: ArrayLike, logits_b: ArrayLike) -> float:
-    """The share of samples for which the two predict different classes.
+    """The share of samples for which two models predict different classes.
 
     >>> churn([[1.0, 0.0], [1.0, 0.0]], [[3.0, 0.0], [0.0, 3.0]])
     0.5
@@ -98,7 +98,7 @@ def churn(logits_a: ArrayLike, logits_b: ArrayLike) -> float:
 def jensen_shannon(probabilities_a: ArrayLike, probabilities_b: ArrayLike) -> float:
     """The Jensen–Shannon divergence, mean over samples, natural logarithm: 0 when equal, at most ln 2 = 0.693.
 
-    It is ½ KL(a‖m) + ½ KL(b‖m) with m = ½ (a + b); a class of probability 0 adds nothing, exactly.
+    It is ½ KL(a‖m) + ½ KL(b‖m) with m = ½ (a + b); a class of probability 0 adds exactly 0.
 
     >>> jensen_shannon([[1.0, 0.0]], [[1.0, 0.0]])
     0.0
@@ -108,13 +108,13 @@ def jensen_shannon(probabilities_a: ArrayLike, probabilities_b: ArrayLike) -> fl
     a = check_probabilities(probabilities_a, name="probabilities_a")
     b = check_probabilities(probabilities_b, name="probabilities_b")
     check_same_shape(a, b, names=("probabilities_a", "probabilities_b"))
-    a, b = (table / table.sum(axis=1, keepdims=True) for table in (a, b))  # float32 sums to 1 only nearly
+    a, b = (table / table.sum(axis=1, keepdims=True) for table in (a, b))  # in float32 sums are only nearly 1
     divergence = (_terms(a, b) + _terms(b, a)).sum(axis=1) / 2
-    return float(np.clip(divergence, 0.0, math.log(2)).mean())  # rounding may leave the range by its last digit
+    return float(np.clip(divergence, 0.0, math.log(2)).mean())  # rounding may step just outside the range
 
 
 def _terms(a: Floats, b: Floats) -> Floats:
-    """The terms a log(a / m) of a‖m, class by class. 2a / (a + b) is a / m where m itself would underflow."""
+    """The terms a log(a / m) of KL(a‖m), per class. a / m is computed as 2a / (a + b), because m may underflow."""
     ratio = np.divide(2 * a, a + b, out=np.ones_like(a), where=a > 0)
     return a * np.log(ratio)
 
@@ -122,39 +122,39 @@ def _terms(a: Floats, b: Floats) -> Floats:
 # Calibration ----------------------------------------------------------------------------------------------------------
 #
 # The confidence of a sample is its largest probability. Bins are of equal mass (Nixon et al. 2019, "Measuring
-# calibration in deep learning"): the samples in order of confidence, cut into parts of equal size.
+# calibration in deep learning"): the samples sorted by confidence and cut into parts of equal size.
 
 
 class ReliabilityCurve(NamedTuple):
-    """The bins, from the least confident samples to the most confident."""
+    """Bins from the least confident samples to the most confident."""
 
     confidence: Floats
     """The mean confidence in each bin."""
     accuracy: Floats
     """The share of right predictions in each bin."""
     samples: Integers
-    """How many samples are in each bin; any two differ by one at most."""
+    """The number of samples in each bin; any two differ by at most one."""
 
     @property
     def ece(self) -> float:
-        """The mean over samples of the distance between accuracy and confidence of their bin."""
+        """The mean gap between a bin's accuracy and confidence, weighted by its samples."""
         return float(np.average(np.abs(self.accuracy - self.confidence), weights=self.samples))
 
 
 def default_bins(samples: int) -> int:
-    """How many bins so many samples bear: 100 of them from 10,000 on; below, one for each 100 samples, at least 5.
+    """One bin per 100 samples, at least 5 and at most 100.
 
-    With fewer samples in a bin, even a perfectly calibrated model would score far from 0.
+    With fewer samples per bin, even a perfectly calibrated model would score far from 0.
     """
     return min(100, max(5, samples // 100))
 
 
 def reliability_curve(probabilities: ArrayLike, labels: ArrayLike, *, bins: int | None = None) -> ReliabilityCurve:
-    """Mean confidence, accuracy and number of samples in bins of equal mass, `default_bins` of them if not given.
+    """Mean confidence, accuracy and number of samples in bins of equal mass, by default `default_bins` of them.
 
-    Samples of equal confidence (there can be many of exactly 1.0) have no order among them, and a bin's edge may fall
-    between them. Each of them counts with the accuracy of them all, so that the curve does not depend on the order in
-    which the samples come. Where all confidences differ, this is the plain sort and split.
+    Samples of equal confidence (many may have exactly 1.0) have no order, and the edge of a bin may fall between them.
+    Each counts with the mean accuracy of all of them, so the curve does not depend on the order of the samples. If all
+    confidences differ, this is the plain sort and split.
 
     >>> probabilities = [[0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [0.8, 0.2]]
     >>> curve = reliability_curve(probabilities, [0, 0, 0, 0], bins=2)
@@ -174,10 +174,10 @@ def ece(probabilities: ArrayLike, labels: ArrayLike, *, bins: int | None = None)
 
 
 def calibrated_ece(probabilities: ArrayLike, *, bins: int | None = None, draws: int = 100, seed: int = 0) -> float:
-    """What a perfectly calibrated model with these confidences would score: the floor to compare an ECE with.
+    """The ECE of a perfectly calibrated model with these confidences: the floor with which to compare an ECE.
 
-    Each draw makes every prediction right with the probability that is its confidence, independently; the mean over
-    draws is returned. It is above 0, because a bin holds few samples.
+    In each draw, every prediction is right with a probability equal to its confidence, independently. The result is the
+    mean over draws. It is above 0, because a bin holds few samples.
 
     >>> confidence = np.linspace(0.5, 1.0, 500)
     >>> probabilities = np.stack([confidence, 1 - confidence], axis=1)
@@ -190,14 +190,14 @@ def calibrated_ece(probabilities: ArrayLike, *, bins: int | None = None, draws: 
 
 
 class _Bins:
-    """Bins of equal mass over ascending confidences, with what is needed to share accuracy among equal ones."""
+    """Bins of equal mass over ascending confidences, and where these are equal."""
 
     def __init__(self, confidence: Floats, bins: int | None):
         samples = len(confidence)
         bins = default_bins(samples) if bins is None else bins
         if not 1 <= bins <= samples:
             raise ValueError(f"bins is {bins} for {samples} samples; give at least 1 bin and at least as many samples")
-        smaller, larger = divmod(samples, bins)  # as np.array_split has it: the first ones are larger by one
+        smaller, larger = divmod(samples, bins)  # as np.array_split does: the first bins have one more
         self.samples = np.full(bins, smaller, dtype=np.int64)
         self.samples[:larger] += 1
         self.starts = np.cumsum(self.samples) - self.samples
@@ -207,7 +207,7 @@ class _Bins:
         self.tie_counts = np.diff(self.tie_starts, append=samples)
 
     def curve(self, right: NDArray[np.bool_]) -> ReliabilityCurve:
-        """The curve for predictions that are right or wrong, in the order of the confidences."""
+        """The curve, from which predictions are right, in the order of the confidences."""
         hits = np.add.reduceat(right, self.tie_starts, dtype=np.int64)
         shared = np.repeat(hits / self.tie_counts, self.tie_counts)
         accuracy = np.add.reduceat(shared, self.starts) / self.samples
@@ -217,9 +217,9 @@ class _Bins:
 # Temperature scaling -------------------------------------------------------------------------------------------------
 #
 # Guo et al. 2017, "On calibration of modern neural networks": all logits divided by one number. The loss is convex in
-# the inverse temperature, so that its one minimum is where the slope is 0.
+# the inverse temperature, so its only minimum is where the slope is 0.
 
-_REACH = 1000.0  # times the mean spread of a sample's logits: from there on all classes are alike, or one has it all
+_REACH = 1000.0  # times the mean spread of a sample's logits; beyond it the softmax is uniform, or one-hot
 _PRECISION = 1e-12
 _MOST_TRIES = 200  # halving alone would need about 45
 
@@ -227,12 +227,12 @@ _MOST_TRIES = 200  # halving alone would need about 45
 def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     """Find the temperature that minimises the loss on held-out samples.
 
-    The search goes from 1/1000 to 1000 times the mean spread of the logits (a sample's largest minus its smallest),
-    and takes 1 in, so that the loss never gets worse. Not every set of samples has a minimum:
+    The search goes from 1/1000 to 1000 times the mean spread of the logits (a sample's largest minus its smallest).
+    The range always includes 1, so that the loss never gets worse. Not every set of samples has a minimum:
 
-    - every label has the largest logit: the colder the better; the lower end is returned;
-    - labels have no larger logits than the rest, on the mean: the hotter the better; the upper end is returned;
-    - each sample's logits are all equal: every temperature is as good; 1 is returned.
+    - If every label has the largest logit, colder is always better, and the lower end is returned.
+    - If labels have no larger logits than the rest on average, hotter is always better, and the upper end is returned.
+    - If each sample's logits are all equal, every temperature is as good, and 1 is returned.
 
     >>> logits = np.log([[0.9, 0.1]] * 4)  # says 90% and is right 3 times in 4
     >>> round(fit_temperature(logits, [0, 0, 0, 1]), 6)  # softmax(log([0.9, 0.1]) / 2) is [0.75, 0.25]
@@ -243,7 +243,7 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     spread = float((table.max(axis=1) - table.min(axis=1)).mean())
     if spread == 0:
         return 1.0
-    # Against the label's logit and in units of the spread: what comes out scales with the logits exactly.
+    # Relative to the label's logit and in units of the spread, so that the result scales exactly with the logits.
     margins = (table - np.take_along_axis(table, right[:, None], axis=1)) / spread
     coldest, hottest = min(1.0, spread / _REACH), max(1.0, spread * _REACH)
     inverse = _root(lambda inverse: _slopes(margins, inverse), spread / hottest, spread / coldest)
@@ -251,12 +251,12 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
 
 
 def apply_temperature(logits: ArrayLike, temperature: float) -> Floats:
-    """The logits divided by the temperature; above 1 the probabilities get more alike, below 1 less."""
+    """The logits divided by the temperature: above 1 it flattens the probabilities, below 1 it sharpens them."""
     return check_logits(logits) / temperature
 
 
 def _slopes(margins: Floats, inverse: float) -> tuple[float, float]:
-    """First and second derivative of the loss, mean log Σ exp(inverse · margin), by the inverse temperature."""
+    """First and second derivative of the loss, mean log Σ exp(inverse · margin), in the inverse temperature."""
     scaled = inverse * margins
     powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
     shares = powers / powers.sum(axis=1, keepdims=True)
@@ -265,9 +265,9 @@ def _slopes(margins: Floats, inverse: float) -> tuple[float, float]:
 
 
 def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: float) -> float:
-    """Where a rising function is 0, or the end of the range that is nearest to that.
+    """The root of a rising function, or the end of the range that is nearest to it.
 
-    Newton's method between two ends that close in; where it leaves them or is slow, their logarithms' range is halved.
+    Newton's method in a shrinking bracket. A step that leaves the bracket or is slow bisects it in log space instead.
     """
     if slopes(high)[0] <= 0:
         return high
@@ -289,7 +289,7 @@ def _root(slopes: Callable[[float], tuple[float, float]], low: float, high: floa
 
 
 def check_logits(logits: ArrayLike, *, name: str = "logits") -> Floats:
-    """The logits `[samples, classes]` in float64; anything but finite numbers is refused."""
+    """The logits `[samples, classes]` in float64; `ValueError` unless all are finite."""
     table = _table(logits, name)
     if not np.isfinite(table).all():
         rows = np.flatnonzero(~np.isfinite(table).all(axis=1))
@@ -301,9 +301,9 @@ def check_logits(logits: ArrayLike, *, name: str = "logits") -> Floats:
 
 
 def check_probabilities(probabilities: ArrayLike, *, name: str = "probabilities") -> Floats:
-    """The probabilities `[samples, classes]` in float64; each in [0, 1], each sample's sum 1 within rounding."""
+    """The probabilities `[samples, classes]` in float64, if all are in [0, 1] and sum to 1 within rounding."""
     table = _table(probabilities, name)
-    bad = ~((table >= 0) & (table <= 1 + _SUM_TOLERANCE)).all(axis=1)  # so written that NaN is bad
+    bad = ~((table >= 0) & (table <= 1 + _SUM_TOLERANCE)).all(axis=1)  # written so that NaN is bad
     bad |= ~(np.abs(table.sum(axis=1) - 1) <= _SUM_TOLERANCE)
     if bad.any():
         raise ValueError(
@@ -314,7 +314,7 @@ def check_probabilities(probabilities: ArrayLike, *, name: str = "probabilities"
 
 
 def check_labels(labels: ArrayLike, *, like: Floats, name: str = "labels") -> Integers:
-    """The labels `[samples]` in int64: one for each sample of `like`, `[samples, classes]`, and a class it has."""
+    """The labels `[samples]` in int64, if there is one valid class per sample of `like`, `[samples, classes]`."""
     array = np.asarray(labels)
     samples, classes = like.shape
     is_whole = array.dtype.kind in "iu" and array.size > 0
@@ -328,7 +328,7 @@ def check_labels(labels: ArrayLike, *, like: Floats, name: str = "labels") -> In
 
 
 def check_same_shape(a: Floats, b: Floats, *, names: tuple[str, str]) -> None:
-    """Refuse two tables that cannot be of the same samples and classes."""
+    """Raise `ValueError` unless both arrays have the same number of samples and classes."""
     if a.shape != b.shape:
         raise ValueError(
             f"{names[0]} have the shape {a.shape} and {names[1]} {b.shape}; "

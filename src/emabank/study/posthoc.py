@@ -1,6 +1,6 @@
-"""Averages chosen after a run: snapshots of two power-function averages, and every window at every stopping epoch.
+"""Choose averages after a run: keep snapshots of two power-function averages, then try windows and stopping epochs.
 
-The averages are in a bank of their own, so that all else of the run is as without them.
+These averages have their own bank, so that they change nothing else in the run.
 """
 
 import math
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from emabank.study.train import Training
 
 WIDTHS = (0.05, 0.1)
-"""Relative widths: those of EDM2."""
+"""Relative widths, as in EDM2."""
 
 
 class PosthocRecorder:
-    """Two power-function averages and their snapshots, as many as the configuration says; of most runs nothing is kept.
+    """Writes snapshots of two power-function averages; does nothing if the configuration asks for none.
 
-    There is a snapshot at the end of epochs, and as many at even distances inside each as the number allows.
+    The number of snapshots decides whether they are at the end of every epoch or of every few epochs, or also evenly
+    spaced inside each epoch.
     """
 
     def __init__(self, config: RunConfig, model: nn.Module, optimizer: Optimizer, *, steps_per_epoch: int) -> None:
@@ -46,27 +47,27 @@ class PosthocRecorder:
             self._bank.attach(optimizer)
 
     def keep_in(self, folder: Path, *, is_first: bool = True) -> None:
-        """Write snapshots to a folder from now on; what a training has left there that went further is removed.
+        """Write snapshots to a folder from now on, and remove those there that are later than the current step.
 
-        Where several ranks train together, the first removes and writes.
+        If several ranks train together, the first one removes and writes.
         """
         if self._bank is None:
             return
         if self._bank.num_steps == 0 and is_first:  # training starts over
             for step in snapshot_steps(folder):
                 (folder / f"step-{step:09d}.pt").unlink()
-        # Of the steps in between, `after_step` decides: an interruption must not add snapshots.
+        # `after_step` decides when to write. A period beyond the end keeps interruptions from adding snapshots.
         self._snapshots = Snapshots(self._bank, folder, every_steps=self._steps + 1, run=self._run)
 
     def after_step(self, steps: int) -> None:
-        """Write a snapshot if one is due after so many steps of the run."""
-        if self._snapshots is None or self._bank is None or self._bank.num_skipped:  # then it has diverged
+        """Write a snapshot if one is due after this many steps."""
+        if self._snapshots is None or self._bank is None or self._bank.num_skipped:  # the run has diverged
             return
         if self.is_due(steps) and self._bank.num_updates:
             self._snapshots.save()
 
     def is_due(self, steps: int) -> bool:
-        """Whether a snapshot belongs after so many steps."""
+        """Whether a snapshot is due after this many steps."""
         epoch, inside = divmod(steps, self._steps_per_epoch)
         if inside == 0:
             return epoch % self._epochs == 0 or steps == self._steps
@@ -74,7 +75,7 @@ class PosthocRecorder:
         return inside in places
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The averages; loads with `weights_only=True`."""
+        """The state of the averages; loads with `weights_only=True`."""
         return None if self._bank is None else self._bank.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -89,15 +90,16 @@ class PosthocRecorder:
 # Afterwards -----------------------------------------------------------------------------------------------------
 
 PROFILE_ERROR, DISTANCE = "profile_error", "weight_distance"
-"""The error of the sample weights; and, at the end, the relative error of the network's weights."""
+"""Metrics of a synthesized average: the error of its sample weights and, at the last epoch, how far its network weights
+are from those of the average that the run kept, relative to these."""
 
 
 def evaluate_grid(
     training: "Training", parts: Parts, folder: Path, make_model: Callable[[], nn.Module]
 ) -> list[EpochMetric]:
-    """What each window would have given at each stopping epoch, with recomputed statistics where there is batch norm.
+    """Measure what each window would have given at each stopping epoch, with recomputed batch-norm statistics, if any.
 
-    Processes that train together all call it; the first of them reads the snapshots.
+    All processes that train together call this, and the first one reads the snapshots.
     """
     recipe, group = training.config.recipe, training.group
     steps, epochs = training.schedule.steps, recipe.training.epochs

@@ -1,4 +1,4 @@
-"""Predictions: the only place where a model is evaluated on data. Returns logits, float32 arrays on the CPU."""
+"""Predictions: the only place where a model is evaluated on data. Logits are float32 arrays on the CPU."""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,13 +20,13 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context in which a forward pass has this precision."""
+    """A context for forward passes in this precision."""
     return nullcontext() if precision == "float32" else torch.autocast(device.type, _DTYPES[precision])
 
 
 @contextmanager
 def threads(count: int) -> Generator[None]:
-    """So many CPU threads inside the context."""
+    """Use `count` CPU threads inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -50,17 +50,17 @@ def predict_each(
     """The logits of several sets of weights in one pass: each batch is prepared once and seen by all of them.
 
     A set is a mapping from the model's own names to tensors (`EMABank.functional` gives one), or None for the weights
-    the model has. The model is left as it was, its mode included, and so are the global random numbers.
+    the model has. The model, its mode and the global random state are unchanged afterwards.
     """
     outputs: dict[Key, list[Tensor]] = {name: [] for name in weights}
     sets = _untied(model, weights)
-    # A loader may draw from the global generator as soon as it is iterated.
+    # Iterating over a loader may draw from the global generator.
     with preserved_modes(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
         model.eval()
         for inputs, _ in batches:
             with computing(precision, inputs.device):
                 for name, tensors in sets.items():
-                    # A dict of its own for each call: what a forward pass puts in a buffer's place is written into it.
+                    # A new dict per call, because a forward pass that replaces a buffer writes the new one into it.
                     output = (
                         model(inputs)
                         if tensors is None
@@ -73,11 +73,11 @@ def predict_each(
 
 
 def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tensor:
-    """What the model's last layer sees, `[samples, width]` in float32, in the order of the batches.
+    """The inputs of the model's last layer, `[samples, width]` in float32, in the order of the batches.
 
-    The model is in eval mode meanwhile, and afterwards in the modes it was in; gradients are off, and the global random
-    numbers stay where they were. Batches should come without augmentation and in a fixed order: only their inputs are
-    used, and the caller keeps the labels.
+    The model runs in eval mode and without gradients; its modes and the global random state are unchanged afterwards.
+    Batches should come without augmentation and in a fixed order, because only their inputs are used, and the caller
+    keeps the labels.
     """
     features: Callable[[Tensor], Tensor] | None = getattr(model, "features", None)
     if not callable(features):
@@ -99,7 +99,7 @@ def features_of(model: nn.Module, batches: Iterable[tuple[Tensor, Any]]) -> Tens
 def _untied(
     model: nn.Module, weights: Mapping[Key, Mapping[str, Tensor] | None]
 ) -> dict[Key, Mapping[str, Tensor] | None]:
-    """Each set with a tied tensor under all its names; `functional_call` would look for them anew at every batch."""
+    """Each set with tied tensors under all of their names, for which `functional_call` would search at every batch."""
     names: dict[int, list[str]] = {}
     for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
         for name, tensor in named:

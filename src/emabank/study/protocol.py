@@ -1,7 +1,7 @@
-"""Tune, choose, refit, test: the paper's protocol as plans over runs that are each trained once.
+"""Tune, choose, refit, test: the paper's protocol as plans for runs, each of which is trained once.
 
-Nothing is trained here: `studies.scheduler` runs the jobs. The choice sees what the tuning runs say of their validation
-images, and nothing else.
+Nothing is trained here: `studies.scheduler` runs the jobs. The choice sees only what the tuning runs measured on their
+validation images.
 """
 
 import math
@@ -36,22 +36,22 @@ class Choice(NamedTuple):
     seed: int
     rate: float
     run: str
-    """The id of the tuning run that had this rate."""
+    """The id of the tuning run with this rate."""
     live_epoch: int
     averages: Mapping[str, tuple[str, int]]
     noisy_live_epoch: int | None = None
-    """The epoch of the live weights that noisy validation labels choose, where there are any."""
+    """The epoch of the live weights that noisy validation labels chose; None if no label is wrong."""
 
     @property
     def live_epochs(self) -> dict[str, int]:
-        """The epochs of the live weights by criterion."""
+        """The chosen epoch of the live weights, by criterion."""
         noisy = {} if self.noisy_live_epoch is None else {"noisy-accuracy": self.noisy_live_epoch}
         return {"accuracy": self.live_epoch, **noisy}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """A finished protocol: what was chosen, and the runs by stage, each in the order of the seeds."""
+    """A finished protocol: the choices, and the runs of each stage in the order of the seeds."""
 
     config: ProtocolConfig
     folder: Path
@@ -61,11 +61,11 @@ class Protocol:
     refitted: tuple[RunFolder, ...]
     swa: tuple[RunFolder, ...]
     summary: Mapping[str, Any]
-    """What summary.json holds."""
+    """The contents of summary.json."""
 
 
 def resolve(config: ProtocolConfig) -> ProtocolConfig:
-    """The configuration complete, with the device that `auto` means here: it is part of a run's identity."""
+    """Complete a configuration, with the real device in place of `auto`: a run's id depends on it."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     best: Any = accelerator.type if accelerator is not None and accelerator.type in ("cuda", "mps") else "cpu"
     if config.hardware.device not in ("auto", "cpu", best):
@@ -78,9 +78,10 @@ def resolve(config: ProtocolConfig) -> ProtocolConfig:
 
 
 def tuning_jobs(config: ProtocolConfig, *, data: str, model: str = "") -> list[Job]:
-    """One run for each seed and learning rate, on 80% of the training images; `data`, `model`: their fingerprints.
+    """One run per seed and learning rate, on 80% of the training images; `data` and `model` are fingerprints.
 
-    What is measured for figures is measured of runs on all training images, and makes no other tuning runs of these.
+    Measurements for figures are made in runs on all training images. Here they are left out, so that they do not change
+    the ids of tuning runs.
     """
     recipe = replace(config.recipe, measuring=MeasuringConfig())
     return [
@@ -100,10 +101,10 @@ def tuning_jobs(config: ProtocolConfig, *, data: str, model: str = "") -> list[J
 
 
 def choose(seed: int, rates: Sequence[float], runs: Sequence[RunFolder], *, labels: str = "clean") -> Choice:
-    """The choice of one seed among its tuning runs: the learning rate by the live weights' best validation accuracy
-    (of equals the first), then per criterion what that run chose. It reads the runs' summaries and nothing else.
+    """Choose the learning rate of one seed, then take what the run with this rate chose by each criterion.
 
-    With `labels` "noisy" the learning rate is chosen by the validation labels of which some are wrong.
+    The live weights' best validation accuracy decides; ties go to the first rate. Reads only the runs' summaries. With
+    `labels="noisy"` the accuracy is that on the given validation labels, some of which are wrong.
     """
     led_by = NOISY_LIVE if labels == "noisy" else LIVE
     best: tuple[float, RunFolder, dict[str, Any]] | None = None
@@ -112,7 +113,7 @@ def choose(seed: int, rates: Sequence[float], runs: Sequence[RunFolder], *, labe
         chosen = summary.get("chosen")
         if not chosen or summary.get("diverged"):
             continue
-        # Where no label is wrong, clean and noisy labels are the same, and were measured once.
+        # If no label is wrong, clean and noisy labels are the same, and were measured once.
         if best is None or chosen.get(led_by, chosen[LIVE])["value"] > best[2].get(led_by, best[2][LIVE])["value"]:
             best = rate, run, chosen
     if best is None:
@@ -131,7 +132,7 @@ def refit_job(
 ) -> Job:
     """The run on all training images with what a seed chose; it keeps the weights of the chosen epochs."""
     forks = {config.swa_epoch} if config.swa else set[int]()
-    if config.data.has_wrong_labels:  # there a study holds the learning rate from the chosen epoch on
+    if config.data.has_wrong_labels:  # the variant "constant" starts from this checkpoint
         forks.add(held_from(config, choice))
     refit = replace(
         tuned,
@@ -145,8 +146,10 @@ def refit_job(
 
 
 def held_from(config: ProtocolConfig, choice: Choice) -> int:
-    """The epoch from which the learning rate is held: the one chosen for the best accuracy of an average, or the next
-    in which the warm-up is over.
+    """The epoch after which the variant "constant" holds the learning rate.
+
+    This is the one with the best validation accuracy of an average, by noisy labels if these choose the rate. It is
+    never before the end of the warm-up, and never the last one.
     """
     _, epoch = choice.averages["accuracy"]
     if config.data.validation_labels == "noisy":
@@ -156,7 +159,7 @@ def held_from(config: ProtocolConfig, choice: Choice) -> int:
 
 
 def swa_job(config: ProtocolConfig, refit: Job, place: Place) -> Job:
-    """The run with SWA that is forked from a refit."""
+    """The SWA run that forks from a refit."""
     epoch = config.swa_epoch
     fork = folder_of(refit.config, place).fork_path(epoch)
     return Job(replace(refit.config, keep=(), constant_from=epoch, swa=True), fork=fork)
@@ -166,15 +169,15 @@ def swa_job(config: ProtocolConfig, refit: Job, place: Place) -> Job:
 
 
 class Planned(NamedTuple):
-    """A protocol before anything is trained: the tuning runs, and what is known of the data."""
+    """A protocol before anything is trained: its tuning runs, and the fingerprints of what they use."""
 
     tuning: list[Job]
     prints: dict[str, Any]
-    """Fingerprints of data, model and targets: with the configuration they are the protocol's identity."""
+    """Fingerprints of data, model and transfer targets; with the configuration they identify the protocol."""
 
 
 class Chosen(NamedTuple):
-    """A protocol after tuning: what each seed chose, in which run, and the runs that follow from it."""
+    """A protocol after tuning: what each seed chose, in which run, and the runs that follow from that."""
 
     choices: list[Choice]
     tuned: list[RunFolder]
@@ -190,12 +193,12 @@ def plan_protocol(
     make_model: MakeModel | None = None,
     model_fingerprint: str = "",
 ) -> Planned:
-    """The tuning runs of a protocol; `ValueError` where the data or the model cannot be trained on like this.
+    """Plan the tuning runs of a protocol; `ValueError` if the data or the model does not fit the configuration.
 
-    `make_model` and its fingerprint are for a network of one's own.
+    `make_model` and its fingerprint are for a user's own network.
     """
     for share in ("80%", "100%"):
-        load_parts(config.data, dataset, share)  # a subset that does not exist is found before any run starts
+        load_parts(config.data, dataset, share)  # finds an impossible subset before any run starts
     prints: dict[str, Any] = {"data": fingerprint(dataset), "model": model_fingerprint}
     jobs = tuning_jobs(config, **prints)
     targets = transfer_targets(config.transfer, place, config.data)
@@ -204,7 +207,7 @@ def plan_protocol(
 
 
 def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen:
-    """What every seed chose, of tuning runs that are all done, and the runs that follow."""
+    """What every seed chose, and the runs that follow; all tuning runs must be done."""
     chosen, targets = Chosen([], [], [], []), planned.prints["transfer"]
     for seed in config.seed_numbers:
         own = [(folder_of(job.config, place), job.config) for job in planned.tuning if job.config.seed == seed]
@@ -221,9 +224,9 @@ def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen
 def conclude(
     config: ProtocolConfig, place: Place, planned: Planned, chosen: Chosen, stages: Collection[str]
 ) -> Protocol:
-    """Write the rows that belong to no single run, and the summary; the runs of these stages are all done.
+    """Write the rows that belong to no single run, and the summary; all runs of `stages` must be done.
 
-    Other stages count if their runs happen to be done without failure.
+    Other stages are included if all of their runs happen to be done, and none diverged.
     """
 
     def runs_of(stage: str, jobs: Sequence[Job]) -> list[RunFolder]:
@@ -272,7 +275,7 @@ def conclude(
 
 
 def _rows_of_restored(runs: Sequence[RunFolder], folder: Path) -> list[Row]:
-    """What an earlier conclusion measured of runs that have no predictions any more; a warning where it is missing."""
+    """Rows that an earlier `conclude` wrote about runs whose predictions are gone; warns about runs without any."""
     restored = {run.id for run in runs if run.is_rows_only()}
     if not restored:
         return []
@@ -296,9 +299,10 @@ def _check_converged(choices: Sequence[Choice], runs: Sequence[RunFolder], when:
 
 
 def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Dataset] = ()) -> None:
-    """Let a new model see two images, and refuse it in a sentence if it cannot learn from this data set.
+    """Try a new model on two images, and raise `ValueError` if it does not fit the data set.
 
-    Its features must be fit for the `targets` too. So that no training is wasted. Random numbers are not affected.
+    Its features must also work on the `targets`. This finds mistakes before any training. The global random state of
+    the CPU does not change.
     """
     for target in targets:
         if target.train.images.shape[1] != dataset.train.images.shape[1]:
@@ -321,7 +325,7 @@ def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Da
 
 
 def _tried(part: Callable[[Tensor], object], dataset: Dataset, device: torch.device | None) -> object:
-    """The output of a model, or of a part of it, for two images."""
+    """The output of a model, or of a part of it, for two blank images."""
     shape = [2, *dataset.train.images.shape[1:]]
     try:
         return part(torch.zeros(shape, device=device))

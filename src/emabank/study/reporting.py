@@ -1,4 +1,4 @@
-"""From `emabank report` and `claims` to what is shown and written. Never imports torch.
+"""The commands `emabank report` and `emabank claims`: print results, and write the report. Never imports torch.
 
 May import the report, status and progress.
 """
@@ -20,8 +20,9 @@ SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test
 
 
 def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Console | None = None) -> Report:
-    """Write the report of a folder of runs, print a table or two and what was skipped; `tables`: those whose name has
-    this in it, or all.
+    """Write the report of a folder of runs; print some of its tables, and what was skipped.
+
+    `tables` chooses the printed ones: those with this text in their name, or "all". By default those in `SHOWN`.
     """
     console = console or Console()
     results = read_results(runs)
@@ -53,7 +54,7 @@ def _show_tables(report: Report, asked: str, console: Console) -> None:
 
 
 def show_claims(runs: Path, *, secondary: bool = False, console: Console | None = None) -> None:
-    """Print every claim with what these runs say about it; `secondary`: also the secondary findings."""
+    """Print every claim with the findings of these runs; `secondary` adds the secondary findings."""
     console = console or Console()
     results = read_results(runs)
     console.print(claims_terminal(make_claims(results), secondary=secondary))

@@ -1,6 +1,6 @@
-"""One run from its configuration to its finished folder, in this process; as a program, for an executor's worker.
+"""Train one run, from its configuration to its finished folder; as a program, this is the worker of an executor.
 
-It resumes where the run was interrupted, and does nothing where it is done.
+An interrupted run resumes, and a finished one is left as it is.
 """
 
 import json
@@ -38,7 +38,7 @@ from emabank.study.train import Interrupted, Training
 
 MakeModel = Callable[[], nn.Module]
 WORKER = "emabank.study.run_job"
-"""This module, as a program."""
+"""This module, for `python -m`."""
 
 
 class Job(NamedTuple):
@@ -46,9 +46,9 @@ class Job(NamedTuple):
 
     config: RunConfig
     fork: Path | None = None
-    """A checkpoint of another run that is the same up to there; without it the run starts from the beginning."""
+    """A checkpoint of another run that is the same up to that step; without it, the run starts from the beginning."""
     forks: tuple[int, ...] = ()
-    """Epochs after which checkpoints are kept for other runs."""
+    """Epochs after which to keep a checkpoint from which other runs start."""
 
 
 def run_job(
@@ -63,8 +63,8 @@ def run_job(
 ) -> RunFolder:
     """Train, measure and write one run, unless it is done.
 
-    Without `make_model` the configuration's network is built. The global random state and the number of threads are
-    as before when it returns. Processes that train together all call it, and the first of them writes.
+    Without `make_model`, the network is that of the configuration. The global random state and the number of threads
+    are restored on return. All processes that train together call this, and the first one writes.
     """
     config = job.config
     folder = folder_of(config, place)
@@ -93,8 +93,8 @@ def _unobserved(training: Training) -> None:
 
 @contextmanager
 def _random_state_kept(device: torch.device) -> Generator[None]:
-    """The global random state of the CPU and of this one device is as before at the end."""
-    with torch.random.fork_rng(devices=[]):  # without this list it would start up every GPU of the machine
+    """Restore the global random state of the CPU and of this one device on exit."""
+    with torch.random.fork_rng(devices=[]):  # without this list, torch would initialise every GPU of the machine
         before = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
         try:
             yield
@@ -104,18 +104,18 @@ def _random_state_kept(device: torch.device) -> Generator[None]:
 
 
 def folder_of(config: RunConfig, place: Place) -> RunFolder:
-    """Where a run is, or will be."""
+    """The folder of a run, which may not exist yet."""
     return RunFolder.of(place.runs, to_dict(config))
 
 
 def network_of(config: RunConfig, dataset: Dataset) -> MakeModel:
-    """What builds the network of a configuration for the images of a data set."""
+    """A function that builds the configured network for the images of a data set."""
     training, channels = config.recipe.training, dataset.train.images.shape[1]
     return lambda: build_network(training.network, classes=dataset.classes, channels=channels, width=training.width)
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """The device that a configuration names; `auto` must have been resolved before the run got its identity."""
+    """The device that a configuration names; `auto` must already be resolved, because the run's id depends on it."""
     name = config.recipe.hardware.device
     if name == "auto":
         raise ValueError("the device of a run is auto; resolve it with emabank.study.protocol.resolve first")
@@ -163,7 +163,7 @@ def _train(
     )
     all_kept = predicted(training, make_model)
     if run is None:
-        for _ in all_kept:  # a share of each is computed here
+        for _ in all_kept:  # computes this rank's share of each
             pass
         if config.posthoc and not training.diverged:
             evaluate_grid(training, parts, snapshots, make_model)
@@ -200,7 +200,7 @@ def _state_to_resume_from(job: Job, run: RunWriter) -> dict[str, Any] | None:
 
 
 def _forget_damaged_forks(run: RunWriter) -> None:
-    """Remove what this run has kept for others before it was interrupted, where it is not whole any more."""
+    """Remove damaged checkpoints that this run kept for other runs before it was interrupted."""
     for path in sorted((run.path / FORKS).glob("[!.]*")):
         try:
             storage.read_state(path)
@@ -216,7 +216,7 @@ def _load(training: Training, state: dict[str, Any], what: str) -> None:
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        # It is undamaged, so someone may still want it; training would overwrite it.
+        # The checkpoint is intact, so somebody may still want it, and training would overwrite it.
         raise ValueError(
             f"{what} is not one of this training ({type(error).__name__}: {error}); restore the right one, or remove "
             "it to train the run again"
@@ -224,7 +224,7 @@ def _load(training: Training, state: dict[str, Any], what: str) -> None:
 
 
 def transfer_targets(names: Sequence[str], place: Place, data: DataConfig) -> list[Dataset]:
-    """The data sets that features are evaluated on, for a network that learned from `data`."""
+    """The data sets on which features are evaluated, for a network trained on `data`."""
     return [
         load_transfer_target(name, place.data, split_seed=data.split_seed, size=data.size, cache=place.cache)
         for name in names
@@ -241,9 +241,9 @@ def _check_data(dataset: Dataset, planned: str) -> None:
 
 
 class StopRequest:
-    """Ctrl-C, SIGTERM and what Slurm sends before it stops a job (SIGUSR2) become a request.
+    """Turns Ctrl-C, SIGTERM and SIGUSR2 (sent by Slurm before it stops a job) into a request to stop.
 
-    The loop sees it after its step, so that a checkpoint can be written.
+    The training loop sees it after the current step, and can write a checkpoint first.
     """
 
     received = False
@@ -251,7 +251,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
         self._before = {number: signal.signal(number, self._receive) for number in numbers}
-        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray blocks Ctrl-C in all that it starts
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray blocks it in all its processes
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -265,7 +265,7 @@ class StopRequest:
 
 def encode_job(job: Job, place: Place) -> str:
     """A job as text, for the command line of a worker."""
-    fork = None if job.fork is None else str(job.fork.absolute())  # a worker of a cluster starts elsewhere
+    fork = None if job.fork is None else str(job.fork.absolute())  # a cluster worker starts in another folder
     return json.dumps({"config": to_dict(job.config), "fork": fork, "forks": list(job.forks), "place": to_dict(place)})
 
 
@@ -278,7 +278,7 @@ def decode_job(text: str) -> tuple[Job, Place]:
 
 
 def task_of(job: Job, place: Place) -> Task:
-    """The process that runs a job."""
+    """The task with which an executor runs a job."""
     folder = folder_of(job.config, place)
     command = (sys.executable, "-m", WORKER, encode_job(job, place))
     count = str(job.config.recipe.hardware.threads)
@@ -292,14 +292,14 @@ def task_of(job: Job, place: Place) -> Task:
 
 
 def work_together(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
-    """Run the job that the one argument describes, together with the other ranks (executors.torchrun)."""
+    """Run the job that is encoded in the only argument, together with the other ranks (executors.torchrun)."""
     job, place = decode_job(arguments[0])
     with StopRequest() as request, peer_loss_as_error(group):
         run_job(job, place, on_progress=on_progress, should_stop=lambda: request.received, group=group)
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job that the one argument describes, as `encode_job` gave it."""
+    """Run the job that `encode_job` encoded in the only argument."""
     stop_with_executor()
     keep_freed_memory()
     job, place = decode_job(arguments[0])

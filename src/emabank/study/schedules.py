@@ -1,6 +1,6 @@
-"""Learning rates by optimizer step: a warm-up, then a cosine or steps, constant from some epoch on if asked.
+"""Learning rates by optimizer step: a warm-up, then a cosine or steps, and optionally constant from some epoch on.
 
-Pure maths in Python floats; the configuration that it is made from has been checked.
+Pure maths in Python floats; the configuration has already been checked.
 """
 
 import math
@@ -15,8 +15,8 @@ class Schedule:
     """The learning rate of every step of one run; steps are counted from 0, epochs may be fractions.
 
     The rate rises linearly to `peak` over `warmup_epochs`, and is never 0 there. Then a "cosine" falls to 0 at the end
-    of the run, and "step" divides by `factor` at each of the `milestones`. From the first step of epoch
-    `constant_from` on, the rate stays what it is at that step; before, it is bit for bit what it would be without.
+    of the run, and "step" divides by `factor` at each of the `milestones`. From the first step after
+    `constant_from` epochs on, the rate stays what it is at that step; before, it is bit for bit the same as without.
 
     >>> cosine = Schedule("cosine", peak=0.8, epochs=200, steps_per_epoch=391, warmup_epochs=5)
     >>> [round(cosine.rate(391 * epoch), 4) for epoch in (0, 5, 100, 150, 200)]
@@ -41,7 +41,7 @@ class Schedule:
         return self.epochs * self.steps_per_epoch
 
     def first_step(self, epoch: float) -> int:
-        """The first step at which so many epochs have passed."""
+        """The first step after this many epochs."""
         # 0.07 epochs of 100 steps are 7.000000000000001 steps in floats, and still 7.
         return math.ceil(epoch * self.steps_per_epoch - 1e-6)
 

@@ -1,4 +1,4 @@
-"""What a run selects on validation images, and the weights it keeps for the end."""
+"""What a run selects on validation images, and the weights that it keeps."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from emabank.study.config import AveragesConfig, Keep
 
 LIVE = "live"
 NOISY_LIVE = "noisy-live"
-"""The live weights at the epoch that noisy validation labels choose."""
+"""The live weights at the epoch that noisy validation labels chose."""
 
 Weights = dict[str, Tensor]
 
@@ -25,9 +25,9 @@ class SelectedWeights(NamedTuple):
 
 
 class WeightSelector:
-    """Trackers of the best average and of the best live weights, and what was kept beside them, by name.
+    """Tracks the best average and the best live weights, and holds other weights to keep, by name.
 
-    With `noisy`, all of it is selected by noisy validation labels as well.
+    With `noisy`, it also selects by the noisy validation labels.
     """
 
     def __init__(self, bank: EMABank, *, noisy: bool = False) -> None:
@@ -37,14 +37,15 @@ class WeightSelector:
         self._kept: dict[str, Weights] = {}
 
     def keep(self, name: str, weights: Weights) -> None:
-        """Keep weights, in the place of those of the same name."""
+        """Keep weights, replacing any of the same name."""
         self._kept[name] = weights
 
     def observe(self, epoch: int, metrics: Mapping[str, Mapping[str, float]], slowest: Callable[[], Weights]) -> None:
-        """Take in the metrics of the live weights and of every average after an epoch; `slowest` gives the weights of
-        the slowest average, which are kept whenever an epoch is the best so far.
+        """Record the metrics of the live weights and of every average after an epoch.
+
+        `slowest` returns the weights of the slowest average, which are kept if this epoch is the best so far.
         """
-        # A criterion is called like its metric, with a dash: it is part of the names of files.
+        # A criterion has the name of its metric, but with a dash, because it is part of file names.
         values = {name: {metric.replace("_", "-"): v for metric, v in own.items()} for name, own in metrics.items()}
         self.live.observe(epoch, {LIVE: values.pop(LIVE)})
         with warnings.catch_warnings():
@@ -53,7 +54,7 @@ class WeightSelector:
         for criterion in CRITERIA:
             try:
                 best = self.averages.best(criterion)
-            except LookupError:  # nothing was finite so far
+            except LookupError:  # no metric was finite so far
                 continue
             if best.epoch == epoch:
                 self._kept[f"slowest-{criterion}"] = slowest()
@@ -63,7 +64,7 @@ class WeightSelector:
         try:
             live = [self.live.best(criterion) for criterion in self.live.criteria]
             averages = [self.averages.best(criterion) for criterion in self.averages.criteria]
-        except LookupError:  # nothing was finite so far
+        except LookupError:  # no metric was finite so far
             return {}
         names = (LIVE if best.criterion in CRITERIA else NOISY_LIVE for best in live)
         return {
@@ -72,7 +73,7 @@ class WeightSelector:
         }
 
     def kept(self, asked: Sequence[Keep], averages: AveragesConfig, *, has_batchnorm: bool) -> list[SelectedWeights]:
-        """The weights to keep by name, and those that validation selected."""
+        """The weights in `asked`, and those that validation selected."""
         kept = [SelectedWeights(keep, self._kept[keep.name]) for keep in asked]
         selected = self.selected()
         if not selected:
@@ -90,7 +91,7 @@ class WeightSelector:
         return kept
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; loads with `weights_only=True`."""
+        """What is selected and kept so far; loads with `weights_only=True`."""
         return {"averages": self.averages.state_dict(), "live": self.live.state_dict(), "kept": dict(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Configurations as plain values, as TOML files and back, and the identity of a run. Standard library only.
+"""Configurations to and from plain values and TOML files, and the id of a run. Standard library only.
 
-Unknown keys and values of the wrong kind are errors that name the key.
+Unknown keys and values of the wrong type are errors that name the key.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 T = TypeVar("T")
 
 IF_USED: Mapping[str, bool] = {"if used": True}
-"""The metadata of a field that is left out of plain values where it has its default: one that was added later, and must
-not change the identity of all runs that do not use it."""
+"""Metadata of a field that plain values omit at its default. It is for fields added later, which must not change the
+ids of runs that do not use them."""
 
-FORMAT = 1  # raised when the same configuration means another training
+FORMAT = 1  # to be raised when the same configuration would train differently
 DIGITS = 16
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path as a text"}
 
 
 def to_dict(value: Any, *, unused: bool = False) -> Any:
-    """Dataclasses as dicts, tuples as lists, paths as texts; numbers, texts, booleans and None as they are.
+    """Dataclasses as dicts, tuples as lists, paths as strings; numbers, strings, booleans and None unchanged.
 
-    With `unused`, fields marked `IF_USED` are there even at their defaults.
+    With `unused`, fields marked `IF_USED` are included even at their defaults.
     """
     if is_dataclass(value):
         values = {field: getattr(value, field.name) for field in fields(value)}
@@ -64,7 +64,7 @@ def read_toml(path: Path, kind: type[T]) -> T:
     """Build a dataclass from a TOML file; its tables are the nested dataclasses."""
     try:
         values = _read(path.read_bytes().decode("utf-8-sig"))
-    except ValueError as error:  # no TOML, no UTF-8, or a number of thousands of digits
+    except ValueError as error:  # not TOML, not UTF-8, or a number with thousands of digits
         raise ValueError(f"{path} is not a TOML file: {error}") from None
     return from_dict(kind, values, where=str(path))
 
@@ -81,9 +81,9 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def apply_overrides(config: T, settings: Sequence[str]) -> T:
-    """A configuration with other settings, such as `training.epochs=10`, `rates=[0.1, 0.2]` or `network=resnet20`.
+    """A copy of a configuration with changes such as `training.epochs=10`, `rates=[0.1, 0.2]` or `network=resnet20`.
 
-    Keys are those of a TOML file; the table may be left out.
+    Keys are those of a TOML file; the table may be omitted.
     """
     values = to_dict(config, unused=True)
     for setting in settings:
@@ -100,7 +100,7 @@ def apply_overrides(config: T, settings: Sequence[str]) -> T:
 
 
 def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """The table that holds a key, which may be named with or without it, and the key's own name."""
+    """The table that holds a key, and the key's own name; `key` may omit the table."""
     tables = {"": values, **{name: table for name, table in values.items() if isinstance(table, dict)}}
     keys = {f"{name}.{field}".removeprefix("."): (name, field) for name, table in tables.items() for field in table}
     matches = [full for full in keys if key in (full, keys[full][1]) and keys[full][1] not in tables]
@@ -116,12 +116,12 @@ def _table_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
 
 
 def to_toml(config: Any) -> str:
-    """A configuration as the TOML file that gives it; what is None is left out, as TOML has no such value."""
+    """A configuration as a TOML file. Settings that are None are omitted, because TOML has no such value."""
     return "\n".join(_toml_lines(to_dict(config), "")) + "\n"
 
 
 def _toml_lines(table: Mapping[str, Any], name: str) -> list[str]:
-    """The values of a table, then the tables in it, since a value after a table would belong to that."""
+    """The values of a table, then its inner tables, because a value after an inner table would belong to that."""
     present = {key: value for key, value in table.items() if value is not None}
     lines = [f"{key} = {_toml(value)}" for key, value in present.items() if not isinstance(value, dict)]
     for key, value in present.items():
@@ -137,7 +137,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
         return f"{{{', '.join(f'{key} = {_toml(item)}' for key, item in items if item is not None)}}}"
-    # Numbers, booleans and texts are the same in JSON, but for the one control character that TOML alone forbids.
+    # Numbers, booleans and strings are the same in JSON, except for one control character that only TOML forbids.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -181,14 +181,14 @@ def _converted_value(kind: Any, value: Any, where: str, key: str) -> Any:
     raise ValueError(f"{where}: {key} is {value!r}; give {_WORDS[kind]}")
 
 
-# The identity of a run -----------------------------------------------------------------------------------------------
+# The id of a run -----------------------------------------------------------------------------------------------------
 
 
 def run_id(config: Mapping[str, Any]) -> str:
-    """The name of the run that a complete configuration describes: 16 hexadecimal digits.
+    """The id of the run that a complete configuration describes: 16 hexadecimal digits.
 
-    The order of the keys, a list or a tuple, and 1 or 1.0 make no difference, since they make no difference in
-    training; True and 1, or a key that is missing and one that is None, do.
+    It ignores the order of keys, whether a sequence is a list or a tuple, and whether a number is 1 or 1.0, because
+    training does too. It does distinguish True from 1, and a missing key from one that is None.
     """
     text = json.dumps(_canonical(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(f"emabank run {FORMAT}\n{text}".encode()).hexdigest()[:DIGITS]

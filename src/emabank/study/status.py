@@ -1,4 +1,4 @@
-"""From `emabank status` to how far the studies and runs of a folder are. Imports neither torch nor matplotlib.
+"""The command `emabank status`: the progress of studies and runs in a folder. Imports neither torch nor matplotlib.
 
 May import what the report reads, runs and progress.
 """
@@ -22,7 +22,7 @@ _STATES = ("done", "running", "interrupted", "failed")
 
 
 def show_status(runs: Path, console: Console | None = None) -> None:
-    """Print how far the studies and runs of a folder are."""
+    """Print the progress of the studies and runs in a folder."""
     console = console or Console()
     with unpacked(runs) as folder:
         _show_status(folder, console)
@@ -58,7 +58,7 @@ def _show_status(runs: Path, console: Console) -> None:
 
 
 def _title(folder: RunFolder) -> str:
-    """What a run trains, at which rate and seed, and the name of its folder, or only the latter if it is damaged."""
+    """The title and id of a run; only its id if its configuration is damaged."""
     try:
         config = from_dict(RunConfig, folder.config(), where=CONFIG)
         return f"{config.recipe.title}: {config.title} ({folder.id})"

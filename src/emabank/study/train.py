@@ -1,6 +1,6 @@
-"""The only training loop: one run with a bank beside it, measured after each epoch, resumable after any step.
+"""The only training loop: one run with a bank of averages, measured after each epoch, resumable after any step.
 
-What it chooses, it chooses on validation images; test images are met here for curves alone, which nothing reads back.
+All selection is on validation images. While training, test images are only used for curves, which nothing reads back.
 """
 
 import math
@@ -41,18 +41,18 @@ WHITENED = 5000
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm)
 
 Set = tuple[str, BatchNorm]
-"""Which weights, with which statistics."""
+"""The name of the weights, and which batch-norm statistics they have."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop; a checkpoint has been written. It has not failed, and is no `Exception`."""
+    """The run was asked to stop, and has written a checkpoint. Not an `Exception`, because it has not failed."""
 
 
 class Training:
-    """The state of one run: model, optimizer, averages, what was measured and what is kept.
+    """The state of one run: model, optimizer, averages, metrics and kept weights.
 
-    Where several ranks train it together, each has all of it, and does its share of a batch, of measuring and of
-    recalibrating; the results are those of one process.
+    If several ranks train the run together, each holds the full state, and does its share of every batch, evaluation
+    and recalibration. The results are those of a single process.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Training:
             )
 
         self._plain = {split: in_order(part) for split, part in self._parts.items()}
-        # Measured each epoch: of validation all images, since they choose.
+        # Measured each epoch. Validation always uses all of its images, because they decide what is selected.
         count = self._recipe.measuring.curve_images
         self._curve_parts: dict[Part, Images] = {
             split: part if count is None or split == "val" else self._some(part, count)
             for split, part in self._parts.items()
         }
         self.measured_parts = replace(parts, train=self._curve_parts["train"])
-        """What kept weights are measured on; of the training images, the same part as for curves."""
+        """The images on which kept weights are measured; of the training images, the same subset as for curves."""
         self._curves = {
             split: self._plain[split] if part is self._parts[split] else in_order(part)
             for split, part in self._curve_parts.items()
@@ -129,7 +129,7 @@ class Training:
         )
         self._scaler = torch.amp.GradScaler(device.type, enabled=hardware.precision == "fp16")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* has a half-life of")  # how far a period can go is studied
+            warnings.filterwarnings("ignore", ".* has a half-life of")  # undersampled averages are part of the study
             self.bank = EMABank(
                 shared,
                 rules(self._recipe.averages, self.schedule.steps),
@@ -147,7 +147,7 @@ class Training:
         self.test_curves: list[EpochMetric] = []
         self.losses: list[float] = []
         self._last_agreement, self._next_agreement = (0, 0.0), 0
-        # Summed where it is computed, and read once an epoch.
+        # Summed on the device, and read once per epoch.
         self._loss = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
     def _some(self, part: Images, count: int) -> Images:
@@ -157,13 +157,13 @@ class Training:
         return part.take(stratified_subset(part.clean, count, seed=self._recipe.data.split_seed))
 
     def _to_device(self, model: nn.Module) -> nn.Module:
-        """Move a network to the run's device and memory format; another format changes the last digits."""
+        """Move a network to the run's device and memory format. The format affects the last digits of results."""
         if self._recipe.hardware.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model.to(self.device)
 
     def _wrap_ddp(self, model: nn.Module) -> nn.Module:
-        """The network as this process calls it: wrapped in DistributedDataParallel if there are several."""
+        """The network, wrapped in DistributedDataParallel if several processes train it."""
         if self.group.is_alone:
             return model
         # Synchronised batch norms hold the same values on all ranks, so buffers need no broadcast.
@@ -172,7 +172,7 @@ class Training:
     def module(
         self, make_model: Callable[[], nn.Module], tensors: Mapping[str, Tensor], *, recompute: bool
     ) -> nn.Module:
-        """A new network in eval mode with these weights, its batch-norm statistics recomputed if asked for."""
+        """A new network in eval mode with these weights and, if `recompute`, recomputed batch-norm statistics."""
         model = self._to_device(make_model())
         model.load_state_dict(tensors)
         model.eval()
@@ -201,10 +201,11 @@ class Training:
         observe: Callable[["Training"], None] = lambda training: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Train to the end from where it stands; checkpoints go to the store, those at the epochs in `forks` for good.
+        """Train from the current state to the end.
 
-        After each epoch `on_epoch` gets its number and a line of text, and `observe` the training. `should_stop` is
-        asked after every step, or where several ranks have to agree, about once a second.
+        Checkpoints go to `store`; those after the epochs in `forks` are kept for good. After each epoch, `on_epoch`
+        gets its number and a line of text, and `observe` gets this object. `should_stop` is called after every step,
+        or about once per second if several ranks have to agree.
         """
         saved = time.monotonic()
         while not self.is_over:
@@ -243,13 +244,13 @@ class Training:
         self.recorder.after_step(self.steps)
         if self.swa is not None:
             self.swa.update()
-        # The processes' mean is the mean over the batch, so a share counts `world` times.
+        # Undo the scaling of `_mean_loss`, so that this adds the sum over this process's share.
         self._loss += value.detach().to(self._loss.dtype) * self.loader.whole / self.group.world
 
     def _agree(self, should_stop: Callable[[], bool]) -> tuple[bool, bool]:
         """Whether a checkpoint may be written after this step, and whether to stop after it.
 
-        Several ranks agree on it about once a second, after the same step; then the first has the loss of all.
+        Several ranks agree on this about once per second, after the same step, and move their losses to the first rank.
         """
         if self.group.is_alone:
             return True, should_stop()
@@ -258,14 +259,14 @@ class Training:
         now = time.monotonic()
         step, then = self._last_agreement
         ahead = max(1, round((self.steps - step) / max(now - then, 1e-3))) if step else 1
-        # The first rank decides after how many steps to ask again, because clocks differ.
+        # Clocks differ, so the first rank decides after how many steps to ask again.
         stops, ahead, loss = self.group.totals(should_stop(), ahead * self.group.is_first, float(self._loss))
         self._loss.fill_(loss * self.group.is_first)
         self._last_agreement, self._next_agreement = (self.steps, now), self.steps + int(ahead)
         return True, stops > 0
 
     def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss over the batch; for a share, scaled so that the mean over processes is the batch's mean."""
+        """The mean loss of a batch; a share of it is scaled so that the mean over processes is that of the batch."""
         if self.group.is_alone:
             return F.cross_entropy(logits, labels)
         return F.cross_entropy(logits, labels, reduction="sum") * (self.group.world / self.loader.whole)
@@ -285,7 +286,7 @@ class Training:
         for keep in self.config.keep:
             if keep.epoch == self.epoch:
                 self.selector.keep(keep.name, self._weights(keep.weights))
-        # Not after the last epoch: the live weights that are kept are those that were measured.
+        # Not after the last epoch, so that the live weights kept are those that were measured.
         training = self._recipe.training
         if training.bootstrap is not None and training.bootstrap_every is None and not self.is_over:
             self.bank.copy_to(self.model, training.bootstrap, batchnorm="averaged")
@@ -298,13 +299,13 @@ class Training:
     # Measuring and choosing -------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Every set of weights on every split that is asked for, each split in one pass."""
+        """Measure every set of weights on every requested split, with one pass per split."""
         asked = self._recipe.measuring
         sets = self._sets()
         if "val" in self._plain:
             self.measured += self._evaluate_split("val", sets)
         if asked.on_train and (self.epoch % asked.train_every == 0 or self.epoch == self._recipe.training.epochs):
-            # Memorisation is a matter of the weights: once for each of them, not again with recomputed statistics.
+            # Memorisation is a property of the weights, so skip their copies with recomputed statistics.
             self.measured += self._evaluate_split(
                 "train", {key: weights for key, weights in sets.items() if key[1] != "recomputed"}
             )
@@ -339,20 +340,20 @@ class Training:
     def _logits(
         self, model: nn.Module, sets: Mapping[Key, dict[str, Tensor] | None], share: Batches
     ) -> dict[Key, Logits]:
-        """Each process computes the logits of its share; all have all of them."""
+        """The logits on all processes, each of which computes a share of them."""
         precision = self._recipe.hardware.precision
         computed = predict_each(model, sets, share, precision=precision) if len(share) else dict[Key, Logits]()
         return {key: self.group.from_all(computed.get(key)) for key in sets}
 
     def _live_is_finite(self) -> bool:
-        """Whether the logits of the live weights are finite; measured here after the last epoch if not before."""
+        """Whether the live weights' metrics are finite; after the last epoch, some are measured if there are none."""
         values = [metric.value for metric in self.measured if metric.epoch == self.epoch and metric.weights == LIVE]
         if not values and self.is_over:
             values = [metric.value for metric in self._evaluate_split("train", {(LIVE, "own"): None})]
         return all(math.isfinite(value) for value in values)
 
     def _choose(self) -> None:
-        """Let the selector see how the averages and the live weights did on validation, with averaged statistics."""
+        """Pass this epoch's validation metrics to the selector, without SWA and without recomputed statistics."""
         metrics: dict[str, dict[str, float]] = {}
         for measured in self.measured:
             if measured.epoch == self.epoch and measured.split == "val" and measured.batchnorm != "recomputed":
@@ -366,7 +367,7 @@ class Training:
         return {key: tensor.cpu() for key, tensor in bank.weights(name, batchnorm="averaged").items()}
 
     def status_line(self) -> str:
-        """How the last epoch went, for a progress display."""
+        """A summary of the last epoch, for a progress display."""
         rate = f"rate {self.schedule.rate(max(0, self.steps - 1)):.3g}"
         if self.diverged:
             return f"{rate}, diverged"
@@ -382,7 +383,7 @@ class Training:
     # What is kept -----------------------------------------------------------------------------------------------------
 
     def kept(self) -> list[SelectedWeights]:
-        """All weights that the finished run keeps, batch-norm statistics not yet recomputed."""
+        """All weights that the finished run keeps, before their batch-norm statistics are recomputed."""
         last = self.epoch
         if self.diverged:
             return []
@@ -394,11 +395,11 @@ class Training:
             keep = Keep(weights=SWA, epoch=last, batchnorm=recomputed, selected_by="last")
             kept.append(SelectedWeights(keep, self._weights(SWA)))
         kept += self.selector.kept(self.config.keep, self._recipe.averages, has_batchnorm=self.has_batchnorm)
-        # Without batch norm both columns of a criterion are the same weights where it chose the slowest average.
+        # Without batch norm, a criterion that chose the slowest average gives the same weights twice.
         return list({weights.keep.name: weights for weights in kept}.values())
 
     def history(self) -> list[dict[str, Any]]:
-        """What is known of each epoch, apart from measurements."""
+        """The learning rate and training loss of each epoch."""
         last_steps = [(epoch + 1) * len(self.loader) - 1 for epoch in range(self.epoch)]
         return [
             {"epoch": epoch + 1, "rate": self.schedule.rate(step), "training_loss": value}
@@ -408,7 +409,7 @@ class Training:
     # State ------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the rest of the run depends on; loads with `weights_only=True`."""
+        """Everything that the rest of the run depends on; loads with `weights_only=True`."""
         random = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
             random[self.device.type] = torch.get_device_module(self.device).get_rng_state()
@@ -416,7 +417,7 @@ class Training:
             "model": {key: tensor.detach().cpu().clone() for key, tensor in self.model.state_dict().items()},
             "optimizer": deepcopy(
                 self.optimizer.state_dict()
-            ),  # it returns its own tensors, and keeps the ones it gets
+            ),  # torch returns its own tensors here, and keeps those that it loads
             "scaler": self._scaler.state_dict(),
             "loader": self.loader.state_dict(),
             "bank": self.bank.state_dict(),
@@ -446,7 +447,7 @@ class Training:
         self.measured = [EpochMetric(*values) for values in state["measured"]]
         self.test_curves = [EpochMetric(*values) for values in state["test_curves"]]
         self.losses = list(state["losses"])
-        self._loss.copy_(state["loss"] * self.group.is_first)  # it has the loss of all
+        self._loss.copy_(state["loss"] * self.group.is_first)  # which holds the sum of all ranks
         begun = self.config.swa and self.epoch >= (self.config.constant_from or 0)
         if begun:
             self._begin_swa()

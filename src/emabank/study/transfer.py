@@ -36,16 +36,16 @@ def evaluate_transfer(model: nn.Module, target: Dataset, *, normalisation: Norma
 def linear_evaluation(
     features: Tensor, labels: Tensor, test_features: Tensor, *, classes: int, seed: int
 ) -> NDArray[np.float32]:
-    """The logits for test features, `[samples, width]`, of a linear head that has learned from other features.
+    """The logits, for test features `[samples, width]`, of a linear head trained on other features.
 
     SGD with Nesterov momentum; the rate falls as a cosine to 0, step by step; no weight decay, no warm-up, no average.
-    The features are taken as they are, without standardising them.
+    The features are not standardised.
     """
     for part in (features, test_features):
         if not part.isfinite().all():
             raise ValueError("features must be finite; got NaN or infinity. Look at the weights that made them")
     width, generator = features.shape[1], torch.Generator().manual_seed(seed)
-    bound = 1 / math.sqrt(width)  # the head begins as `nn.Linear` does
+    bound = 1 / math.sqrt(width)  # initialised like `nn.Linear`
     weight, bias = (
         torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in ((classes, width), (classes,))
     )
@@ -57,7 +57,7 @@ def linear_evaluation(
                 rate = RATE * ((1 + math.cos(math.pi * step / steps)) / 2)
                 # index_select gathers rows five times as fast as features[chosen] on a CPU
                 inputs = features.index_select(0, chosen)
-                # The slope of the mean cross entropy by the logits: probabilities minus 1 at the label.
+                # The gradient of the mean cross entropy in the logits: the probabilities, minus 1 at the label.
                 slope = F.linear(inputs, weight, bias).softmax(dim=1)
                 slope[torch.arange(len(chosen)), labels[chosen]] -= 1
                 slope /= len(chosen)
