@@ -11,9 +11,9 @@ from emabank.study.config import Keep
 from emabank.study.data.splits import stratified_subset
 from emabank.study.evaluate import (
     EpochMetric,
-    Predicted,
+    KeptPredictions,
     is_transferred,
-    predicted,
+    predict_kept,
     rows_of_history,
     rows_of_kept,
 )
@@ -38,9 +38,9 @@ def training() -> Training:
 
 
 @pytest.fixture(scope="module")
-def kept(training: Training) -> dict[str, Predicted]:
+def kept(training: Training) -> dict[str, KeptPredictions]:
     make_model = network_of(training.config, digits()[0])
-    return {entry.keep.name: entry for entry in predicted(training, make_model)}
+    return {entry.keep.name: entry for entry in predict_kept(training, make_model)}
 
 
 def values(rows: list[Row]) -> dict[tuple[str, str], float | None]:
@@ -49,7 +49,7 @@ def values(rows: list[Row]) -> dict[tuple[str, str], float | None]:
     return found
 
 
-def rows_of(training: Training, entry: Predicted) -> dict[tuple[str, str], float | None]:
+def rows_of(training: Training, entry: KeptPredictions) -> dict[tuple[str, str], float | None]:
     return values(rows_of_kept(RUN, training.config, entry, parts_of(training.config)))
 
 
@@ -84,7 +84,7 @@ def test_final_predictions_are_on_all_test_images_and_the_curves_training_images
     run_config = config(measuring={"curve_images": 30}, training={"epochs": 1})
     training = trained(run_config)
     parts, measured = parts_of(run_config), training.measured_parts
-    last = next(predicted(training, network_of(run_config, digits()[0])))
+    last = next(predict_kept(training, network_of(run_config, digits()[0])))
     sizes = {split: len(labels) for split, (_, labels) in last.predictions.items()}
     assert sizes == {"train": 30, "val": 40, "test": 50}
     chosen = stratified_subset(parts.train.clean, 30, seed=0)
@@ -97,7 +97,7 @@ def test_final_predictions_are_on_all_test_images_and_the_curves_training_images
 # Rows of kept weights
 
 
-def test_every_part_has_all_its_metrics(training: Training, kept: dict[str, Predicted]):
+def test_every_part_has_all_its_metrics(training: Training, kept: dict[str, KeptPredictions]):
     for entry in kept.values():
         found = rows_of(training, entry)
         assert {metric for split, metric in found if split == "train"} == EVERYWHERE | SCALED | ON_TRAIN
@@ -109,7 +109,7 @@ def test_every_part_has_all_its_metrics(training: Training, kept: dict[str, Pred
 def test_a_refit_without_noise_has_no_validation_temperature_or_memorisation():
     run_config = config(trained_on="100%", data={"noise": 0.0}, training={"epochs": 1, "network": "vgg-small"})
     training = trained(run_config)
-    (last,) = predicted(training, network_of(run_config, digits()[0]))
+    (last,) = predict_kept(training, network_of(run_config, digits()[0]))
     found = rows_of(training, last)
     assert found.keys() == {("train", "clean_accuracy")} | {(s, m) for s in ("train", "test") for m in EVERYWHERE}
 

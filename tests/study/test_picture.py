@@ -6,7 +6,7 @@ import pytest
 
 from emabank.study.config import DataConfig, HardwareConfig, MeasuringConfig, Recipe, RunConfig, TrainingConfig
 from emabank.study.data.datasets import load_parts
-from emabank.study.evaluate import predicted, rows_of_kept
+from emabank.study.evaluate import predict_kept, rows_of_kept
 from emabank.study.run_job import network_of
 from tests.study.small_runs import digits, trained
 from tests.study.small_runs import one_thread as one_thread
@@ -47,7 +47,7 @@ def test_under_label_noise_the_best_average_is_early_more_accurate_and_memorises
     parts = load_parts(recipe.data, digits()[0], "80%")
     on_test = {
         kept.keep.name: row.value
-        for kept in predicted(training, network_of(config, digits()[0]))
+        for kept in predict_kept(training, network_of(config, digits()[0]))
         for row in rows_of_kept("run", config, kept, parts)
         if (row.split, row.metric) == ("test", "accuracy")
     }

@@ -86,7 +86,7 @@ def epoch_metrics(split: Part, part: Images, logits: np.ndarray) -> dict[str, fl
 # The weights a run keeps ---------------------------------------------------------------------------------------------
 
 
-class Predicted(NamedTuple):
+class KeptPredictions(NamedTuple):
     """One set of kept weights: a model that has them, and its logits and labels by split."""
 
     keep: Keep
@@ -94,7 +94,7 @@ class Predicted(NamedTuple):
     predictions: dict[Part, tuple[np.ndarray, np.ndarray]]
 
 
-def predicted(training: "Training", make_model: Callable[[], nn.Module]) -> Iterator[Predicted]:
+def predict_kept(training: "Training", make_model: Callable[[], nn.Module]) -> Iterator[KeptPredictions]:
     """Yield each set of weights that the run keeps, with recomputed statistics if required, and its predictions.
 
     Weights that several criteria chose are evaluated only once.
@@ -109,10 +109,10 @@ def predicted(training: "Training", make_model: Callable[[], nn.Module]) -> Iter
             logits = training.logits(model, {"kept": None}, split)["kept"]
             predictions[split] = logits, measured_labels(split, part)
         for kept in (first, *others):
-            yield Predicted(kept.keep, model, predictions)
+            yield KeptPredictions(kept.keep, model, predictions)
 
 
-def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> list[Row]:
+def rows_of_kept(run: str, config: RunConfig, kept: KeptPredictions, parts: Parts) -> list[Row]:
     """Every metric of one set of kept weights, on every split for which it has predictions."""
     temperatures = _temperatures(kept, parts)
     rows = [_row(run, config, kept.keep, "val", f"temperature{which}", t) for which, t in temperatures.items()]
@@ -123,7 +123,7 @@ def rows_of_kept(run: str, config: RunConfig, kept: Predicted, parts: Parts) -> 
     return rows
 
 
-def _temperatures(kept: Predicted, parts: Parts) -> dict[str, float]:
+def _temperatures(kept: KeptPredictions, parts: Parts) -> dict[str, float]:
     """Temperatures fitted on the true validation labels and, if some are wrong, on the given ones ("_noisy")."""
     if parts.validation is None or not np.isfinite(kept.predictions["val"][0]).all():
         return {}
@@ -139,7 +139,7 @@ def is_transferred(keep: Keep, config: RunConfig) -> bool:
     return not config.swa and keep.selected_by not in NOISY_CRITERIA
 
 
-def rows_of_transfer(run: str, config: RunConfig, kept: Predicted, parts: Parts, target: Dataset) -> list[Row]:
+def rows_of_transfer(run: str, config: RunConfig, kept: KeptPredictions, parts: Parts, target: Dataset) -> list[Row]:
     """The accuracy on another data set of a linear head on the frozen features of kept weights."""
     reached = evaluate_transfer(kept.model, target, normalisation=parts.normalisation, seed=config.seed)
     return [_row(run, config, kept.keep, "test", f"transfer:{target.name}", reached)]

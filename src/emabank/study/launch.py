@@ -25,7 +25,7 @@ from emabank.study.protocol import Protocol, choose_all, plan_protocol, resolve,
 from emabank.study.report.render import terminal
 from emabank.study.report.results import read_results, read_setting
 from emabank.study.report.table_specs import make_tables, protocol_tables
-from emabank.study.run_job import WORKER, Job, folder_of, task_of, work_together
+from emabank.study.run_job import WORKER, Job, folder_of, run_job_on_rank, task_of
 from emabank.study.runs.environment import cores
 from emabank.study.runs.manifest import Manifest
 from emabank.study.serialize import to_toml
@@ -48,11 +48,11 @@ Change = Callable[[ProtocolConfig], ProtocolConfig]
 
 
 def launch_protocol(config: ProtocolConfig, place: Place, *, console: Console | None = None) -> Protocol | None:
-    """Run a protocol, and print its tables; None on all ranks but the first (see `executing`)."""
+    """Run a protocol, and print its tables; None on all ranks but the first (see `open_executor`)."""
     stderr = console or Console(stderr=True)
     config = resolve(config)
     dataset = read_data(config.data, place, stderr)
-    with executing([config.hardware], place) as executor:
+    with open_executor([config.hardware], place) as executor:
         if executor is None:
             return None
         return run_and_show(Setting(name="protocol", config=config), dataset, executor, place, console=console)
@@ -85,7 +85,7 @@ def launch_studies(
     stderr = console or Console(stderr=True)
     settings = settings_of(studies, scale, lambda config: resolve(change(config)))
     place = place.absolute()
-    with executing([setting.config.hardware for setting in settings], place) as executor:
+    with open_executor([setting.config.hardware for setting in settings], place) as executor:
         if executor is None:
             return True
         manifests = run_studies(
@@ -179,7 +179,7 @@ def executor_for(hardware: Sequence[HardwareConfig], place: Place) -> Executor:
 
 
 @contextmanager
-def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Executor | None]:
+def open_executor(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Executor | None]:
     """Yield the executor. Under torchrun, where all processes train each run together, only the first one gets it.
 
     The others take part in every run until there are no more, and then get None.
@@ -194,10 +194,10 @@ def executing(hardware: Sequence[HardwareConfig], place: Place) -> Generator[Exe
         raise ValueError(f"--executor {place.executor} under torchrun: leave one of them out")
     with join_group(hardware[0].device) as group:
         if not group.is_first:
-            follow(group, work_together)
+            follow(group, run_job_on_rank)
             yield None
             return
-        executor = TorchrunExecutor(group=group, work=work_together)
+        executor = TorchrunExecutor(group=group, work=run_job_on_rank)
         yield executor
         executor.release()  # after a failure torchrun ends the other processes
 
@@ -239,7 +239,7 @@ def show_studies_plan(
     done, waiting, total = 0, 0, Cost()
     for setting in settings:
         line(f"{setting.config.title}, for {setting.name}")
-        known, later, words = _known_and_later(setting, place, load, line)
+        known, later, words = _jobs_before_and_after_tuning(setting, place, load, line)
         shared: Counter[str] = Counter()
         for kind, job in [(kind, job) for kind, jobs in {**known, **later}.items() for job in jobs]:
             folder = folder_of(job.config, place)
@@ -268,7 +268,7 @@ def show_studies_plan(
     )
 
 
-def _known_and_later(
+def _jobs_before_and_after_tuning(
     setting: Setting, place: Place, load: Load, line: Callable[[str], None]
 ) -> tuple[dict[str, list[Job]], dict[str, list[Job]], str]:
     """The runs of a setting by kind: those known now, those that follow from tuning, and words to introduce these."""

@@ -64,17 +64,17 @@ def memorised(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> float | 
     >>> memorised([[3.0, 0.0], [0.0, 3.0], [0.0, 3.0]], given=[0, 1, 0], clean=[0, 0, 1])
     0.5
     """
-    as_given, is_right = _compared(logits, given, clean)
+    as_given, is_right = _correctness_masks(logits, given, clean)
     return None if is_right.all() else float(as_given[~is_right].mean())
 
 
 def clean_accuracy(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> float | None:
     """The accuracy on the examples whose given label is right; None if no label is right."""
-    as_given, is_right = _compared(logits, given, clean)
+    as_given, is_right = _correctness_masks(logits, given, clean)
     return float(as_given[is_right].mean()) if is_right.any() else None
 
 
-def _compared(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _correctness_masks(logits: ArrayLike, given: ArrayLike, clean: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Masks: where the prediction is the given label, and where the given label is the true one."""
     table = check_logits(logits)
     labels = check_labels(given, like=table, name="given labels")
@@ -109,11 +109,11 @@ def jensen_shannon(probabilities_a: ArrayLike, probabilities_b: ArrayLike) -> fl
     b = check_probabilities(probabilities_b, name="probabilities_b")
     check_same_shape(a, b, names=("probabilities_a", "probabilities_b"))
     a, b = (table / table.sum(axis=1, keepdims=True) for table in (a, b))  # in float32 sums are only nearly 1
-    divergence = (_terms(a, b) + _terms(b, a)).sum(axis=1) / 2
+    divergence = (_kl_terms(a, b) + _kl_terms(b, a)).sum(axis=1) / 2
     return float(np.clip(divergence, 0.0, math.log(2)).mean())  # rounding may step just outside the range
 
 
-def _terms(a: Floats, b: Floats) -> Floats:
+def _kl_terms(a: Floats, b: Floats) -> Floats:
     """The terms a log(a / m) of KL(a‖m), per class. a / m is computed as 2a / (a + b), because m may underflow."""
     ratio = np.divide(2 * a, a + b, out=np.ones_like(a), where=a > 0)
     return a * np.log(ratio)

@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def autocast_context(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """A context for forward passes in this precision."""
     return nullcontext() if precision == "float32" else torch.autocast(device.type, _DTYPES[precision])
 
@@ -58,7 +58,7 @@ def predict_each(
     with preserved_modes(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
         model.eval()
         for inputs, _ in batches:
-            with computing(precision, inputs.device):
+            with autocast_context(precision, inputs.device):
                 for name, tensors in sets.items():
                     # A new dict per call, because a forward pass that replaces a buffer writes the new one into it.
                     output = (

@@ -313,7 +313,7 @@ def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Da
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         model = make_model().eval()
         device = next((parameter.device for parameter in model.parameters()), None)
-        logits = _tried(model, dataset, device)
+        logits = _try_forward(model, dataset, device)
         shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         if shape != [2, dataset.classes]:
             raise ValueError(
@@ -321,10 +321,10 @@ def check_model(make_model: MakeModel, dataset: Dataset, *, targets: Sequence[Da
                 f"that returns logits [2, {dataset.classes}]"
             )
         for target in targets:
-            _tried(lambda images: features_of(model, [(images, None)]), target, device)
+            _try_forward(lambda images: features_of(model, [(images, None)]), target, device)
 
 
-def _tried(part: Callable[[Tensor], object], dataset: Dataset, device: torch.device | None) -> object:
+def _try_forward(part: Callable[[Tensor], object], dataset: Dataset, device: torch.device | None) -> object:
     """The output of a model, or of a part of it, for two blank images."""
     shape = [2, *dataset.train.images.shape[1:]]
     try:

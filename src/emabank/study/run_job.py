@@ -21,7 +21,7 @@ from emabank.study.config import DataConfig, Place, RunConfig
 from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
-from emabank.study.evaluate import is_transferred, predicted, rows_of_history, rows_of_kept, rows_of_transfer
+from emabank.study.evaluate import is_transferred, predict_kept, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.executors import Task
 from emabank.study.executors.worker import LOCKED, keep_freed_memory, stop_with_executor
 from emabank.study.loggers import loggers
@@ -75,7 +75,7 @@ def run_job(
     make_model = make_model or network_of(config, dataset)
     count = config.recipe.hardware.threads
     with threads(count), _random_state_kept(device_of(config)), ExitStack() as stack:
-        run, observe = None, _unobserved
+        run, observe = None, _observe_nothing
         if group.is_first:
             also = None if group.is_alone else {"processes": group.world}
             run = stack.enter_context(open_run(place.runs, to_dict(config), threads=count, also=also))
@@ -87,7 +87,7 @@ def run_job(
     return folder
 
 
-def _unobserved(training: Training) -> None:
+def _observe_nothing(training: Training) -> None:
     pass
 
 
@@ -161,7 +161,7 @@ def _train(
         observe=observe,
         should_stop=should_stop,
     )
-    all_kept = predicted(training, make_model)
+    all_kept = predict_kept(training, make_model)
     if run is None:
         for _ in all_kept:  # computes this rank's share of each
             pass
@@ -291,7 +291,7 @@ def task_of(job: Job, place: Place) -> Task:
     )
 
 
-def work_together(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
+def run_job_on_rank(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
     """Run the job that is encoded in the only argument, together with the other ranks (executors.torchrun)."""
     job, place = decode_job(arguments[0])
     with StopRequest() as request, peer_loss_as_error(group):

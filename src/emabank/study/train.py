@@ -27,7 +27,7 @@ from emabank.study.distributed import ALONE, ProcessGroup, SyncBatchNorm, conver
 from emabank.study.evaluate import EpochMetric, by_split, epoch_metrics
 from emabank.study.models.whitened_cnn import WhitenedCNN
 from emabank.study.posthoc import PosthocRecorder
-from emabank.study.predict import Key, Logits, computing, predict_each
+from emabank.study.predict import Key, Logits, autocast_context, predict_each
 from emabank.study.runs.rows import Part
 from emabank.study.schedules import Schedule
 from emabank.study.selection import LIVE, SelectedWeights, WeightSelector
@@ -71,7 +71,7 @@ class Training:
         form = torch.channels_last if hardware.channels_last else torch.contiguous_format
         self.model = self._to_device(make_model())
         if isinstance(self.model, WhitenedCNN):
-            images = self._some(parts.train, WHITENED)
+            images = self._subset(parts.train, WHITENED)
             self.model.whiten(batches(images, normalisation=parts.normalisation))
         if not group.is_alone:
             self.model = convert_sync_batchnorm(self.model)
@@ -100,7 +100,7 @@ class Training:
         # Measured each epoch. Validation always uses all of its images, because they decide what is selected.
         count = self._recipe.measuring.curve_images
         self._curve_parts: dict[Part, Images] = {
-            split: part if count is None or split == "val" else self._some(part, count)
+            split: part if count is None or split == "val" else self._subset(part, count)
             for split, part in self._parts.items()
         }
         self.measured_parts = replace(parts, train=self._curve_parts["train"])
@@ -150,7 +150,7 @@ class Training:
         # Summed on the device, and read once per epoch.
         self._loss = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
 
-    def _some(self, part: Images, count: int) -> Images:
+    def _subset(self, part: Images, count: int) -> Images:
         """A stratified subset of a part, the same for every seed."""
         if count >= len(part):
             return part
@@ -230,7 +230,7 @@ class Training:
         """One optimizer step on this process's share of a batch; nothing is read back from the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(self.steps)
-        with computing(self._recipe.hardware.precision, self.device):
+        with autocast_context(self._recipe.hardware.precision, self.device):
             value = self._mean_loss(self._forward(inputs), labels)
         self._scaler.scale(value).backward()
         self._scaler.step(self.optimizer)

@@ -196,14 +196,14 @@ def _minus(one: float | None, other: float | None) -> float | None:
 # Through training -----------------------------------------------------------------------------------------------------
 
 
-def _of_chosen(setting: Setting, run: Run, epoch: int | None = None) -> float | None:
+def _accuracy(setting: Setting, run: Run, epoch: int | None = None) -> float | None:
     """The test accuracy of the average with the chosen decay, at the chosen epoch or at `epoch`."""
     name, chosen = _chosen(setting, run.seed)
     return at(average(run, name, "test"), epoch or chosen)
 
 
-def _end(setting: Setting, run: Run) -> float | None:
-    return points(_of_chosen(setting, run, -1), at(live(run, "test"), -1))
+def _gap_at_end(setting: Setting, run: Run) -> float | None:
+    return points(_accuracy(setting, run, -1), at(live(run, "test"), -1))
 
 
 def _validated(setting: Setting, run: Run) -> np.ndarray | None:
@@ -232,7 +232,7 @@ def _share_ahead(curve: np.ndarray | None, run: Run) -> float | None:
     return mean(100.0 * (known > 0) + 50.0 * (known == 0))
 
 
-def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
+def _early_and_late_lead(setting: Setting, run: Run) -> tuple[float | None, float | None]:
     """The mean lead of the best average on test, in points: in the first quarter, and in the other three."""
     lead = gap(best(run, setting.averages, "test"), live(run, "test"))
     if lead is None:
@@ -241,7 +241,7 @@ def _leads(setting: Setting, run: Run) -> tuple[float | None, float | None]:
     return mean(lead[:quarter]), mean(lead[quarter:])
 
 
-def _when(setting: Setting, run: Run, title: str) -> float | None:
+def _epoch_share(setting: Setting, run: Run, title: str) -> float | None:
     """The epoch that validation chose, as a percentage of the run."""
     _, epoch = _chosen(setting, run.seed, title)
     return None if epoch is None else 100.0 * epoch / run.epochs
@@ -250,7 +250,7 @@ def _when(setting: Setting, run: Run, title: str) -> float | None:
 def _at_own_choices(setting: Setting, run: Run) -> float | None:
     """The average minus the live weights on test, each at the epoch that validation chose."""
     _, epoch = _chosen(setting, run.seed, SGD_BEST)
-    return points(_of_chosen(setting, run), at(live(run, "test"), epoch))
+    return points(_accuracy(setting, run), at(live(run, "test"), epoch))
 
 
 def _steps_to_target(setting: Setting, run: Run) -> float | None:
@@ -316,8 +316,8 @@ def _memorised(setting: Setting) -> Sequence[Sample]:
 
 def _since_fork(setting: Setting, constant: Run, refit: Run) -> tuple[float | None, float | None]:
     """The average at the end minus at the fork, in points: with the constant rate, and with the cosine."""
-    start = _of_chosen(setting, refit, constant.constant_from)
-    return points(_of_chosen(setting, constant, -1), start), points(_of_chosen(setting, refit, -1), start)
+    start = _accuracy(setting, refit, constant.constant_from)
+    return points(_accuracy(setting, constant, -1), start), points(_accuracy(setting, refit, -1), start)
 
 
 def _lost_by_noisy_choice(setting: Setting) -> Sequence[Sample]:
@@ -377,7 +377,7 @@ def _bootstrapped_averages(setting: Setting, bootstrap: Run, tune: Run) -> float
     return points(height(best(bootstrap, names, "val")), height(best(tune, names, "val")))
 
 
-def _at_sgds_rate(setting: Setting) -> Sequence[Sample]:
+def _loss_at_sgd_rate(setting: Setting) -> Sequence[Sample]:
     """The averages at the live weights' best rate minus at their own, noting in how many seeds the two rates agree."""
     by_seed: dict[int, float | None] = {}
     variants = [setting.variants[variant] for variant in setting.rates().values()]  # the lowest rate first
@@ -387,8 +387,8 @@ def _at_sgds_rate(setting: Setting) -> Sequence[Sample]:
             of_live, of_averages = height(live(run, "val")), height(best(run, setting.averages, "val"))
             if of_live is not None and of_averages is not None:
                 peaks.append((of_live, of_averages))
-        at_lives_rate = max(peaks, key=lambda both: both[0])[1] if peaks else None  # on a tie, the lower rate
-        by_seed[seed] = points(at_lives_rate, max(own for _, own in peaks)) if len(peaks) > 1 else None
+        at_live_rate = max(peaks, key=lambda both: both[0])[1] if peaks else None  # on a tie, the lower rate
+        by_seed[seed] = points(at_live_rate, max(own for _, own in peaks)) if len(peaks) > 1 else None
     known = [value for value in by_seed.values() if value is not None]
     note = f"the same rate is best for both in {known.count(0.0)} of {len(known)} seeds"
     return [Sample(by_seed, (note,))] if known else []
@@ -405,26 +405,26 @@ CLAIMS = (
                   above(THROUGHOUT), runs("refit", lambda setting, run: _share_ahead(
                       average(run, _chosen(setting, run.seed)[0], "test"), run))),
         Statistic("early", "best average minus SGD, test accuracy, mean over the first quarter, points", above(),
-                  runs("refit", lambda setting, run: _leads(setting, run)[0]), _ORACLE),
+                  runs("refit", lambda setting, run: _early_and_late_lead(setting, run)[0]), _ORACLE),
         Statistic("most", "the same lead in the first quarter minus in the other three, points", above(),
-                  runs("refit", lambda setting, run: _minus(*_leads(setting, run))), _ORACLE),
+                  runs("refit", lambda setting, run: _minus(*_early_and_late_lead(setting, run))), _ORACLE),
     ), note="that three quarters of the epochs count as all through is ours: the paper prints no number; a tie is "
        "half an epoch"),
     ClaimSpec("2", "The best epoch comes before 3/4 of the budget, and from there on it gets worse or equal",
               ("dynamics",), ALL, (
         Statistic("when", "epoch that validation accuracy chose for the averages, % of all epochs", below(BUDGET),
-                  runs("tune", lambda setting, run: _when(setting, run, ACC))),
+                  runs("tune", lambda setting, run: _epoch_share(setting, run, ACC))),
         Statistic("afterwards", "chosen average, test accuracy at the end minus at the chosen epoch, points",
                   below(EQUAL),
-                  runs("refit", lambda setting, run: points(_of_chosen(setting, run, -1), _of_chosen(setting, run)))),
+                  runs("refit", lambda setting, run: points(_accuracy(setting, run, -1), _accuracy(setting, run)))),
     ), note="the paper's own lists have 153 to 162 of 200 epochs as well"),
     ClaimSpec("3", "At the end, as the learning rate goes to 0, averages and SGD coincide", ("dynamics",), ALL, (
         Statistic("end", "average of the chosen decay minus SGD at the last epoch, test accuracy, points", within(),
-                  runs("refit", _end)),
+                  runs("refit", _gap_at_end)),
     )),
     ClaimSpec("4", "Sampling every 16 steps gives what sampling every step gives", ("sampling-period",), (MAIN,), (
         Statistic("choice", "T = 16 minus T = 1: chosen average at the chosen epoch, test accuracy, points", within(),
-                  _periods(lambda setting, one, other: points(_of_chosen(setting, one), _of_chosen(setting, other)))),
+                  _periods(lambda setting, one, other: points(_accuracy(setting, one), _accuracy(setting, other)))),
         Statistic("curves", "T = 16 minus T = 1: test accuracy, mean over all averages and epochs, points", within(),
                   _periods(_all_curves)),
     ), note="at equal horizon, and without a warm-up of the decay, which would not be the same for both"),
@@ -499,13 +499,13 @@ CLAIMS = (
     ClaimSpec("12", "The same initial learning rate is best for SGD and for its averages", ("lr-search",),
               (MAIN, "cifar100-wrn-28-10"), (
         Statistic("rate", "best average at SGD's best rate minus at its own best rate, validation accuracy, points",
-                  within(), _at_sgds_rate),
+                  within(), _loss_at_sgd_rate),
     ), note="it cannot be above 0, so only the lower end of the interval matters; both are best values on validation"),
     ClaimSpec("13", "With step decay of the learning rate the averages only match SGD", ("step-decay",), (MAIN,), (
         Statistic("chosen", "step decay: chosen average minus SGD, each at its chosen epoch, test accuracy, points",
                   within(), runs("step", _at_own_choices)),
         Statistic("end", "step decay: average of the chosen decay minus SGD at the last epoch, test accuracy, points",
-                  within(), runs("step", _end)),
+                  within(), runs("step", _gap_at_end)),
     ), note="the epochs are those that validation chose in tuning, with the cosine: steps are not tuned"),
     ClaimSpec("14", "EMA and SWA are on a par", ("generalization",), CLEAN, (
         difference("chosen", ACC, SWA, within()),
@@ -522,7 +522,8 @@ CLAIMS = (
     )),
     ClaimSpec("17", "The epoch of the lowest loss comes before that of the best accuracy", ("generalization",), ALL, (
         Statistic("epochs", "epoch of EMA (loss) minus that of EMA (acc.), % of all epochs", below(),
-                  runs("tune", lambda setting, run: _minus(_when(setting, run, LOSS), _when(setting, run, ACC)))),
+                  runs("tune",
+                       lambda setting, run: _minus(_epoch_share(setting, run, LOSS), _epoch_share(setting, run, ACC)))),
     )),
     ClaimSpec("18", "EMA (loss) is better than EMA (acc.) in calibration, consistency and transfer",
               ("generalization", "consistency", "transfer"), CLEAN, (

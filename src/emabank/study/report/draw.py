@@ -177,7 +177,7 @@ def draw(figure: Figure, path: Path, *, file_format: Literal["svg", "pdf"] = "sv
 def picture(figure: Figure) -> matplotlib_figure.Figure:
     """The drawn figure as a matplotlib figure."""
     with rc_context(RC):
-        figure = _fitted(figure)
+        figure = _with_wrapped_text(figure)
         plan, styles = _plan(figure), styles_of(figure)
         made = matplotlib_figure.Figure(figsize=(plan.width, plan.height), layout="constrained")
         lines = len(plan.heights)
@@ -267,13 +267,13 @@ def _width(figure: Figure) -> float:
     return _NARROW if min(figure.columns, len(figure.panels)) <= 1 else _WIDE
 
 
-def _fitted(figure: Figure) -> Figure:
+def _with_wrapped_text(figure: Figure) -> Figure:
     """The figure with line breaks in titles and labels, so that none is wider than its panel or figure."""
     inches = _width(figure) / max(1, min(figure.columns, len(figure.panels))) - _AROUND
     panels = [
         replace(
             panel,
-            title=_parted(panel.title, inches),
+            title=_wrapped_title(panel.title, inches),
             marks=[(x, y, _wrapped(label, inches - 0.5)) for x, y, label in panel.marks],
         )
         for panel in figure.panels
@@ -287,7 +287,7 @@ def _wrapped(text: str, inches: float) -> str:
     return fill(unbroken, max(12, int(inches * _CHARACTERS))).replace("\u00a0", " ")
 
 
-def _parted(title: str, inches: float) -> str:
+def _wrapped_title(title: str, inches: float) -> str:
     """The title on one line or, if it is too long, with each of its parts on a new line."""
     if "\n" not in _wrapped(title, inches):
         return title

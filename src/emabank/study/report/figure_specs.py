@@ -378,9 +378,9 @@ def _posthoc_panels(setting: Setting) -> list[Panel]:
     windows, kept = series.posthoc(setting), _kept(setting)
     panels: list[Panel] = []
     for words, some in (("synthesized from snapshots", windows), ("kept during training", kept)):
-        if some and all(curves.shape[1] > _stops(windows)[-1] for curves in some.values()):
-            stops = _stops(windows)
-            grid, best = _field(some, stops)
+        if some and all(curves.shape[1] > _stop_indices(windows)[-1] for curves in some.values()):
+            stops = _stop_indices(windows)
+            grid, best = _grid_and_best(some, stops)
             panels.append(
                 Panel(
                     title=f"{setting.title}: {words}", x_label="stopping epoch", y_label="", grid=grid,
@@ -393,15 +393,15 @@ def _posthoc_panels(setting: Setting) -> list[Panel]:
 def _kept(setting: Setting) -> dict[str, Floats]:
     """The windows that were also kept as averages during training."""
     names = [name for name in series.posthoc(setting) if name in setting.averages]
-    return {name: kept for name in names if (kept := series.kept_beside(setting, name)) is not None}
+    return {name: kept for name in names if (kept := series.kept_during_training(setting, name)) is not None}
 
 
-def _stops(windows: dict[str, Floats]) -> list[int]:
+def _stop_indices(windows: dict[str, Floats]) -> list[int]:
     """The indices of the stopping epochs that were tried; a long run tries only some of its epochs."""
     return [int(index) for index in np.flatnonzero(np.isfinite(np.stack(list(windows.values()))).any(axis=(0, 1)))]
 
 
-def _field(windows: dict[str, Floats], stops: list[int]) -> tuple[Floats, Mark]:
+def _grid_and_best(windows: dict[str, Floats], stops: list[int]) -> tuple[Floats, Mark]:
     """The means over the seeds, [windows, stops], and a mark on the best."""
     grid = np.stack([100 * curves.mean(axis=0)[stops] for curves in windows.values()])
     row, column = (int(index) for index in np.unravel_index(np.nanargmax(grid), grid.shape))
@@ -414,8 +414,8 @@ def _posthoc_note(setting: Setting) -> str:
     Colours cannot show these.
     """
     windows = series.posthoc(setting)
-    stops = _stops(windows)
-    grid, (column, row, best) = _field(windows, stops)
+    stops = _stop_indices(windows)
+    grid, (column, row, best) = _grid_and_best(windows, stops)
     seeds = len(next(iter(windows.values())))
     text = f"{setting.title}: {best}, {grid[int(row), int(column)]:.1f}%"
     text += f" in the mean of {seeds} seeds." if seeds > 1 else " with one seed."

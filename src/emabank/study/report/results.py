@@ -287,7 +287,7 @@ class _Reader:
             self._unfinished(manifest)
         settings = self._settings(manifests)
         overheads = [self._overhead(manifest, cost) for manifest in manifests for cost in manifest.overheads]
-        self._look_around(all_done=all(manifest.state == "done" for manifest in manifests))
+        self._skip_unused(all_done=all(manifest.state == "done" for manifest in manifests))
         return Results(
             settings=tuple(settings),
             studies=tuple(manifests),
@@ -392,7 +392,7 @@ class _Reader:
             self._skip(f"study {manifest.study}, {manifest.scale}", why)
             return None
 
-    def _look_around(self, *, all_done: bool) -> None:
+    def _skip_unused(self, *, all_done: bool) -> None:
         """List everything in the folder that no study uses as skipped, with the reason."""
         unused: dict[str, list[str]] = {}
         for path in sorted(self.folder.iterdir()):

@@ -209,7 +209,7 @@ def posthoc(setting: Setting, metric: str = "accuracy") -> dict[str, np.ndarray]
     return {name: stacked for name, stacked in stacks.items() if stacked is not None}
 
 
-def kept_beside(setting: Setting, name: str) -> np.ndarray | None:
+def kept_during_training(setting: Setting, name: str) -> np.ndarray | None:
     """The validation accuracy of an average that the runs with snapshots also kept in training, [seeds, epochs]."""
     return stack(setting, "posthoc", average_of(name, "val", batchnorm=setting.statistics))
 

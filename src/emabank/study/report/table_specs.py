@@ -703,7 +703,7 @@ def _window_lines(setting: Setting) -> Lines:
     lines: dict[str, list[Cell]] = {}
     for name, curves in accuracy.items():
         at = int(np.nanargmax(curves.mean(axis=0)))
-        kept = series.kept_beside(setting, name)
+        kept = series.kept_during_training(setting, name)
         beside = kept[:, at] if kept is not None and kept.shape == curves.shape else None
         lines[name.removeprefix("ema-")] = [
             Cell(text=str(at + 1)),

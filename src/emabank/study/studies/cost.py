@@ -21,7 +21,7 @@ from emabank.study.averages import stops, windows
 from emabank.study.config import HardwareConfig, ProtocolConfig, RunConfig
 from emabank.study.data.images import Dataset
 from emabank.study.models import build_network
-from emabank.study.predict import computing, threads
+from emabank.study.predict import autocast_context, threads
 from emabank.study.report.results import Overhead
 from emabank.study.runs.environment import environment
 
@@ -181,7 +181,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
         bank = EMABank(model, [1 - 0.032 / 2**i for i in range(len(config.averages.names))], every=1)
 
         def step() -> None:
-            with computing(hardware.precision, device):
+            with autocast_context(hardware.precision, device):
                 loss = F.cross_entropy(model(inputs), labels)
             loss.backward()
             optimizer.step()
