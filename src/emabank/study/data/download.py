@@ -190,7 +190,7 @@ def _fetch_one(name: str, download: Download, folder: Path, temporary: Path, bar
     kind, _, expected = download.file.checksum.partition(":")
     if present is None or file_hash(present, kind) != expected:
         file = _download(name, download, folder, temporary, bar)
-        # Replace a wrong file where `find` finds it, possibly `elsewhere`: readers find that copy too.
+        # Replace a wrong file where `find` finds it, possibly `elsewhere`: readers use `find` too.
         present = present or folder / download.file.path
         present.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, present)
@@ -211,7 +211,7 @@ def _download(name: str, download: Download, folder: Path, temporary: Path, bar:
         f"where there is no network, put {file} into {folder} by hand, and `emabank data check {name} --data {folder}` "
         f"will verify it"
     )
-    pooch.get_logger().setLevel("ERROR")  # the bar is enough
+    pooch.get_logger().setLevel("ERROR")  # the progress bar is enough
     downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT)
     bar.begin(download)
     try:

@@ -54,8 +54,8 @@ class Executor(Protocol):
         """Run all tasks, each with its own id, and return how each ended. A failed task does not stop the others.
 
         Tasks whose folder is done are not started. On Ctrl-C it stops the workers that it started and raises
-        `KeyboardInterrupt`; the same call resumes. Progress is shown as counts out of `total`, of which earlier calls
-        ran `before`.
+        `KeyboardInterrupt`; the same call resumes. The progress counts on from `before` tasks of earlier
+        calls, out of `total`.
         """
         ...
 

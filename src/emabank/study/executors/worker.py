@@ -61,8 +61,8 @@ def keep_freed_memory() -> bool:
 def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:
     """Interrupt this process, as Ctrl-C would, when its executor is gone; kill it if it has not ended after `grace`.
 
-    Call it once, at the start of a worker. Without an executor (started by hand) it does nothing. An executor that is
-    killed by -9 cannot signal its workers, so a thread checks every `every` seconds whether it still runs.
+    Call it once, at the start of a worker. Without an executor (started by hand) it does nothing. An executor ended by
+    kill -9 cannot signal its workers, so a thread checks every `every` seconds whether it still runs.
     """
     executor = os.environ.pop(PARENT, None)  # removed, so that children of this worker do not watch it too
     if executor is None:

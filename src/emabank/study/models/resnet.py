@@ -134,7 +134,7 @@ def _conv_norm(incoming: int, outgoing: int, *, stride: int) -> nn.Sequential:
 
 # Wide residual networks (Zagoruyko & Komodakis 2016) ------------------------------------------------------------------
 #
-# Basic blocks in pre-activation order: batch norm and ReLU stand before each convolution, and once more before pooling.
+# Basic blocks in pre-activation order: batch norm and ReLU come before each convolution, and once more before pooling.
 
 STEM = 16
 

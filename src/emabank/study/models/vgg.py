@@ -46,8 +46,8 @@ class VGG(Network):
 def vgg16(*, classes: int, channels: int = 3) -> VGG:
     """VGG-16 of the SWA authors: dropout before each of two hidden layers of 512, no batch norm.
 
-    Identical to theirs on 32 x 32 pixels. On larger images, mean pooling, which they do not have, keeps the parameters
-    the same.
+    Identical to theirs on 32 x 32 pixels. On larger images, mean pooling, which they do not have, keeps the number of
+    parameters the same.
     """
     stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
     return VGG(stages=stages, hidden=(512, 512), initial="fan_out", classes=classes, channels=channels)

@@ -1,4 +1,4 @@
-"""A lock with which one process at a time writes a run: `flock` on a file, freed however the holder ends, even by -9.
+"""A lock on a run, for one process at a time: `flock` on a file, freed however its holder ends, even by kill -9.
 
 The file stays; nothing has to be removed by hand. Across hosts the lock works where the file system supports it: NFS on
 Linux does (as byte-range locks, freed when the server notices that a host is gone), Lustre when mounted with `flock`; a

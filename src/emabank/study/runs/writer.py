@@ -72,7 +72,7 @@ def open_run(
 class RunWriter(RunFolder):
     """A run that only this process may write, until the block of its `open_run` ends."""
 
-    # While it trains -------------------------------------------------------------------------------------------------
+    # During training -------------------------------------------------------------------------------------------------
 
     _last_progress = -math.inf
 
