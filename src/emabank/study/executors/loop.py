@@ -50,7 +50,7 @@ class TaskHandle:
         raise NotImplementedError
 
     def news(self) -> Progress | None:
-        """The current progress; None if it is the same as at the last call."""
+        """The current progress; None if it has not changed, or was read less than `_BETWEEN_LOOKS` ago."""
         if time.monotonic() - self._looked < _BETWEEN_LOOKS:
             return None
         self._looked = time.monotonic()
