@@ -1,1 +1,1 @@
-"""Data sets, from files to batches. Nothing here knows of models or of training."""
+"""Data sets, from files to batches. Independent of models and training."""

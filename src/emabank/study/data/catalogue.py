@@ -1,6 +1,6 @@
-"""What each data set consists of, as data: files, sizes, checksums, where they come from and under which terms.
+"""The data sets, as data: their files, sizes, checksums, sources and terms of use.
 
-Imports nothing. `download.py` checks a folder against it, and downloads from it.
+Standard library only. `download.py` checks a folder against this catalogue, and downloads from it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class File:
-    """A file below the data folder; `checksum` is `md5:...` or `sha256:...`; it may also lie at `elsewhere`."""
+    """A file in the data folder, at `path` or `elsewhere`; `checksum` is `md5:...` or `sha256:...`."""
 
     path: str
     size: int
@@ -23,16 +23,16 @@ class File:
 
 @dataclass(frozen=True)
 class ImageFolders:
-    """Published numbers of a set that comes as folders of images, which have no checksums of their own."""
+    """Published counts of a data set of image folders, whose images have no checksums of their own."""
 
     classes: int
-    train: int  # images a class
-    test: int
+    train: int  # images per class
+    test: int  # images per class
 
 
 @dataclass(frozen=True)
 class Download:
-    """One address, the file that lies there, and what it holds if it is an archive: listed files or image folders."""
+    """A URL, the file there and, if that is an archive, its contents: listed files or image folders."""
 
     url: str
     file: File
@@ -47,7 +47,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Published:
-    """A data set by the name that the command line uses; `needs` names the sets whose files it uses as well."""
+    """A data set under its command-line name; `needs` names the data sets whose files it also uses."""
 
     name: str
     title: str
@@ -98,7 +98,7 @@ CIFAR100 = _cifar(
 
 
 def _cifar_n(name: str, title: str, needs: str, file: str, size: int, sha256: str) -> Published:
-    """Nobody publishes checksums of these files: the SHA-256 are ours, of the copies that emabank was built with."""
+    """Nobody publishes checksums of these files: the SHA-256 are those of the copies that emabank was built with."""
     labels = File(f"cifar-n/{file}", size, f"sha256:{sha256}", elsewhere=file)
     return Published(name, title, _UCSC, _UCSC_TERMS, (Download(f"{_UCSC_FILES}/{file}", labels),), (needs,))
 
@@ -147,13 +147,13 @@ DATASETS: dict[str, Published] = {
 
 
 def find_dataset(name: str) -> Published:
-    """The data set of this name; `ValueError` lists those there are."""
+    """The data set of this name; `ValueError` lists the known names."""
     if name not in DATASETS:
         raise ValueError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
 def advice(name: str, folder: Path) -> str:
-    """How to get the files of a data set: the end of every sentence about missing ones."""
+    """How to get the files of a data set: the end of every error about missing ones."""
     fetch, check = (f"`emabank data {action} {name} --data {folder}`" for action in ("fetch", "check"))
     return f"run {fetch}; {check} says what is missing"

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 in their published python layout, unpacked or packed, and the human labels of CIFAR-N.
 
-The files are pickles. Only what the published ones hold can be read from them: nothing in a file can run anything.
-torch is imported only to read CIFAR-N, whose files are torch's.
+The files are pickles, and nothing in them can run code: only the types in the published files can be read.
+torch is imported only to read CIFAR-N, whose files torch wrote.
 """
 
 import io
@@ -23,9 +23,9 @@ from emabank.study.data.catalogue import advice, find_dataset
 
 class _Layout(NamedTuple):
     folder: str
-    train: Mapping[str, int]  # file and images in it, in the official order
+    train: Mapping[str, int]  # images per file, in the official order
     test: Mapping[str, int]
-    labels: str  # the key, as the files have it
+    labels: str  # the key in the files
     classes: int
 
 
@@ -45,7 +45,7 @@ _LAYOUTS = {
         classes=100,
     ),
 }
-_LARGEST = 256 * 2**20  # CIFAR-100's training file, the largest, has 155 MB
+_LARGEST = 256 * 2**20  # bytes; the largest file, CIFAR-100's training set, has 155 MB
 
 
 def load_cifar(
@@ -54,7 +54,7 @@ def load_cifar(
     """Images uint8 `[n, 3, 32, 32]` and (fine) labels of one part of CIFAR-10 or CIFAR-100, in the official order.
 
     Only the files of this part are needed: unpacked (`cifar-10-batches-py/`, `cifar-100-python/`), or the archive
-    (`cifar-10-python.tar.gz`, `cifar-100-python.tar.gz`), which is read where it lies.
+    (`cifar-10-python.tar.gz`, `cifar-100-python.tar.gz`), which is read without unpacking it.
     """
     layout = _LAYOUTS[name]
     counts = layout.train if split == "train" else layout.test
@@ -71,7 +71,7 @@ def load_cifar(
 
 
 def _contents(name: str, folder: Path, layout: _Layout, files: list[str]) -> Iterator[tuple[str, str, bytes]]:
-    """Each file with what to call it and its content, one at a time."""
+    """The name, the description for errors and the content of each file, one at a time."""
     unpacked, archive = folder / layout.folder, folder / find_dataset(name).downloads[0].file.path
     absent = [f"{layout.folder}/{file}" for file in files if not (unpacked / file).is_file()]
     if not absent:
@@ -89,9 +89,9 @@ def _contents(name: str, folder: Path, layout: _Layout, files: list[str]) -> Ite
 
 
 def read_members(path: Path, names: Collection[str], *, largest: int) -> Iterator[tuple[str, bytes]]:
-    """The named files of a `.tar.gz`, in the archive's order; reading ends with the last of them.
+    """The named files of a `.tar.gz`, in the archive's order; reading stops after the last of them.
 
-    Links and devices of such a name are skipped; a file above `largest` bytes is refused.
+    Links and devices with such a name are skipped; a file above `largest` bytes raises `ValueError`.
     """
     missing = set(names)
     try:
@@ -111,7 +111,7 @@ def read_members(path: Path, names: Collection[str], *, largest: int) -> Iterato
 
 
 def check_labels(stored: Any, *, count: int, classes: int, source: str) -> NDArray[np.int64]:
-    """The labels as int64, when they are `count` whole numbers from 0 to `classes - 1`; else a `ValueError`."""
+    """The labels as int64; `ValueError` unless they are `count` whole numbers from 0 to `classes - 1`."""
     labels: Any = stored
     if isinstance(stored, list) and all(type(label) is int and 0 <= label < classes for label in stored):  # pyright: ignore
         labels = np.array(stored, dtype=np.int64)
@@ -123,13 +123,13 @@ def check_labels(stored: Any, *, count: int, classes: int, source: str) -> NDArr
 
 # The pickles ---------------------------------------------------------------------------------------------------------
 
-# Stand-ins for the numpy names of a pickled array: bytes and 64-bit integers only, and no code of numpy's. numpy's own
-# would take flags from the file that make it free memory at addresses which the file gives.
+# Stand-ins for the numpy names in a pickled array: they accept bytes and 64-bit integers only, and run no numpy code.
+# numpy itself would take flags from the file that make it free memory at addresses in the file.
 _DTYPES = {"u1": np.uint8, "i8": np.int64}
 
 
 class _Dtype:
-    """Takes the place of `numpy.dtype`."""
+    """Stands in for `numpy.dtype`."""
 
     def __init__(self, code: Any, align: Any = 0, copy: Any = 1) -> None:
         self.dtype = np.dtype(_DTYPES[code.decode("ascii") if isinstance(code, bytes) else code])
@@ -140,7 +140,7 @@ class _Dtype:
 
 
 class _Array:
-    """Takes the place of `numpy.ndarray`: `array` is a view of bytes that the file holds."""
+    """Stands in for `numpy.ndarray`; `array` is a view of bytes in the file."""
 
     array: NDArray[Any] | None = None
 
@@ -150,18 +150,18 @@ class _Array:
             raise ValueError("an array in a form that the published files do not have")
         if len(shape) > 4 or not all(type(side) is int and side >= 0 for side in shape):
             raise ValueError(f"an array of shape {shape!r}")
-        # A view that must fit the bytes: no shape can ask for memory.
+        # A view must fit the bytes, so no shape in a file can allocate memory.
         self.array = np.frombuffer(content, dtype=kind.dtype).reshape(shape)
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
-    """Takes the place of numpy's function of this name: an array whose content follows."""
+    """Stands in for numpy's function of this name: an empty array that `__setstate__` fills."""
     if kind is not _Array or shape != (0,) or code not in ("b", b"b"):
         raise ValueError("an array in a form that the published files do not have")
     return _Array()
 
 
-# The published files say numpy.core; what numpy 2 writes says numpy._core.
+# The published files say numpy.core; numpy 2 writes numpy._core.
 _STAND_INS: Mapping[str, Callable[..., Any]] = {
     "numpy.core.multiarray._reconstruct": _reconstruct,
     "numpy._core.multiarray._reconstruct": _reconstruct,
@@ -182,16 +182,16 @@ class _RefusedError(Exception):
 
 
 def read_pickle(content: bytes, *, source: str) -> dict[str, Any]:
-    """The dict that a CIFAR file holds; its strings are bytes.
+    """The dict in a CIFAR file, with str keys; other strings in it stay bytes.
 
-    `ValueError` when it is damaged, or names anything but the parts of a numpy array.
+    `ValueError` if the file is damaged, or names anything but the parts of a numpy array.
     """
     try:
         items = _Unpickler(io.BytesIO(content), encoding="bytes").load().items()
         return {key.decode("ascii"): item.array if isinstance(item, _Array) else item for key, item in items}
     except _RefusedError as refused:
         raise ValueError(_refusal(source, str(refused))) from None
-    except Exception as error:  # wrong bytes can raise anything; the cause stays for debugging
+    except Exception as error:  # damaged bytes can raise anything; the cause is kept for debugging
         raise ValueError(f"{source} is damaged, cut short or no CIFAR file; use the published file") from error
 
 
@@ -219,7 +219,7 @@ def load_cifar_n(
 ) -> NDArray[np.int64]:
     """The human labels of the training images of CIFAR-10N or CIFAR-100N, in the official order.
 
-    `labels` is a key of `NOISES[name]`. The file has its own copy of the `official` labels, and both must be the same.
+    `labels` is a key of `NOISES[name]`. The file has its own copy of the `official` labels, which must match them.
     """
     folder, file = Path(folder), find_dataset(name).downloads[0].file
     path = file.find(folder)
@@ -246,8 +246,8 @@ def load_cifar_n(
 def _read_torch(path: Path) -> dict[str, Any]:
     import torch
 
-    # The names as the file has them, each with its stand-in; the classes once more by their own names, since torch
-    # lets a state be set only on instances of what is listed.
+    # Each name in the file with its stand-in; then the stand-in classes themselves, because torch sets a state only on
+    # instances of listed classes.
     listed = [(stand_in, name) for name, stand_in in _STAND_INS.items()]
     try:
         with zipfile.ZipFile(path) as archive:
@@ -256,7 +256,7 @@ def _read_torch(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([*listed, _Array, _Dtype]):
             stored: Any = torch.load(path, map_location="cpu", weights_only=True)
         return dict(stored)
-    except Exception as error:  # torch raises many types on other bytes
+    except Exception as error:  # torch raises many types on damaged files
         refused = re.search(r"GLOBAL (\S+)", str(error))
         if refused:
             raise ValueError(_refusal(str(path), refused[1])) from error

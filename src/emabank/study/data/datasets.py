@@ -1,4 +1,4 @@
-"""From the name of a data set to its images and labels: the way in to the readers."""
+"""Loads a data set by name, and splits it into the parts of a run."""
 
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from emabank.study.data.splits import Parts, make_parts, stratified_split
 def load_dataset(
     config: DataConfig, folder: Path, *, cache: Path | None = None, progress: ProgressCallback | None = None
 ) -> Dataset:
-    """Read a data set from its folder; only `digits` needs none. Decoded images are kept in `cache`.
+    """Read a data set from its folder (only the digits need none), with images of the configured size.
 
-    Its images have the size that the configuration asks for.
+    Decoded images are kept in `cache`.
     """
     return averaged_to(_load(config.completed(), folder, cache, progress), config.size)
 
@@ -44,7 +44,7 @@ def _load(config: DataConfig, folder: Path, cache: Path | None, progress: Progre
 
 
 def load_parts(config: DataConfig, dataset: Dataset, trained_on: str) -> Parts:
-    """Cut a data set into the parts of one run, as the configuration says."""
+    """Split a data set into the parts of one run, as configured."""
     return make_parts(
         dataset,
         trained_on=trained_on,  # type: ignore[arg-type]
@@ -59,10 +59,10 @@ def load_parts(config: DataConfig, dataset: Dataset, trained_on: str) -> Parts:
 def load_transfer_target(
     name: str, folder: Path, *, split_seed: int, size: int | None = None, cache: Path | None = None
 ) -> Dataset:
-    """The data set that frozen features are evaluated on, its images averaged to `size` like those of the training.
+    """The data set on which frozen features are evaluated, averaged down to `size` like the training images.
 
-    Where the training images of CIFAR-10 or CIFAR-100 are missing, the test images are halved, all classes alike, into
-    images to train the head on and images to test it on; the data set's name says so.
+    If the training images of CIFAR-10 or CIFAR-100 are missing, the test images are split in half, stratified by class:
+    one half trains the head, the other tests it. The name of the data set then ends in `-test-halves`.
     """
     try:
         return load_dataset(DataConfig(dataset=name, size=size), folder, cache=cache)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The digits that come with the package: 1797 grey 8x8 images, always split in the same way.
+"""The digits that come with the package: 1797 grey 8x8 images with a fixed split.
 
 Source and licence are in digits.txt beside this file.
 """
@@ -12,14 +12,14 @@ from emabank.study.data.images import Dataset, Images, make_images
 
 CLASSES = 10
 HALVES = {"digits-0-4": range(5), "digits-5-9": range(5, 10)}
-"""The halves by name, each with its digits."""
-_TRAIN = 1297  # the first images; the other 500, by other writers, are for testing
+"""The digits in each half, by name."""
+_TRAIN = 1297  # the first images; the other 500, by other writers, are the test images
 
 
 def digits_dataset(name: str = "digits") -> Dataset:
-    """The embedded digits as a data set: pixels as stored, 0 to 16; the first 1297 to train on, the last 500 to test.
+    """The embedded digits: pixels as stored, 0 to 16; the first 1297 for training, the last 500 for testing.
 
-    Or one half of it, which is for transfer: `digits-0-4`, or `digits-5-9` with the digit 5 as its class 0.
+    Or half of the classes, for transfer: `digits-0-4`, or `digits-5-9` with the digit 5 as class 0.
     """
     images, labels = _read()
     classes = HALVES.get(name, range(CLASSES))

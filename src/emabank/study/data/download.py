@@ -22,16 +22,16 @@ State = Literal["ok", "missing", "damaged", "wrong checksum", "incomplete"]
 
 
 class Finding(NamedTuple):
-    """How one file (or folder of images) of a data set stands, in a sentence, and where it comes from."""
+    """The state of one file (or image folder) of a data set, in a sentence, and its source."""
 
     path: Path
     state: State
     sentence: str
-    download: Download | None = None  # None: nothing has to be fetched
+    download: Download | None = None  # None: nothing to fetch
 
 
 def check(name: str, folder: str | os.PathLike[str]) -> list[Finding]:
-    """Verify the files of a data set, and of those that it needs, against published checksums and numbers."""
+    """Check a data set's files, and those of the data sets that it needs, against known checksums and counts."""
     dataset, folder = find_dataset(name), Path(folder)
     findings = [finding for other in dataset.needs for finding in check(other, folder)]
     if not dataset.downloads:
@@ -54,7 +54,7 @@ def is_complete(findings: Iterable[Finding]) -> bool:
 
 
 def _check_contents(folder: Path, download: Download) -> list[Finding]:
-    """The files of an archive, unpacked; those that are not are fine when the archive itself is there and right."""
+    """Check an archive's unpacked files. Missing ones are fine if the archive itself is there and intact."""
     findings = [_check_file(folder, file, download) for file in download.contents]
     if all(finding.state != "missing" for finding in findings) or download.file.find(folder) is None:
         return findings
@@ -79,7 +79,7 @@ def _check_file(folder: Path, file: File, download: Download) -> Finding:
         checksum = f"{kind}:{file_hash(path, kind)}"
     except OSError as error:
         return Finding(path, "damaged", f"{path} cannot be read ({error.strerror}); {source}", download)
-    # Only CIFAR-N is known by SHA-256, and that by emabank alone.
+    # Only the CIFAR-N files have a SHA-256 in the catalogue.
     whose = "published" if kind == "md5" else "recorded by emabank (nobody publishes one)"
     if checksum != file.checksum:
         sentence = f"{path} has the wrong checksum {checksum}; {file.checksum} is the one {whose}; {source}"
@@ -100,7 +100,7 @@ def file_hash(path: Path, kind: str) -> str:
 
 
 def _check_image_folders(folder: Path, download: Download, published: ImageFolders) -> list[Finding]:
-    """Classes and images counted against the published numbers, since single images have no checksums."""
+    """Compare the numbers of classes and images with the published ones; single images have no checksums."""
     root = folder / FOLDER
     path = root / "wnids.txt"
     try:
@@ -152,14 +152,14 @@ def _count(place: Path, files: list[tuple[str, int]], wnids: list[str], per_clas
 _TIMEOUT = 30  # seconds without an answer
 _CHUNK = 1 << 16
 _TEMPORARY = ".emabank-fetch-"
-_OLD = 24 * 3600  # seconds, after which a temporary folder is taken to be left by a killed process
+_OLD = 24 * 3600  # seconds; an older temporary folder was left by a killed process
 
 
 def fetch(name: str, folder: str | os.PathLike[str], *, progress: ProgressCallback | None = None) -> list[Finding]:
-    """Download what `check` finds missing or wrong; the files appear in the folder whole and verified, or not at all.
+    """Download the files that `check` finds missing or wrong. A file appears complete and verified, or not at all.
 
-    Archives are unpacked and stay beside what they hold. One that is there already and right is not downloaded again.
-    Returns what `check` finds afterwards: nothing missing, nothing wrong.
+    Archives are unpacked and kept. An intact archive that is already there is not downloaded again. Returns the
+    findings of a final `check`, which are all "ok".
     """
     folder = Path(folder)
     findings = check(name, folder)
@@ -190,7 +190,7 @@ def _fetch_one(name: str, download: Download, folder: Path, temporary: Path, bar
     kind, _, expected = download.file.checksum.partition(":")
     if present is None or file_hash(present, kind) != expected:
         file = _download(name, download, folder, temporary, bar)
-        # A file that lies elsewhere and is wrong is replaced there: there it is found first, or alone.
+        # Replace a wrong file where `find` finds it, possibly `elsewhere`: readers use `find` too.
         present = present or folder / download.file.path
         present.parent.mkdir(parents=True, exist_ok=True)
         os.replace(file, present)
@@ -198,7 +198,7 @@ def _fetch_one(name: str, download: Download, folder: Path, temporary: Path, bar
         unpacked = temporary / "unpacked"
         unpacked.mkdir()
         unpack(present, unpacked)
-        # Folders that are there already get what they lack and what differs.
+        # Existing folders are merged: an unpacked file replaces the one of its name.
         shutil.copytree(unpacked, folder, copy_function=os.replace, dirs_exist_ok=True)
 
 
@@ -211,7 +211,7 @@ def _download(name: str, download: Download, folder: Path, temporary: Path, bar:
         f"where there is no network, put {file} into {folder} by hand, and `emabank data check {name} --data {folder}` "
         f"will verify it"
     )
-    pooch.get_logger().setLevel("ERROR")  # the bar says it all
+    pooch.get_logger().setLevel("ERROR")  # the progress bar is enough
     downloader = pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=_TIMEOUT)
     bar.begin(download)
     try:
@@ -230,12 +230,12 @@ def _download(name: str, download: Download, folder: Path, temporary: Path, bar:
 
 
 class _Bar:
-    """What pooch takes for a progress bar: counts over all downloads, and stops a file that does not end."""
+    """A progress bar for pooch that counts the bytes of all downloads, and aborts a file longer than expected."""
 
     def __init__(self, progress: ProgressCallback, total_bytes: int) -> None:
         self.progress = progress
         self.total_bytes = total_bytes
-        self.before = 0  # bytes of the files that are done
+        self.before = 0  # bytes of finished files
         self.most = self.done = self.total = 0
 
     def begin(self, download: Download) -> None:
@@ -244,7 +244,7 @@ class _Bar:
 
     def update(self, count: int) -> None:
         self.done += count
-        if self.done > self.most + 2 * _CHUNK:  # pooch counts the last chunk as a whole one
+        if self.done > self.most + 2 * _CHUNK:  # pooch counts the last chunk as a full one
             raise ValueError("longer than it should be")
         self.progress(self.before + min(self.done, self.most), self.total_bytes)
 
@@ -261,7 +261,7 @@ class _Bar:
 
 @contextmanager
 def _temporary_folder(folder: Path) -> Generator[Path]:
-    """A folder beside where the files will lie, so that moving them there is one step; it is always removed."""
+    """A temporary folder inside the data folder, so that files move into place atomically. It is always removed."""
     for left in folder.glob(f"{_TEMPORARY}*"):
         if time.time() - left.stat().st_mtime > _OLD:
             shutil.rmtree(left, ignore_errors=True)
@@ -275,9 +275,10 @@ MOST_BYTES = 2 * 2**30  # CIFAR's archives unpack to 187 MB and Tiny-ImageNet's 
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpack a `.tar.gz` or `.zip` into an existing folder; `ValueError` when a member would lie outside of it.
+    """Unpack a `.tar.gz` or `.zip` into an existing folder, never outside of it.
 
-    Owners and rights of the archive are ignored.
+    A tar member that leads outside raises `ValueError`; zipfile strips such names. Owners are ignored, and unsafe
+    permissions are dropped.
     """
     if not hasattr(tarfile, "data_filter"):
         raise OSError("this Python cannot unpack archives safely; use 3.10.12, 3.11.4, 3.12 or later")
@@ -285,7 +286,7 @@ def unpack(path: Path, folder: Path) -> None:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as zipped:
                 _check_size(path, (member.file_size for member in zipped.infolist()))
-                zipped.extractall(folder)  # it cuts what leads outside off a name, and makes no links
+                zipped.extractall(folder)  # it strips .. and absolute paths from names, and makes no links
         else:
             with tarfile.open(path, "r:gz") as archive:
                 _check_size(path, (member.size for member in archive))
@@ -298,7 +299,7 @@ def unpack(path: Path, folder: Path) -> None:
 
 def _check_size(path: Path, sizes: Iterable[int]) -> None:
     total = 0
-    for size in sizes:  # counted as they are read: what is far too large is not read to its end
+    for size in sizes:  # summed while reading, so that a far too large archive is not read to its end
         total += size
         if total > MOST_BYTES:
             raise ValueError(f"{path} unpacks to {total:,} bytes or more, far too many; delete it and get it again")

@@ -1,8 +1,8 @@
-"""Data sets that are folders of images: Tiny-ImageNet-200 in its published layout, and a user's own; no torch.
+"""Data sets of image folders: Tiny-ImageNet-200 in its published layout, and a user's own. Without torch.
 
-Images are decoded once, into a cache that is mapped into memory at every later start. A cache is one `.npy` file whose
-name has a digest of what it was made from, renamed into its place when it is complete. The digest has sizes and times
-of the files, not their content; a run notices changed pixels by the fingerprint of its data.
+Images are decoded once, into a `.npy` cache that is renamed into place when complete and memory-mapped from then on.
+Its name has a digest of the files' names, sizes and times, not of their content; a run notices changed pixels by the
+fingerprint of its data.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ from emabank.atomic import write_atomically
 from emabank.study.data.catalogue import advice
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with how much is done, and of how much."""
+"""Called with the amount done and the total."""
 CACHE = ".emabank-cache"
-"""The name of the default cache, in the data folder."""
+"""The default cache folder, inside the data folder."""
 _VERSION = 3
-_OLD = 24 * 3600  # seconds, after which an unfinished cache is taken to be left by a killed process
+_OLD = 24 * 3600  # seconds; an older unfinished cache was left by a killed process
 
 
 class LabelledImages(NamedTuple):
@@ -52,9 +52,9 @@ def load_tiny_imagenet(
     cache: str | os.PathLike[str] | None = None,
     progress: ProgressCallback | None = None,
 ) -> LabelledImages:
-    """Read one part of Tiny-ImageNet, of the published `val` folder to test with: its `test` folder has no labels.
+    """Read one part of Tiny-ImageNet. The test images are those of `val`, because the `test` folder has no labels.
 
-    The first time the images are decoded, into `.emabank-cache` in the data folder by default, and mapped from there.
+    The images are decoded once, by default into `.emabank-cache` in the data folder, and memory-mapped from there.
     Class 0 is the first line of `wnids.txt`.
     """
     folder = Path(folder)
@@ -68,19 +68,19 @@ def load_tiny_imagenet(
 
 
 def read_wnids(folder: Path) -> list[str]:
-    """The classes, in the order of their labels."""
+    """The WordNet ids of the classes, in the order of their labels."""
     path = folder / FOLDER / "wnids.txt"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no {FOLDER}/wnids.txt; {advice('tiny-imagenet', folder)}")
     wnids = [line.strip() for line in _lines(path) if line.strip()]
-    # As a plain word, a class cannot name a folder elsewhere.
+    # An alphanumeric name cannot lead to another folder.
     if len(set(wnids)) != len(wnids) or not all(wnid.isalnum() for wnid in wnids):
         raise ValueError(f"{path} is damaged: it should hold 200 different words like n01443537, one a line")
     return wnids
 
 
 def train_files(root: Path, wnids: list[str]) -> list[tuple[str, int]]:
-    """Paths below `root` and labels of the images to train with; a class whose folder is missing has none."""
+    """Paths below `root` and labels of the training images; a class whose folder is missing has none."""
     return [
         (f"train/{wnid}/images/{name}", label)
         for label, wnid in enumerate(wnids)
@@ -89,7 +89,7 @@ def train_files(root: Path, wnids: list[str]) -> list[tuple[str, int]]:
 
 
 def val_files(root: Path, wnids: list[str]) -> list[tuple[str, int]]:
-    """Paths below `root` and labels of the images to test with, in the order of `val_annotations.txt`."""
+    """Paths below `root` and labels of the test images, in the order of `val_annotations.txt`."""
     path = root / "val" / "val_annotations.txt"
     if not path.is_file():
         raise FileNotFoundError(f"{root} holds no val/{path.name}; {advice('tiny-imagenet', root.parent)}")
@@ -133,13 +133,13 @@ def load_image_folder(
     size: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> LabelledImages:
-    """Read images that lie in one folder a class; the first time they are decoded, into `.emabank-cache` in `path`.
+    """Read images sorted into one folder per class. They are decoded once, into `.emabank-cache` in `path`.
 
     Args:
         path: a folder whose subfolders are the classes, sorted by name; images may lie deeper in them.
-        size: bring every image to this many pixels square: scaled, and cut around its centre. Without it all images
-            must have one size, of any height and width.
-        progress: called with how many of how many images are decoded.
+        size: bring every image to this many pixels square: scale it, then crop its centre. By default all images must
+            have the same size, of any height and width.
+        progress: called with the number of decoded images and the total.
     """
     if size is not None and size < 1:
         raise ValueError(f"size is {size}; give a number of pixels, 1 or more, or None")
@@ -163,7 +163,7 @@ def load_image_folder(
 
 
 def _images(folder: Path) -> list[str]:
-    """The images below a folder, as paths with `/`, sorted; hidden files and folders are skipped."""
+    """The images below a folder, as sorted paths with `/`; hidden files and folders are skipped."""
     paths: list[str] = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -191,19 +191,19 @@ def load_decoded(
     cache: Path,
     progress: ProgressCallback | None = None,
 ) -> NDArray[np.uint8]:
-    """The images of these files as uint8 `[n, 3, height, width]`, mapped from the cache, decoded into it when needed.
+    """The images of these files as uint8 `[n, 3, height, width]`, memory-mapped from a cache that is filled if needed.
 
-    What is written to the array does not reach the cache. When files, their sizes or times, `side` or `fit` change, a
-    new cache replaces the old one of that name.
+    Writing to the array does not change the cache. When files, their sizes or times, `side` or `fit` change, a new
+    cache replaces the old one of the same name.
 
     Args:
-        root: the folder that the files are in.
-        files: paths below `root`, one or more; their order is that of the images.
+        root: the folder of the files.
+        files: paths below `root`, one or more, in the order of the images.
         name: of the cache, in letters, digits and hyphens.
-        side: images of so many pixels square; None: of the size of the first one.
-        fit: scale images of other sizes, and cut them around their centre; False refuses them.
-        cache: the folder of caches; made when it does not exist.
-        progress: called with how many of how many images are decoded.
+        side: height and width of the images in pixels; None: the size of the first image.
+        fit: scale images of other sizes and crop their centre; False refuses them.
+        cache: the folder of caches; created if missing.
+        progress: called with the number of decoded images and the total.
     """
     path = cache / f"{name}.{_digest(root, files, side, fit)}.npy"
     images = _mapped(path, len(files))
@@ -228,9 +228,9 @@ def _digest(root: Path, files: Sequence[str], side: int | None, fit: bool) -> st
 
 
 def _mapped(path: Path, count: int) -> NDArray[np.uint8] | None:
-    """The cache at this path; None when there is none, or it was damaged after it was made."""
+    """The memory-mapped cache; None if it is missing or damaged."""
     try:
-        images = np.lib.format.open_memmap(path, mode="c")  # not np.load: it would open archives as well
+        images = np.lib.format.open_memmap(path, mode="c")  # np.load would open archives too
     except (OSError, ValueError):
         return None
     return images if images.dtype == np.uint8 and images.ndim == 4 and len(images) == count else None
@@ -242,8 +242,8 @@ def _is_old(path: Path) -> bool:
 
 # Decoding ------------------------------------------------------------------------------------------------------------
 
-_TOGETHER = 256  # images that are in memory at a time
-# Pillow reads more formats than these, one of them by starting another program (EPS).
+_TOGETHER = 256  # images in memory at a time
+# Not all that Pillow reads: for EPS, it starts another program.
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 
@@ -259,8 +259,8 @@ def _decode_into(
 
     progress = progress or (lambda done, total: None)
     progress(0, len(paths))
-    # Written as a file and mapped later: on a full disk, writing to a mapped file would end the process. Decoded by
-    # threads, since Pillow decodes without Python's lock: about as fast as processes on Tiny-ImageNet, when measured.
+    # Write the file now and map it later: on a full disk, writing to a mapped file kills the process. Pillow releases
+    # the GIL while decoding, so threads are enough: on Tiny-ImageNet they were about as fast as processes.
     with open(draft, "wb") as file, ThreadPoolExecutor(min(32, os.cpu_count() or 1)) as pool:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, len(paths), _TOGETHER):
@@ -275,7 +275,7 @@ def _pixels(path: Path, size: tuple[int, int], *, fit: bool) -> NDArray[np.uint8
             f"{path} has {image.width} x {image.height} pixels, where {size[0]} x {size[1]} belong; give images of one "
             "size, or a size to bring them to"
         )
-    if image.mode.startswith(("I", "F")):  # converting would cut off what is above 255
+    if image.mode.startswith(("I", "F")):  # converting would clip values above 255
         raise ValueError(f"{path} has more than 8 bits a channel ({image.mode}); convert it to 8 bits")
     image = image.convert("RGB")
     if image.size != size:
@@ -288,6 +288,6 @@ def _read(path: Path) -> Image.Image:
         with Image.open(path, formats=_FORMATS) as image:
             image.load()
             return image
-    except Exception as error:  # Pillow's readers raise what they like on damaged files
+    except Exception as error:  # on damaged files, Pillow's readers raise anything
         reason = (error.strerror if isinstance(error, OSError) else None) or "it is damaged or no image"
         raise ValueError(f"{path} cannot be read as an image ({reason}); replace it or remove it") from error

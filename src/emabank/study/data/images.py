@@ -1,4 +1,4 @@
-"""What a data set is in memory: uint8 images with the labels as given and the true ones; its fingerprint, its scale."""
+"""Data sets in memory: uint8 images with given and true labels; their fingerprint and normalisation."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_COUNTED_AT_ONCE = 1024  # images; counting makes a copy of 8 bytes a pixel
+_COUNTED_AT_ONCE = 1024  # images; counting makes a copy of 8 bytes per pixel
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Images uint8 `[n, channels, height, width]`, their labels int64 `[n]` as given, and `clean`, the true ones.
+    """Images uint8 `[n, channels, height, width]`, the given labels int64 `[n]`, and `clean`, the true labels.
 
-    Where no label is wrong, `clean` may be the same tensor as `labels`. `make_images` fills that in.
+    If no label is wrong, `clean` may be the same tensor as `labels`, which is the default of `make_images`.
     """
 
     images: Tensor
@@ -32,24 +32,24 @@ class Images:
 
     @property
     def wrong(self) -> Tensor:
-        """A mask `[n]`, True where the label given is not the true one."""
+        """A mask `[n]`, True where the given label is not the true one."""
         return self.labels != self.clean
 
     def take(self, index: Tensor) -> "Images":
-        """The images at these places, in this order; a mask `[n]` takes those where it is True."""
+        """The images at these indices, in this order; a mask `[n]` selects those where it is True."""
         places = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
         labels = self.labels.index_select(0, places)
         clean = labels if self.clean is self.labels else self.clean.index_select(0, places)
         return Images(self.images.index_select(0, places), labels, clean)
 
     def with_clean_labels(self) -> "Images":
-        """The same images with the true labels as the labels given."""
+        """The same images, with the true labels as the given ones."""
         return Images(self.images, self.clean, self.clean)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images to train on and images to test on, both of one size, with labels from 0 to `classes - 1`."""
+    """Training and test images of one size, with labels from 0 to `classes - 1`."""
 
     name: str
     classes: int
@@ -86,7 +86,7 @@ class Normalisation:
 
 
 def make_images(images: Tensor, labels: Tensor, *, clean: Tensor | None = None) -> Images:
-    """Images and labels from tensors of one's own, checked; integer labels of any width become int64."""
+    """Checked `Images` from a user's own tensors; integer labels of any width become int64."""
     labels = _as_int64(labels)
     return Images(images, labels, labels if clean is None else _as_int64(clean))
 
@@ -94,7 +94,7 @@ def make_images(images: Tensor, labels: Tensor, *, clean: Tensor | None = None) 
 def fingerprint(dataset: Dataset) -> str:
     """16 hexadecimal digits that change with any pixel, label, true label, shape or the number of classes.
 
-    The name is no part of it: the same contents under another name have the same fingerprint.
+    The name does not count: the same content under another name has the same fingerprint.
     """
     digest = hashlib.sha256(f"classes {dataset.classes}\n".encode())
     for part in (dataset.train, dataset.test):
@@ -106,9 +106,9 @@ def fingerprint(dataset: Dataset) -> str:
 
 
 def averaged_to(dataset: Dataset, size: int | None) -> Dataset:
-    """The images at `size` x `size` pixels, each the mean of a square of pixels, rounded to the nearest, a half up.
+    """The data set with its images averaged down to `size` x `size` pixels; unchanged if None.
 
-    With None they stay as they are.
+    Each new pixel is the mean of a square block of pixels, rounded half up.
     """
     height, width = dataset.train.images.shape[2:]
     if size is None or height == width == size:
@@ -134,14 +134,14 @@ def _block_means(images: Tensor, side: int) -> Tensor:
 def normalisation_of(images: Images) -> Normalisation:
     """The mean and the standard deviation of each channel over all pixels, from exact integer sums.
 
-    A channel with one value everywhere gets the standard deviation 1.
+    A constant channel gets the standard deviation 1.
     """
     moments = [_moments(channel) for channel in images.images.unbind(1)]
     return Normalisation(tuple(mean for mean, _ in moments), tuple(std or 1.0 for _, std in moments))
 
 
 def _moments(pixels: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation from how often each of the 256 values occurs: integers until the last division."""
+    """Mean and standard deviation from a histogram of the 256 values: exact integers until the last division."""
     counts = torch.zeros(256, dtype=torch.int64, device=pixels.device)
     for some in pixels.split(_COUNTED_AT_ONCE):
         counts += torch.bincount(some.reshape(-1), minlength=256)

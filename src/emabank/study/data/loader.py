@@ -1,6 +1,6 @@
-"""From images to batches: a whole part lives as uint8 on the device, and each batch is made by a few tensor operations.
+"""Batches from images: all images stay on the device as uint8, and a few tensor operations make each batch.
 
-`Loader` shuffles, crops and flips, for training; `batches` goes in order, for measuring.
+`Loader` shuffles, crops and flips, for training; `batches` keeps the order, for evaluation.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from emabank.study.data.splits import seeded_generator
 
 Batch = tuple[Tensor, Tensor]
 Share = Callable[[int], slice]
-"""Which of so many things in a row are for this process, where several work together."""
+"""Maps a number of items to the slice of them that this process handles when several train together."""
 
 
 def _all(count: int) -> slice:
@@ -24,24 +24,24 @@ def _all(count: int) -> slice:
 class Loader:
     """Shuffled batches `(inputs, labels)` for training, with a random crop and a random flip of each image.
 
-    Iterating runs to the end of the current epoch, and then `epoch` is one higher; after a `break` it resumes where it
-    stopped, with nothing if that was at the last batch. The last batch may be smaller. An image that would be left
-    alone joins the batch before it, which then has one more than `size`: batch norm cannot train on a single image.
+    Iterating yields the rest of the current epoch and then increments `epoch`. After a `break`, the next iteration
+    resumes there; if that was at the last batch, it yields nothing. The last batch may be smaller. A single leftover
+    image joins the batch before it, which then has `size + 1` images: batch norm cannot train on one image.
 
-    All that is random comes from one generator on the CPU, seeded by `seed`: what else draws random numbers, the
-    device and the number of threads do not matter, and the order of the images is the same for every `crop` and `flip`.
-    For recalibration and evaluation use `batches`: iterating here moves the training on.
+    All randomness comes from one CPU generator seeded by `seed`, so other random draws, the device and the number of
+    threads do not matter, and the order of the images is the same for every `crop` and `flip`. Use `batches` for
+    recalibration and evaluation: iterating a loader advances the training.
 
     Args:
-        images: the training part; the labels handed out are the labels as given.
-        size: images a batch, 2 or more.
+        images: the training part; batches have its given labels.
+        size: images per batch, 2 or more.
         normalisation: of the training part.
-        crop: pixels of reflection around each image, out of which a piece of the old size is cut; 0 for none.
-        flip: whether every second image, at random, is mirrored left to right.
+        crop: pixels of reflection padding around each image, before a random crop of the original size; 0 for none.
+        flip: whether to mirror each image left to right with probability 1/2.
         seed: for order, crops and flips.
-        device: where the images live and the batches are made; None leaves them where they are.
+        device: where the images are stored and the batches made; None leaves the images on their device.
         memory_format: of the inputs.
-        share: which images of a batch are handed out; what is random is the same for all processes.
+        share: which images of each batch this process gets; the random draws are the same for all processes.
     """
 
     def __init__(
@@ -67,37 +67,37 @@ class Loader:
             )
         self.size, self.crop, self.flip = size, crop, flip
         self.epoch = 0
-        """How many epochs are complete."""
+        """The number of completed epochs."""
         self.whole = 0
-        """Images of the batch that was handed out last, in all shares of it."""
+        """The number of images in the last batch, over the shares of all processes."""
         self._share = share
-        self._position = 0  # batches handed out in this epoch
+        self._position = 0  # batches yielded in this epoch
         pixels = images.images.to(device)
         self._scale = _Scale(normalisation, pixels, memory_format)
-        # Kept as `[n, height, width, channels]`: the bytes of a pixel are neighbours and are copied together.
+        # Stored as `[n, height, width, channels]`: the bytes of a pixel are adjacent and are copied together.
         self._pixels = _reflected(pixels, crop).permute(0, 2, 3, 1).contiguous()
         self._labels = images.labels.to(device)
         self._generator = seeded_generator("loader", seed)
         self._plan_epoch()
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """Batches per epoch."""
         whole, rest = divmod(len(self._labels), self.size)
         return whole + (rest > 1)
 
     def __iter__(self) -> Iterator[Batch]:
         while self._position < len(self):
             batch = self._batch(self._position)
-            self._position += 1  # before it is handed out: a state saved while it is trained on is one that has seen it
+            self._position += 1  # before the yield: a state saved while this batch is trained on counts it
             yield batch
         self.epoch, self._position = self.epoch + 1, 0
         self._plan_epoch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands, at any batch: integers, booleans and one small tensor.
+        """The position in the training, at any batch: integers, booleans and one small tensor.
 
-        Order, crops and flips of an epoch are drawn together when it starts, so the generator's state from before that
-        draw and the number of batches handed out are enough.
+        The order, crops and flips of an epoch are drawn together at its start, so the generator's state before that
+        draw and the number of batches yielded are enough.
         """
         return {
             **self._settings(),
@@ -107,7 +107,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another loader of the same images stood; iterating gives the rest of that epoch."""
+        """Resume from the state of another loader of the same images; iterating yields the rest of its epoch."""
         settings = self._settings()
         different = [
             f"{name} {state[name]} (here {settings[name]})" for name in settings if state[name] != settings[name]
@@ -124,9 +124,9 @@ class Loader:
         return {"images": len(self._labels), "size": self.size, "crop": self.crop, "flip": self.flip}
 
     def _plan_epoch(self) -> None:
-        """Draw everything random in one epoch, whether it is used or not: see the class.
+        """Draw the order, crops and flips of an epoch at once: no batch then waits for a small transfer to the device.
 
-        At once, so that training does not wait for a small transfer to the device at each batch.
+        Crops and flips are drawn even if unused, so that the order does not depend on these settings.
         """
         self._before_epoch = self._generator.get_state()
         count = len(self._labels)
@@ -143,13 +143,13 @@ class Loader:
         order, tops, lefts, flips = (draws[chosen][mine] for draws in self._plan)
         pieces = self._pieces(order, tops, lefts) if self.crop else self._pixels.index_select(0, order)
         if self.flip:
-            # Choosing among all and all mirrored copies whole images, several times as fast as torch.where on bytes.
+            # Selecting from images and mirror images copies whole images: several times as fast as torch.where.
             both = torch.cat([pieces, pieces.flip(2)])
             pieces = both.index_select(0, torch.arange(len(order), device=order.device) + len(order) * flips)
         return self._scale(pieces.permute(0, 3, 1, 2)), self._labels.index_select(0, order)
 
     def _pieces(self, order: Tensor, tops: Tensor, lefts: Tensor) -> Tensor:
-        """The pieces at these corners of these images with their reflections around them."""
+        """Crop the padded images `order` at their upper left corners, `tops` and `lefts`."""
         _, height, width, channels = self._pixels.shape
         rows = (order * height + tops).view(-1, 1, 1) + torch.arange(self._height, device=order.device).view(-1, 1)
         columns = lefts.view(-1, 1, 1) + torch.arange(self._width, device=order.device)
@@ -158,7 +158,7 @@ class Loader:
 
 
 class _Plan(NamedTuple):
-    """Which image comes when; the upper left corner of its piece of the padded image; whether (1) it is flipped."""
+    """An epoch's order of images; the upper left corner of each crop in the padded image; 1 to flip, 0 not to."""
 
     order: Tensor
     tops: Tensor
@@ -167,7 +167,7 @@ class _Plan(NamedTuple):
 
 
 class Batches:
-    """Batches `(inputs, labels)` in order, as often as it is iterated; made by `batches`."""
+    """Batches `(inputs, labels)` in order, which can be iterated repeatedly. Made by `batches`."""
 
     def __init__(self, images: Tensor, labels: Tensor, *, size: int, scale: "_Scale") -> None:
         self._images, self._labels, self._size, self._scale = images, labels, size, scale
@@ -182,9 +182,9 @@ class Batches:
 
 
 MEASURED_AT_ONCE = 128
-"""Images per batch for measuring: of 512 small ones the activations leave the cache, and each takes half as long again.
+"""Images per batch for evaluation. With 512 small images the activations leave the cache, and each takes 50% longer.
 
-Recomputed statistics depend on it, because each batch is normalised by itself while they are measured.
+Recomputed batch-norm statistics depend on this number: each batch is normalised by itself while they are measured.
 """
 
 
@@ -199,8 +199,8 @@ def batches(
 ) -> Batches:
     """All images in order, without crop or flip; nothing is random. For evaluation and recalibration.
 
-    The last batch may be smaller, down to one image. The arguments mean what they mean for `Loader`; a share is one of
-    whole batches, and may be none.
+    The last batch may be smaller, down to one image. The arguments are those of `Loader`, but `share` divides
+    whole batches, and a share may be empty.
     """
     mine = share(-(-len(images) // size))
     chosen = slice(mine.start * size, mine.stop * size)
@@ -209,7 +209,7 @@ def batches(
 
 
 class _Scale:
-    """From bytes `[n, channels, height, width]` to what a network sees: float32, normalised, in a memory order."""
+    """Turns uint8 `[n, channels, height, width]` into a network's input: float32, normalised, in a memory format."""
 
     def __init__(self, normalisation: Normalisation, like: Tensor, memory_format: torch.memory_format) -> None:
         channels = like.shape[1]
@@ -219,7 +219,7 @@ class _Scale:
                 "give normalisation_of the training images"
             )
         values = torch.tensor([normalisation.mean, normalisation.std], dtype=torch.float32, device=like.device)
-        # One value for each byte of an image, in its order: broadcasting over three channels would be slow on a CPU.
+        # Expanded to the shape and memory format of an image: broadcasting over three channels is slow on a CPU.
         self._mean, self._std = (
             values.view(2, -1, 1, 1).expand(2, *like.shape[1:]).contiguous(memory_format=memory_format)
         )
@@ -230,7 +230,7 @@ class _Scale:
 
 
 def _reflected(images: Tensor, crop: int) -> Tensor:
-    """The images with `crop` pixels around them, mirrored at the border, which is not repeated."""
+    """The images with `crop` pixels of reflection padding on each side; the border itself is not repeated."""
     if crop == 0:
         return images
     for dim, side in ((2, images.shape[2]), (3, images.shape[3])):

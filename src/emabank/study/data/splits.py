@@ -1,4 +1,4 @@
-"""Which images a run trains on, chooses on and is tested on, and synthetic label noise; all of it seeded."""
+"""The training, validation and test images of a run, and synthetic label noise; all of it seeded."""
 
 import hashlib
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from emabank.study.data.images import Dataset, Images, Normalisation, normalisat
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What one run sees. `test` is for the stage that measures: nothing that selects may reach for it.
+    """The data of one run. `test` is for measuring only: no selection may use it.
 
-    `validation` is None where a run trains on everything; it has its labels as given beside the true ones, and who
-    measures says by which. `normalisation` is that of the training part alone.
+    `validation` is None if the run trains on everything. It has both given and true labels; the caller chooses which
+    of them to evaluate against. `normalisation` is that of the training part alone.
     """
 
     train: Images
@@ -35,13 +35,11 @@ def make_parts(
     noise: float = 0.0,
     noise_seed: int = 0,
 ) -> Parts:
-    """Cut a data set into the parts of one run.
+    """Split a data set into the parts of one run. `DataConfig` explains the arguments.
 
-    Subsets and the split are stratified by the true labels and depend on `split_seed` alone, so that the same images
-    are trained on whatever the noise. The mean and spread that the inputs are scaled by are measured on the training
-    part only. The test part always has its true labels.
-
-    The arguments are what `DataConfig` says of them.
+    Subsets and the split are stratified by the true labels and depend on `split_seed` alone, so that a run trains on
+    the same images whatever the noise. The normalisation is measured on the training part only. The test part always
+    has its true labels.
     """
     test = dataset.test.with_clean_labels()
     if test_subset is not None:
@@ -54,10 +52,10 @@ def make_parts(
 
 
 def stratified_subset(labels: Tensor, size: int, *, seed: int) -> Tensor:
-    """The places of `size` examples, in rising order, with the shares of the classes kept.
+    """The sorted indices of `size` random examples that keep the class proportions.
 
-    As exactly as whole numbers allow, by the method of the largest remainder: each class gets its share rounded down,
-    and what is left goes to the classes that lost most, to the lower label where they lost the same.
+    By the largest-remainder method: each class gets its share rounded down, and the rest goes to the classes with the
+    largest remainders; ties go to the lower label.
     """
     if not 1 <= size <= len(labels):
         raise ValueError(f"a subset of {size} was asked for out of {len(labels)} examples; give 1 to {len(labels)}")
@@ -65,9 +63,9 @@ def stratified_subset(labels: Tensor, size: int, *, seed: int) -> Tensor:
 
 
 def stratified_split(labels: Tensor, share: float, *, seed: int) -> tuple[Tensor, Tensor]:
-    """The places of the training and of the validation part, each in rising order; together they are all.
+    """The sorted indices of the training part and of the validation part, which together are all examples.
 
-    The validation part has `round(share * n)` examples, with the shares of the classes kept as in `stratified_subset`.
+    The validation part has `round(share * n)` examples and keeps the class proportions as in `stratified_subset`.
     """
     size = round(share * len(labels))
     if not 0 < size < len(labels):
@@ -82,14 +80,12 @@ def stratified_split(labels: Tensor, share: float, *, seed: int) -> tuple[Tensor
 
 
 def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) -> Tensor:
-    """A copy in which a share of the labels, rounded to a whole number of them, is that of another class, each other
-    class being as likely.
-    """
+    """A copy of the labels in which `round(share * n)` of them name another class, all others equally likely."""
     if classes < 2:
         raise ValueError(f"classes is {classes}; a label can only be wrong when there are 2 classes or more")
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
-    # A shift of 1 to classes - 1 around the circle of classes reaches every other class and never the same one.
+    # A shift of 1 to classes - 1, modulo classes, reaches every other class and never the same one.
     shift = torch.randint(1, classes, (len(chosen),), generator=generator)
     noisy = labels.clone()
     noisy[chosen] = ((labels[chosen] + shift) % classes).to(labels.dtype)
@@ -97,17 +93,17 @@ def symmetric_noise(labels: Tensor, share: float, *, classes: int, seed: int) ->
 
 
 def seeded_generator(purpose: str, seed: int) -> torch.Generator:
-    """A generator of its own for each purpose and seed.
+    """A separate generator for each purpose and seed.
 
     Without the purpose, label noise and shuffling with one seed would draw the same permutation, and the wrong labels
-    would come first in the first epoch. torch's CPU generator uses 32 bits of its seed, so 32 are given.
+    would come first in the first epoch. torch's CPU generator uses only 32 bits of its seed.
     """
     digest = hashlib.sha256(f"{purpose} {seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
 
 def _with_noise(dataset: Dataset, subset: int | None, split_seed: int, *, noise: float, seed: int) -> Images:
-    """The training images, or a subset of them, with synthetic noise where it is asked for."""
+    """The training images or a subset of them, with synthetic label noise if configured."""
     images = dataset.train
     if noise and bool(images.wrong.any()):
         raise ValueError(
@@ -123,7 +119,7 @@ def _with_noise(dataset: Dataset, subset: int | None, split_seed: int, *, noise:
 
 
 def _choose(labels: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Shuffle the examples and take the first of each class, as many as its due."""
+    """Shuffle the examples and take the quota of each class from the front; return their sorted indices."""
     order = torch.randperm(len(labels), generator=generator)
     _, group, counts = labels[order].unique(return_inverse=True, return_counts=True)
     by_class = group.argsort(stable=True).split(counts.tolist())
@@ -133,7 +129,7 @@ def _choose(labels: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 
 def _dues(counts: list[int], size: int) -> list[int]:
-    """How many of each class belong to a subset of this size, by the largest remainder, in whole numbers."""
+    """The number of examples per class in a subset of this size, by the largest-remainder method in integers."""
     total = sum(counts)
     dues = [size * count // total for count in counts]
     lost = sorted(range(len(counts)), key=lambda label: -(size * counts[label] % total))

@@ -1,8 +1,7 @@
-"""Where runs are trained: an executor runs tasks, and reports for each whether it is done or why it failed.
+"""Executors train runs: an executor runs tasks and reports for each whether it is done or why it failed.
 
-This file is what all executors have in common: `local` has processes of this machine, `torchrun` those that torchrun
-started, `slurm` and `ray` are clusters. A task is a command line, so an executor needs to
-know nothing of training. The run's folder decides its state.
+`local` uses processes on this machine, `torchrun` those that torchrun started, `slurm` and `ray` a cluster. A task is a
+command line, so an executor needs to know nothing of training. The run's folder decides the state of a task.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,21 +15,21 @@ from rich.console import Console
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One run for a process of its own, which marks the run's folder as done."""
+    """One run for a separate process, which marks the run's folder as done."""
 
     id: str
     title: str
-    """As it is shown."""
+    """The name shown to the user."""
     folder: Path
-    """The run's folder; made if it is not there. What the process prints goes to its log.txt."""
+    """The run's folder, created if missing. The output of the process goes to log.txt there."""
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables to add to those of this process, OMP_NUM_THREADS say."""
+    """Variables added to the environment of this process, such as OMP_NUM_THREADS."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a task."""
+    """How a task ended."""
 
     task: Task
     state: Literal["done", "already done", "failed"]
@@ -38,7 +37,7 @@ class Outcome:
     reason: str | None = None
     """Why it failed, in short."""
     log: tuple[str, ...] = ()
-    """If it failed: the last lines that it printed."""
+    """The last lines that it printed, if it failed."""
 
 
 class Executor(Protocol):
@@ -46,16 +45,17 @@ class Executor(Protocol):
 
     @property
     def jobs(self) -> int | None:
-        """So many at a time; None: as many as fit."""
+        """Tasks at a time; None: as many as fit."""
         ...
 
     def run_all(
         self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
     ) -> list[Outcome]:
-        """Bring every task, each with its own id, to its end and return how each ended; one that fails stops no other.
+        """Run all tasks, each with its own id, and return how each ended. A failed task does not stop the others.
 
-        Tasks whose folder is done are not started. Interrupted, it stops what it started and raises
-        `KeyboardInterrupt`; the same call resumes. It counts on from `before` tasks of earlier calls, of `total`.
+        Tasks whose folder is done are not started. On Ctrl-C it stops the workers that it started and raises
+        `KeyboardInterrupt`; the same call resumes. The progress counts on from `before` tasks of earlier
+        calls, out of `total`.
         """
         ...
 
@@ -65,7 +65,7 @@ class TasksFailedError(ChildProcessError):
 
 
 def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
-    """Raise `TasksFailedError` when a task failed: for callers that need all of them."""
+    """Raise `TasksFailedError` if a task failed, for callers that need all of them."""
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if failed:
         titles = ", ".join(outcome.task.title for outcome in failed[:5]) + (", ..." if len(failed) > 5 else "")
@@ -77,7 +77,7 @@ def raise_if_failed(outcomes: Sequence[Outcome]) -> None:
 
 
 def engine(package: str, *, executor: str) -> Any:
-    """The package that an executor is made of; `ValueError` where it is not installed."""
+    """Import the package that an executor needs; `ValueError` if it is not installed."""
     try:
         return import_module(package)
     except ModuleNotFoundError:

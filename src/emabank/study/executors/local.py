@@ -1,9 +1,8 @@
-"""Runs as processes of this machine, a few at a time.
+"""Runs tasks as processes on this machine, a few at a time.
 
-Each worker has a session of its own, so that Ctrl-C reaches this process alone, which then stops them in good order;
-if this process is killed, they notice (`emabank.study.executors.worker`). Importing torch takes seconds, as long as a
-small run: so workers are forked from a process that has done nothing but import it (Python's "forkserver"), and inherit
-neither threads nor devices.
+Each worker has its own session, so that Ctrl-C reaches only this process, which then stops its workers cleanly. If this
+process is killed, they notice (see `worker.py`). Importing torch takes as long as a small run, so workers are forked
+from a process that has only imported it (Python's "forkserver"): they inherit neither threads nor devices.
 """
 
 import multiprocessing
@@ -35,18 +34,18 @@ _AFTER_SIGTERM = 5.0  # seconds until SIGKILL
 
 @dataclass(frozen=True, kw_only=True)
 class LocalExecutor:
-    """Runs tasks here, `jobs` at a time."""
+    """Runs tasks on this machine, `jobs` at a time."""
 
     jobs: int = 1
     grace: float = 10.0
     """Seconds that interrupted workers have to write a checkpoint before they get SIGTERM, then SIGKILL."""
     patience: float = 30.0
-    """Seconds to wait for a run that another process is at work on: the workers of a study that was killed a moment ago
-    still write their checkpoints."""
+    """Seconds to wait for a run that another process has open: workers of a study that was just killed may still be
+    writing their checkpoints."""
     poll: float = 0.1
-    """Seconds between two looks at the workers."""
+    """Seconds between checks of the workers."""
     warm: tuple[str, ...] = ()
-    """Modules to import beforehand: workers that are `python -m` of the first start at once, where the system allows
+    """Modules to preload: workers that run `python -m` of the first one start at once, where the system allows
     (`ForkedWorker`)."""
 
     def __post_init__(self) -> None:
@@ -96,7 +95,7 @@ class _Job(TaskHandle):
         return self.outcome(code, reason_of(code))
 
     def _waits(self) -> bool:
-        """Whether to wait for the process that has the run open; starts the worker again once it is free."""
+        """Whether to wait for the process that has the run open; restarts the worker once the run is free."""
         if self.folder.is_done() or time.monotonic() - self.started > self._patience:
             return False
         if not is_locked(self.task.folder / LOCK):
@@ -108,7 +107,7 @@ class _Job(TaskHandle):
         if self.process.poll() is None:
             try:
                 os.killpg(self.process.pid, number)
-            except ProcessLookupError:  # it has just ended, or is a warm one that does not yet lead its session
+            except ProcessLookupError:  # it has just ended, or is a forked worker that does not lead its session yet
                 with suppress(ProcessLookupError):
                     os.kill(self.process.pid, number)
 
@@ -119,9 +118,8 @@ class _Job(TaskHandle):
 class ForkedWorker:
     """A worker like `python -m MODULE ARGUMENTS`, with the part of `subprocess.Popen`'s interface that executors use.
 
-    The first of the modules is the worker's, the others are imported beforehand too. It is the leader of a session of
-    its own, soon after it was started. What it prints goes to the end of the log. `OSError` where it cannot be started;
-    the same command can then be started as a fresh process.
+    It runs the first of `modules`; all of them are preloaded. Soon after its start it leads its own session. Its output
+    is appended to the log. `OSError` if it cannot be started; the command can then be started as a fresh process.
     """
 
     def __init__(
@@ -148,13 +146,13 @@ class ForkedWorker:
 
 
 def _start_server(environment: Mapping[str, str]) -> None:
-    """Start the process that workers are forked from, unless it runs.
+    """Start the process that workers are forked from, unless it is running.
 
-    Libraries look for the number of threads when they are loaded, so it has the variables of the first worker. Ctrl-C
-    is kept from it and, until they are ready, from its workers: a terminal sends that to all, and imports take long.
+    It gets the first worker's variables, because libraries read the number of threads when they are loaded. SIGINT is
+    blocked in it and, until they are ready, in its workers: a terminal sends Ctrl-C to all, and imports take long.
     """
     before = {name: os.environ.get(name) for name in environment}
-    resource_tracker.ensure_running()  # the server needs it, and it would let Ctrl-C through again
+    resource_tracker.ensure_running()  # the server needs it, and starting it below would unblock SIGINT
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         os.environ.update(environment)
@@ -181,7 +179,7 @@ def _work(module: str, arguments: list[str], log: str, folder: str, environment:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = import_module(module).main(arguments)
-    except KeyboardInterrupt:  # it ends as Python itself would, so that it was stopped and has not failed
+    except KeyboardInterrupt:  # end as Python itself would, so that the run counts as stopped, not failed
         traceback.print_exc()
         sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,6 +1,6 @@
 """The loop that executors share: start waiting tasks, poll running ones, show progress, and shut down cleanly.
 
-What an executor adds is how a task is started, and how its worker is asked to stop.
+An executor adds how to start a task, and how to stop its worker.
 """
 
 import os
@@ -23,21 +23,21 @@ from emabank.study.runs.environment import now
 from emabank.study.runs.reader import FAILED, LOG, Progress, RunFolder
 from emabank.study.runs.writer import mark_failed
 
-INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # ended so, a run was stopped and has not failed
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a run that was stopped and has not failed
 
-_BETWEEN_LOOKS = 0.5  # seconds between two looks at a run's progress
+_BETWEEN_LOOKS = 0.5  # seconds between checks of a run's progress
 _LOG_LINES, _LOG_BYTES = 12, 8192
 
 
 class TaskHandle:
-    """A task that was started: its progress, and how it ended."""
+    """A started task: its progress and its outcome."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self.folder = RunFolder(task.folder)
         task.folder.mkdir(parents=True, exist_ok=True)
         self.log = task.folder / LOG
-        self._progress = self.folder.progress()  # of an earlier start, perhaps
+        self._progress = self.folder.progress()  # possibly from an earlier start
         self._failed_before = _stamp(task.folder / FAILED)
         with open(self.log, "ab") as log:
             log.write(f"--- {now()} {task.title}\n".encode())
@@ -46,11 +46,11 @@ class TaskHandle:
         self.started = self._looked = time.monotonic()
 
     def poll(self) -> Outcome | None:
-        """How it ended; None while it runs."""
+        """The outcome; None while the task runs."""
         raise NotImplementedError
 
     def news(self) -> Progress | None:
-        """The progress since the last call; None: nothing new."""
+        """The current progress; None if it has not changed, or was read less than `_BETWEEN_LOOKS` ago."""
         if time.monotonic() - self._looked < _BETWEEN_LOOKS:
             return None
         self._looked = time.monotonic()
@@ -61,14 +61,14 @@ class TaskHandle:
         return progress
 
     def outcome(self, code: int | None, reason: str) -> Outcome:
-        """How it ended. The folder decides: a run marked as done is done, even if its process failed."""
+        """The outcome. The folder decides: a run marked as done is done, even if its process failed."""
         seconds = time.monotonic() - self.started
         if self.folder.is_done():
             return Outcome(task=self.task, state="done", seconds=seconds)
         if _stamp(self.task.folder / FAILED) != self._failed_before:
             reason = f"{reason}: {self.folder.failure()}"
         elif code not in INTERRUPTED:
-            with suppress(OSError):  # a full disk, for example; it is still reported
+            with suppress(OSError):  # a full disk, for example; the failure is still reported
                 mark_failed(self.task.folder, reason)
         return Outcome(task=self.task, state="failed", seconds=seconds, reason=reason, log=self._last_lines())
 
@@ -142,7 +142,7 @@ def run_tasks(
 
 
 def reason_of(code: int) -> str:
-    """An exit code as text, negative for a signal."""
+    """An exit code, negative for a signal, in words."""
     if code == 0:
         return "ended without finishing the run"
     if code > 0:
@@ -163,14 +163,14 @@ def _stamp(path: Path) -> int | None:
 
 @contextmanager
 def _interrupts() -> Generator[list[int]]:
-    """A list that grows with each Ctrl-C, so that none arrives between two statements that belong together."""
+    """Yield a list that grows with each Ctrl-C, so that none interrupts statements that belong together."""
     received: list[int] = []
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
     before = signal.getsignal(signal.SIGINT)
-    # Only the main thread may, and where Ctrl-C is ignored (`nohup command &`) it stays so.
+    # Only the main thread may set handlers. Where Ctrl-C is ignored (`nohup command &`), it stays ignored.
     if threading.current_thread() is not threading.main_thread() or before in (signal.SIG_IGN, None):
         yield received
         return

@@ -11,17 +11,17 @@ from rich.progress import Progress as Bars
 from emabank.study.executors import Outcome, Task
 from emabank.study.runs.reader import LOG, Progress
 
-_LINES = 12  # how many plain lines a run may print, roughly
+_LINES = 12  # plain lines per run, roughly
 
 
 def say(console: Console, sentence: str) -> None:
-    """Print a sentence as it is, in one line."""
+    """Print a sentence as it is, on one line."""
     console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def progress(console: Console, epochs: int) -> Generator[Callable[[int, str], None]]:
-    """Yield a function to call after each epoch of one run, with its number, counted from 1, and how it went."""
+    """Yield a function to call after each epoch of a run, with the epoch, counted from 1, and a status line."""
     if console.is_terminal:
         columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TimeRemainingColumn())
         words = TextColumn("{task.description}", markup=False)
@@ -41,7 +41,7 @@ def progress(console: Console, epochs: int) -> Generator[Callable[[int, str], No
 
 @contextmanager
 def counting(console: Console, what: str) -> Generator[Callable[[int, int], None]]:
-    """Yield a function to call with how many of how many are done; nothing is shown before the first call."""
+    """Yield a function to call with the number done and the total; nothing is shown before the first call."""
     if console.is_terminal:
         with Bars(TextColumn(what), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=console) as bars:
             bar = bars.add_task("", total=None, visible=False)
@@ -59,13 +59,13 @@ def counting(console: Console, what: str) -> Generator[Callable[[int, int], None
 
 
 def is_due(epoch: int, epochs: int, *, last: int) -> bool:
-    """Whether a plain line is due at an epoch, when the last one looked at was `last`; 0: none was."""
+    """Whether a plain line is due at an epoch; `last` is the epoch of the last check, 0 before the first."""
     between = max(1, epochs // _LINES)
     return epoch > last and (last == 0 or epoch >= epochs or epoch // between > last // between)
 
 
 def plain_line(epoch: int, epochs: int, left: float | None, words: str) -> str:
-    """How far a run is, such as `epoch 3/60, 3 min left: live 81.0%`."""
+    """The progress of a run, such as `epoch 3/60, 3 min left: live 81.0%`."""
     time_left = "" if left is None else f", {duration(left)} left"
     return f"epoch {epoch}/{epochs}{time_left}: {words}"
 
@@ -82,7 +82,7 @@ def duration(seconds: float) -> str:
 
 
 class Display:
-    """Plain lines: each run when it starts, now and then on its way, and when it ends."""
+    """Plain lines: when a run starts, now and then while it trains, and when it ends."""
 
     def __init__(self, console: Console, ended: int, total: int) -> None:
         self._console, self._ended, self._total = console, ended, total
@@ -138,7 +138,7 @@ class _BarDisplay(Display):
 
 @contextmanager
 def display(console: Console, ended: int, total: int) -> Generator[Display]:
-    """Show runs inside the context; `ended` of `total` have ended before."""
+    """Show the progress of runs, of which `ended` of `total` have already ended."""
     if not console.is_terminal:
         yield Display(console, ended, total)
         return
@@ -154,7 +154,7 @@ def display(console: Console, ended: int, total: int) -> Generator[Display]:
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """A summary of the failed runs: which, why, their last lines of output, and where the rest is."""
+    """A summary of the failed runs: which, why, their last lines of output, and where the log is."""
     failed = [outcome for outcome in outcomes if outcome.state == "failed"]
     if not failed:
         return []

@@ -1,4 +1,4 @@
-"""Runs as tasks of a Ray cluster, or of a Ray of this machine alone; each has the CPUs and GPUs that it asks for."""
+"""Runs tasks on a Ray cluster, or with Ray on this machine alone; each gets the CPUs and GPUs that it requests."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -17,13 +17,13 @@ from emabank.study.runs.environment import cores
 
 @dataclass(frozen=True, kw_only=True)
 class RayExecutor:
-    """Runs tasks wherever Ray schedules them; the run folders are on a file system that all machines share.
+    """Runs tasks wherever Ray schedules them; the run folders must be on a file system shared by all machines.
 
-    A run whose worker died is started again, from its checkpoint, up to `retries` times.
+    A run whose worker died is restarted from its checkpoint, up to `retries` times.
     """
 
     address: str | None = None
-    """Of the cluster, such as auto or ray://head:10001; None: a Ray is started on this machine, and stopped again."""
+    """The cluster's address, such as auto or ray://head:10001; None starts Ray on this machine, and stops it later."""
     jobs: int | None = None
     """Runs at a time; None: as many as fit."""
     cpus: int = 1
@@ -54,7 +54,7 @@ class RayExecutor:
 
 
 class _Remote(TaskHandle):
-    """One task of Ray's, and the folder of its run."""
+    """One Ray task, and the folder of its run."""
 
     def __init__(self, task: Task, ray: Any, settings: RayExecutor, say: Callable[[str], None]) -> None:
         super().__init__(task)
@@ -91,7 +91,7 @@ class _Remote(TaskHandle):
         self._ray.cancel(self._promise)
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has stopped, at most this long."""
+        """Wait at most this long until the task has stopped."""
         self._ray.wait([self._promise], timeout=seconds)
 
 
@@ -102,7 +102,7 @@ def _work(command: RemoteCommand) -> int:
 @contextmanager
 def _connected(address: str | None, *, cpus: int) -> Generator[Any]:
     ray = engine("ray", executor="ray")
-    # A worker of a cluster must find emabank by itself; what is installed here is not sent along.
+    # emabank must be installed on the workers of a cluster: nothing is sent along from here.
     where: dict[str, Any] = {"address": address}
     if address is None:
         where = {"num_cpus": max(cores(), cpus), "include_dashboard": False}

@@ -1,7 +1,7 @@
-"""Runs as jobs of a Slurm cluster, in arrays that submitit submits; what is preempted or runs out of time resumes.
+"""Runs tasks as jobs of a Slurm cluster, in arrays that submitit submits. Preempted and timed-out jobs resume.
 
-A job that Slurm is about to stop writes a checkpoint and is queued again. Whether a job is still in the queue is asked
-with `squeue`, which every Slurm has; accounting need not be set up.
+A job that Slurm is about to stop writes a checkpoint and is queued again. The queue is read with `squeue`, which
+every Slurm has; accounting need not be set up.
 """
 
 import math
@@ -22,27 +22,27 @@ from emabank.study.executors.progress import say
 from emabank.study.executors.worker import LOCKED, RemoteCommand
 from emabank.study.runs.reader import LOG, RunFolder
 
-_BETWEEN_QUEUES = 5.0  # seconds between two looks at the queue, which is the whole cluster's
+_BETWEEN_QUEUES = 5.0  # seconds between calls of squeue, which load the controller of the whole cluster
 _MOST_TIMEOUTS = 1000  # a run resumes from its checkpoint, so time-outs are not failures
-_LOST = 15.0  # seconds that a result may take to show on a shared file system after its job has left the queue
+_LOST = 15.0  # seconds until a result shows on a shared file system after its job has left the queue
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmExecutor:
-    """Submits tasks as one job array, and watches their run folders, which are on a file system that all nodes share.
+    """Submits tasks as one job array and watches their run folders, which must be on a file system shared by all nodes.
 
-    A run whose job was lost (a node died, say) is submitted again, and resumes from its checkpoint, up to `retries`
-    times.
+    A run whose job was lost (its node died, for example) is submitted again up to `retries` times, and resumes from its
+    checkpoint.
     """
 
     folder: Path
-    """For submitit's files: what is submitted, and what jobs print before and after the run itself."""
+    """For submitit's files: submitted commands, and the output of jobs before and after the run itself."""
     jobs: int | None = None
-    """Runs at a time, the throttle of the array; None: as many as Slurm gives."""
+    """Runs at a time, the throttle of the array; None: 256."""
     cpus: int = 1
     gpus: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """For sbatch, as submitit names them: partition, time (minutes), mem, account, ..."""
+    """Options for sbatch, as submitit names them: partition, time (minutes), mem, account, ..."""
     retries: int = 2
     grace: float = 30.0
     """Seconds that an interrupted run has to write a checkpoint."""
@@ -74,7 +74,7 @@ class SlurmExecutor:
 
 
 class _Array:
-    """The jobs of one call, submitted together when the first of them is asked for, and their queue."""
+    """The jobs of one `run_all`, submitted together at the first `submit`, and the state of the queue."""
 
     def __init__(self, settings: SlurmExecutor, tasks: Sequence[Task]) -> None:
         self.settings, self._tasks = settings, tasks
@@ -83,7 +83,7 @@ class _Array:
         self._looked = -math.inf
 
     def submit(self, task: Task) -> Any:
-        """The job of a task: of the array, the first time it is asked for, and afterwards one of its own."""
+        """The job of a task: at first the one in the array, for a retry a separate one."""
         if self._first is None:
             executor = self._executor()
             with executor.batch():
@@ -94,7 +94,7 @@ class _Array:
         return job
 
     def holds(self, job: Any) -> bool:
-        """Whether a job waits or runs; asked of Slurm now and then, for all jobs at once."""
+        """Whether a job waits or runs. Slurm is asked now and then, for all jobs at once; no answer counts as yes."""
         if time.monotonic() - self._looked > _BETWEEN_QUEUES:
             self._queue = _queue()
             self._looked = time.monotonic()
@@ -118,16 +118,16 @@ class _Array:
 
 
 class SlurmCommand(RemoteCommand):
-    """A command that Slurm may interrupt: when the time is up, or another job is more important."""
+    """A command that Slurm may interrupt, at the time limit or for a job of higher priority."""
 
     def checkpoint(self) -> Any:
-        """What submitit queues again, once the run has written its checkpoint: the same."""
+        """Stop the run, which writes its checkpoint, and return this command for submitit to queue again."""
         self.stop()
         return engine("submitit", executor="slurm").helpers.DelayedSubmission(self)
 
 
 class _Submitted(TaskHandle):
-    """One job of Slurm's, and the folder of its run."""
+    """One Slurm job, and the folder of its run."""
 
     def __init__(self, task: Task, array: _Array, say: Callable[[str], None]) -> None:
         super().__init__(task)
@@ -156,14 +156,14 @@ class _Submitted(TaskHandle):
         return None
 
     def cancel(self) -> None:
-        """Let it write a checkpoint and end."""
+        """Let the run write a checkpoint and end."""
         subprocess.run(["scancel", "--signal=INT", self._job.job_id], check=False, capture_output=True)
 
     def end(self) -> None:
         subprocess.run(["scancel", self._job.job_id], check=False, capture_output=True)
 
     def _exit_code(self) -> int | None:
-        """Of the run's process; None: the job ended without a result."""
+        """The exit code of the run's process; None if the job left no result."""
         if not self._job.paths.result_pickle.exists():
             return None
         try:
@@ -173,10 +173,10 @@ class _Submitted(TaskHandle):
 
 
 def _queue() -> set[str] | None:
-    """The ids of this user's jobs that wait or run, such as 12_3; None where Slurm does not answer."""
+    """The ids, such as 12_3, of this user's waiting and running jobs; None if Slurm does not answer."""
     listed = subprocess.run(
         ["squeue", "--noheader", "--array", "--format=%i", "--me"], capture_output=True, text=True, check=False
     )
-    if listed.returncode:  # the controller is busy, or restarts
+    if listed.returncode:  # the controller is busy or restarting
         return None
     return set(listed.stdout.split())

@@ -1,6 +1,6 @@
-"""Runs one after the other, each trained by all the processes that torchrun started.
+"""Runs tasks one after the other, each on all the ranks that torchrun started.
 
-The first rank has the plan and the screen; it sends every run to the other ranks, which train their share.
+The first rank plans the runs and shows their progress; it sends each to the other ranks, which train their share.
 """
 
 import time
@@ -16,12 +16,12 @@ from emabank.study.runs.reader import Progress, RunFolder
 
 OnProgress = Callable[[Progress], None]
 Work = Callable[[Sequence[str], ProcessGroup, OnProgress], None]
-"""Runs what the arguments of a worker describe, together with the other ranks."""
+"""Trains the run that the arguments of a worker describe, together with the other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchrunExecutor:
-    """On the first rank: runs each task on all of them."""
+    """On the first rank: runs each task on all ranks."""
 
     group: ProcessGroup
     work: Work
@@ -31,7 +31,7 @@ class TorchrunExecutor:
     def run_all(
         self, tasks: Sequence[Task], *, console: Console | None = None, before: int = 0, total: int = 0
     ) -> list[Outcome]:
-        """Run every task that is not done. A run that fails ends all: the other ranks cannot continue without it."""
+        """Run every task that is not done. A failed run ends all: the other ranks cannot continue without it."""
         outcomes: list[Outcome] = []
         with display(console or Console(stderr=True), before, total or len(tasks)) as shown:
             for task in tasks:
@@ -52,6 +52,6 @@ class TorchrunExecutor:
 
 
 def follow(group: ProcessGroup, work: Work) -> None:
-    """On the other ranks: take part in each run that the first rank sends, until there are no more."""
+    """On the other ranks: train each run that the first rank sends, until there are no more."""
     while (arguments := group.from_first()) is not None:
         work(arguments, group, lambda progress: None)

@@ -1,5 +1,4 @@
-"""A worker process: how it is started, here or by a cluster, that it keeps its memory, and that it does not outlive its
-executor.
+"""Worker processes: start them here or on a cluster, keep their freed memory, and end them with their executor.
 
 Standard library only.
 """
@@ -19,20 +18,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PARENT = "EMABANK_EXECUTOR"  # the variable with the process id of a worker's executor
-LOCKED = 75  # the exit code of a worker whose run another process is at work on
+PARENT = "EMABANK_EXECUTOR"  # the environment variable with the process id of a worker's executor
+LOCKED = 75  # the exit code of a worker whose run another process has open
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGEST = 2**25  # bytes; glibc allows no more
-_BETWEEN_TRIES, _BETWEEN_LOOKS = 2.0, 0.1  # seconds, of a worker of a cluster
+_BETWEEN_TRIES, _BETWEEN_LOOKS = 2.0, 0.1  # seconds, for workers of a cluster
 
 
 def start_worker(
     command: Sequence[str], *, log: str | Path, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Start a worker, with these variables added to those of this process; it appends what it prints to the log.
+    """Start a worker with these variables added to the environment of this process; its output is appended to the log.
 
-    It leads a session of its own, so that Ctrl-C reaches its executor alone.
+    It leads its own session, so that Ctrl-C reaches only its executor.
     """
     with open(log, "ab") as output:
         return subprocess.Popen(
@@ -46,10 +45,10 @@ def start_worker(
 
 
 def keep_freed_memory() -> bool:
-    """Have this process keep freed memory, from here on; False where that cannot be had (no glibc).
+    """Make malloc keep freed memory in this process from now on; False where it cannot (no glibc).
 
-    A tensor of some megabytes is otherwise given back when it is freed, and fetched again page by page, zeroed by
-    the system, when the next layer or step wants one like it. Only for processes that just train: a library should
+    Otherwise a tensor of some megabytes goes back to the system when it is freed, and the next layer or step that needs
+    one like it gets it again page by page, zeroed by the system. Only for processes that just train: a library should
     not change how a program uses its memory.
     """
     try:
@@ -62,10 +61,10 @@ def keep_freed_memory() -> bool:
 def stop_with_executor(*, every: float = 1.0, grace: float = 30.0) -> None:
     """Interrupt this process, as Ctrl-C would, when its executor is gone; kill it if it has not ended after `grace`.
 
-    Call it once, at the start of a worker. Without an executor (started by hand) it does nothing. An executor killed by
-    -9 cannot signal its workers, so a thread looks every second whether it still runs.
+    Call it once, at the start of a worker. Without an executor (started by hand) it does nothing. An executor ended by
+    kill -9 cannot signal its workers, so a thread checks every `every` seconds whether it still runs.
     """
-    executor = os.environ.pop(PARENT, None)  # taken, so that children of this worker do not look for it too
+    executor = os.environ.pop(PARENT, None)  # removed, so that children of this worker do not watch it too
     if executor is None:
         return
     faulthandler.enable()  # a crash in compiled code leaves its trace in the log
@@ -84,7 +83,7 @@ def _watch(executor: int, every: float, grace: float) -> None:
 
 
 def _runs(executor: int) -> bool:
-    """Whether the parent is still the same; for a worker forked by another process, the executor must be alive too."""
+    """Whether the parent is still the same and, for a worker forked by a fork server, the executor is alive too."""
     asker = multiprocessing.parent_process()
     return os.getppid() == executor and (asker is None or asker.is_alive())
 
@@ -93,12 +92,12 @@ def _runs(executor: int) -> bool:
 
 
 class RemoteCommand:
-    """One start of a task: its command as a process beside a worker of a cluster. Called, it gives the exit code.
+    """A task's command, which a cluster's worker calls: it runs in its own process, and the call returns the exit code.
 
-    It travels to another machine, so it holds plain values.
+    It is sent to another machine, so it holds plain values.
 
-    When a worker dies, its task is started elsewhere at once, while the old process may still be writing its last
-    checkpoint: the new one waits for that.
+    When a worker dies, its task is restarted elsewhere at once, while the old process may still be writing its last
+    checkpoint: the new one waits for that, at most `patience` seconds.
     """
 
     def __init__(
@@ -128,8 +127,8 @@ class RemoteCommand:
         with open(self.log, "ab") as log:
             log.write(f"--- on {socket.gethostname()}\n".encode())
         process = self._process = start_worker(self.command, log=self.log, environment=self.environment)
-        # A thread waits for the process: `stop` may be called by a signal handler in the middle of what this thread
-        # does, and two waits of one thread for one process would block each other for ever.
+        # Another thread waits for the process: a signal handler may call `stop` at any point in this thread, and two
+        # waits of one thread for the same process would deadlock.
         threading.Thread(target=self._wait_for, args=(process,), daemon=True).start()
         try:
             while self._code is None:
@@ -142,7 +141,7 @@ class RemoteCommand:
         self._code = process.wait()
 
     def stop(self) -> None:
-        """Let the process write a checkpoint and end; if it does not within its time, end it."""
+        """Let the process write a checkpoint and end; kill it if it does not end in time."""
         for number, seconds in ((signal.SIGINT, self.grace), (signal.SIGTERM, 5.0), (signal.SIGKILL, 60.0)):
             if self._process is None or self._code is not None:
                 break

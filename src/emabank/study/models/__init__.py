@@ -1,6 +1,6 @@
-"""The networks of the study by name: plain modules with `features(x)`, what the last layer sees.
+"""The networks of the study by name: plain modules with `features(x)`, the input of the last layer.
 
-This file imports torch only to build one, so that configurations can be checked without it.
+torch is imported only to build a network, so that configurations can be checked without it.
 """
 
 from importlib import import_module
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 class NetworkInfo(NamedTuple):
-    """What is known of a network without building it."""
+    """The properties of a network that are known without building it."""
 
     name: str
-    """As configurations, rows and the command line have it."""
+    """The name in configurations, rows and commands."""
     title: str
     builder: str
     """The module and function that build it."""
     weight_decay: float
-    """That of its family in the paper, or ours for a network that it does not have."""
+    """The paper's value for this family of networks; ours if the paper does not have the family."""
     default_width: int | None = None
-    """Channels of the first stage; None where the network has one size only."""
+    """Channels of the first stage; None for a network of fixed size."""
 
     def check_width(self, width: int | None) -> int | None:
-        """The width to build it with: the one given, or its default; None for a network of one size."""
+        """The width to build with: `width`, or else the default; None for a network of fixed size."""
         if width is None:
             return self.default_width
         if self.default_width is None:
@@ -53,14 +53,14 @@ NETWORKS = {
 
 
 def network_info(name: str) -> NetworkInfo:
-    """What is known of the network with this name; `ValueError` lists those there are."""
+    """The properties of the network with this name; `ValueError` lists the known names."""
     if name not in NETWORKS:
         raise ValueError(f"network is {name!r}; give {_listed(list(NETWORKS))}")
     return NETWORKS[name]
 
 
 def build_network(name: str, *, classes: int, channels: int = 3, width: int | None = None) -> "Network":
-    """A new network with weights from torch's global random numbers; without a width it has its usual one."""
+    """A new network, initialised from torch's global random generator; by default with its usual width."""
     network = network_info(name)
     width = network.check_width(width)
     module, function = network.builder.split(".")

@@ -14,12 +14,12 @@ Shortcut = Callable[[int, int, int], nn.Module]
 
 
 class Network(nn.Module):
-    """A network that gives logits `[n, classes]`, by a linear head on its features."""
+    """A network that returns logits `[n, classes]`: a linear head on its features."""
 
     head: nn.Linear
 
     def features(self, x: Tensor) -> Tensor:
-        """What the last layer sees: `[n, channels, height, width]` becomes `[n, width]`."""
+        """The input of the last layer: `[n, channels, height, width]` becomes `[n, width]`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ class Network(nn.Module):
 
 
 class ResNet(Network):
-    """A stem, stages of basic blocks, each after the first at half the size, mean pooling and a linear head."""
+    """A stem, stages of basic blocks (each after the first at half the size), mean pooling and a linear head."""
 
     def __init__(
         self, *, blocks: Sequence[int], widths: Sequence[int], shortcut: Shortcut, classes: int, channels: int
@@ -49,12 +49,12 @@ class ResNet(Network):
 
 
 def resnet8(*, classes: int, channels: int = 3, width: int = 16) -> ResNet:
-    """The smallest of the CIFAR family: one block a stage, `width`, 2 and 4 times `width` channels."""
+    """The smallest of the CIFAR family: one block per stage, with 1, 2 and 4 times `width` channels."""
     return _cifar_family(1, classes=classes, channels=channels, width=width)
 
 
 def resnet20(*, classes: int, channels: int = 3, width: int = 16) -> ResNet:
-    """The CIFAR family with three blocks a stage; 0.27 million parameters, as He et al. report."""
+    """The CIFAR family with three blocks per stage; 0.27 million parameters, as He et al. report."""
     return _cifar_family(3, classes=classes, channels=channels, width=width)
 
 
@@ -69,10 +69,10 @@ def resnet34(*, classes: int, channels: int = 3) -> ResNet:
 
 
 def initialise_convolutions(network: nn.Module, *, mode: Literal["fan_in", "fan_out"] = "fan_out") -> None:
-    """Draw the convolutions of any network from He's normal distribution; their biases, if any, become 0.
+    """Initialise the convolutions of any network from He's normal distribution, and their biases, if any, with 0.
 
     With "fan_out" the standard deviation is sqrt(2 / (k * k * outgoing)), as in the published code of all these
-    families; "fan_in" counts the incoming channels and keeps the size of what is passed on.
+    families; "fan_in" counts the incoming channels, which keeps the size of the activations.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
@@ -134,7 +134,7 @@ def _conv_norm(incoming: int, outgoing: int, *, stride: int) -> nn.Sequential:
 
 # Wide residual networks (Zagoruyko & Komodakis 2016) ------------------------------------------------------------------
 #
-# Basic blocks in pre-activation order: batch norm and ReLU stand before each convolution, and once more before pooling.
+# Basic blocks in pre-activation order: batch norm and ReLU come before each convolution, and once more before pooling.
 
 STEM = 16
 
@@ -163,8 +163,8 @@ class WideResNet(Network):
 def wide_resnet(*, classes: int, channels: int = 3, depth: int = 28, widen: int = 10) -> WideResNet:
     """WideResNet-28-10, by default: 36.5 million parameters, as its authors report.
 
-    The depth is 6n + 4 for n blocks a stage: so many convolutions there are, those of the shortcuts included. The three
-    stages are `widen` times wider than 16, 32 and 64 channels.
+    The depth is the number of convolutions, those of the shortcuts included: 6n + 4 for n blocks per stage. The three
+    stages have `widen` times 16, 32 and 64 channels.
     """
     return WideResNet(depth=depth, widen=widen, classes=classes, channels=channels)
 
@@ -181,7 +181,7 @@ class _WideBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         activated = F.relu(self.first_norm(x))
-        # As in the authors' code: a projection sees the activated input, the identity passes the input on untouched.
+        # As in the authors' code: a projection gets the activated input, an identity shortcut the unchanged one.
         passed = x if self.shortcut is None else self.shortcut(activated)
         return self.second(F.relu(self.second_norm(self.first(activated)))) + passed
 

@@ -1,6 +1,6 @@
 """VGG networks without batch norm (Simonyan & Zisserman 2015): 3x3 convolutions in stages, each ending in max-pooling.
 
-VGG-16 is the one of the SWA authors (Izmailov et al. 2018) for CIFAR; VGG-small is ours, for a CPU.
+VGG-16 is the SWA authors' version for CIFAR (Izmailov et al. 2018); VGG-small is ours, for a CPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,30 +33,31 @@ class VGG(Network):
         initialise_convolutions(self, mode=initial)
 
     def features(self, x: Tensor) -> Tensor:
-        # Dropout stands before the hidden layers, not behind them: in eval mode this is a fixed function of the image.
+        # Includes the hidden layers and the dropout before each: a fixed function of the image only in eval mode.
         if min(x.shape[2:]) < self.smallest_side:
             raise ValueError(
                 f"images are {x.shape[2]} x {x.shape[3]} pixels; this VGG halves them {len(self.stages)} times "
                 f"and takes {self.smallest_side} x {self.smallest_side} or more, so take a smaller network"
             )
-        # One pixel is left of 32 x 32 after five stages; larger images leave more, and their mean is taken.
+        # Five stages reduce 32 x 32 pixels to one; larger images leave more, which are averaged.
         return self.hidden(self.stages(x).mean(dim=(2, 3)))
 
 
 def vgg16(*, classes: int, channels: int = 3) -> VGG:
-    """VGG-16 as the SWA authors have it: dropout before each of two hidden layers of 512, no batch norm.
+    """VGG-16 of the SWA authors: dropout before each of two hidden layers of 512, no batch norm.
 
-    On 32 x 32 pixels it is theirs; on larger images mean pooling, which they do not have, keeps the same parameters.
+    Identical to theirs on 32 x 32 pixels. On larger images, mean pooling, which they do not have, keeps the number of
+    parameters the same.
     """
     stages = ((64,) * 2, (128,) * 2, (256,) * 3, (512,) * 3, (512,) * 3)
     return VGG(stages=stages, hidden=(512, 512), initial="fan_out", classes=classes, channels=channels)
 
 
 def vgg_small(*, classes: int, channels: int = 3, width: int = 16) -> VGG:
-    """Six convolutions of `width`, 2 and 4 times `width` channels, for images from 8 x 8 pixels on.
+    """Six convolutions with 1, 2 and 4 times `width` channels, for images of 8 x 8 pixels or more.
 
-    Neither dropout nor hidden layers, so that it can memorise. Its first weights count the incoming channels: the
-    published choice would shrink one grey channel to a quarter on the way to 16, and no batch norm makes up for it.
+    It has neither dropout nor hidden layers, so that it can memorise. Its initialisation is "fan_in": the published
+    "fan_out" would shrink one grey channel to a quarter on the way to 16, and no batch norm would make up for that.
     """
     stages = ((width,) * 2, (2 * width,) * 2, (4 * width,) * 2)
     return VGG(stages=stages, hidden=(), initial="fan_in", classes=classes, channels=channels)

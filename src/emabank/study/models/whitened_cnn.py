@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from emabank.study.models.resnet import Network, initialise_convolutions
 
 EPSILON = 5e-4
-"""Added to every variance before its inverse root is taken, so that a direction without variance is not blown up."""
+"""Added to every variance before taking its inverse root, so that a direction without variance does not blow up."""
 
 
 class WhitenedCNN(Network):
@@ -47,15 +47,15 @@ class WhitenedCNN(Network):
 
 
 def whitened_cnn(*, classes: int, channels: int = 3, width: int = 32) -> WhitenedCNN:
-    """Groups of `width`, 4 and 4 times `width` channels, for images from 2 x 2 pixels on."""
+    """Groups with 1, 4 and 4 times `width` channels, for images of 2 x 2 pixels or more."""
     return WhitenedCNN(classes=classes, channels=channels, width=width)
 
 
 def whitening_filters(batches: Iterable[tuple[Tensor, Any]]) -> Tensor:
-    """Filters `[8 * channels, channels, 2, 2]`: what the first half makes of 2x2 patches has unit covariance.
+    """Filters `[8 * channels, channels, 2, 2]`; on 2x2 patches, the outputs of the first half have unit covariance.
 
-    They are the principal directions of the patches, each divided by the root of its variance plus `EPSILON`; the
-    second half are their negatives, for the half that a ReLU cuts off. All of it is computed in float64 on the CPU.
+    The first half are the principal directions of the patches, each divided by the root of its variance plus `EPSILON`.
+    The second half are their negatives, for what a ReLU cuts off. Computed in float64 on the CPU.
     """
     count, total, products, channels = 0, torch.zeros(()), torch.zeros(()), 0
     for images, _ in batches:
@@ -64,7 +64,7 @@ def whitening_filters(batches: Iterable[tuple[Tensor, Any]]) -> Tensor:
         count, total, products = count + patches.shape[1], total + patches.sum(dim=1), products + patches @ patches.T
     mean = total / count
     variances, directions = torch.linalg.eigh(products / count - mean.outer(mean))
-    # The sign of a direction is arbitrary; its largest component is made positive, on every machine alike.
+    # The sign of a direction is arbitrary: make its largest component positive, so that all machines agree.
     directions = directions * directions.gather(0, directions.abs().argmax(dim=0, keepdim=True)).sign()
     filters = (directions / (variances.clamp(min=0) + EPSILON).sqrt()).T.reshape(-1, channels, 2, 2)
     return torch.cat([filters, -filters])

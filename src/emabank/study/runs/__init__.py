@@ -1,1 +1,1 @@
-"""A run's folder: its identity by content, what is written into it atomically, how it is read again."""
+"""A run's folder: how its files are written, locked, read and archived."""

@@ -1,7 +1,7 @@
-"""Many runs at once: finished ones packed into small archives and restored, and all rows as one pandas frame.
+"""Packs finished runs into small archives, restores them, and loads all rows as one pandas frame.
 
-An archive has what the report reads of a run: no weights, no predictions, no checkpoints. There is one `runs.tar.gz`
-per data set and network, with the same bytes for the same runs, and the manifests of the studies are beside them.
+An archive has only what the report reads: no weights, no predictions, no checkpoints. There is one `runs.tar.gz` per
+data set and network, with the same bytes for the same runs; the manifests of the studies are next to these folders.
 """
 
 import gzip
@@ -39,16 +39,17 @@ if TYPE_CHECKING:
 
 ARCHIVE = "runs.tar.gz"
 _MEMBER = re.compile(rf"(?:{PROTOCOL})?[0-9a-f]{{16}}/({'|'.join(map(re.escape, (*REPORTED, DONE, SUMMARY)))})")
-_LARGEST = 2**28  # bytes of one file; the rows of a long run have some megabytes
+_LARGEST = 2**28  # bytes per file; the rows of a long run take some megabytes
 
 Contents = dict[str, dict[str, bytes]]
-"""Files by name, by the run or protocol that they belong to."""
+"""The content of each file, by run or protocol and file name."""
 
 
 def pack_runs(runs: Path, out: Path) -> list[Path]:
-    """Write the finished runs, the protocols and the manifests of a folder into another; returns the archives there.
+    """Pack the finished runs and protocols below `runs` into archives below `out`, and copy the manifests.
 
-    What these hold already stays, unless `runs` has it too. What is damaged is not packed; a warning names it.
+    Runs already in an archive stay there; one that `runs` has too is replaced. A run with missing files counts as
+    unfinished. One with damaged files is skipped, and a warning names the file. Returns all archives in `out`.
     """
     settings: dict[str, Contents] = {}
     for path in sorted(path for path in runs.iterdir() if path.is_dir()):
@@ -69,14 +70,14 @@ def pack_runs(runs: Path, out: Path) -> list[Path]:
         _write_archive(archive, {**(_read_archive(archive) if archive.exists() else {}), **contents})
     for path in sorted(runs.glob(f"{PREFIX}*.json")):
         manifest = read_manifest(path)
-        # Paths of the machine do not belong in an archive.
+        # A machine's paths do not belong in an archive: strip their folders.
         short = {key: re.sub(r"(?<!\S)/\S*/", "", getattr(manifest, key)) for key in ("command", "reason")}
         write_manifest(replace(manifest, **short), out)
     return sorted(out.glob(f"*/{ARCHIVE}"))
 
 
 def _pack_run(run: RunFolder) -> tuple[Mapping[str, Any], dict[str, bytes]]:
-    """Its files as they are, but for the list of them, which names only those that are packed."""
+    """A run's recipe and files. They are unchanged, except that done.json lists only the packed ones."""
     files = {name: run.intact(name).read_bytes() for name in REPORTED if (run.path / name).exists()}
     listed = {name: (len(content), zlib.crc32(content)) for name, content in files.items()}
     done = {**read_json(run.path / DONE), "files": listed, ROWS_ONLY: True}
@@ -88,7 +89,7 @@ def _pack_protocol(path: Path) -> tuple[Mapping[str, Any], dict[str, bytes]]:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """The summary of a protocol; `ValueError` where the rows beside it are not those that it left."""
+    """The summary of a protocol; `ValueError` if its rows do not match their checksum."""
     summary = read_checked(path / SUMMARY)
     if file_checksum(path / ROWS) != summary.get(ROWS_CHECKSUM):
         raise ValueError(f"{path / ROWS} is damaged: its content does not match its checksum; run the study again")
@@ -127,10 +128,10 @@ def _read_archive(path: Path) -> Contents:
 
 
 def restore_runs(folder: Path, runs: Path) -> list[str]:
-    """Unpack archives and manifests into a folder of runs, except for what that has; returns the names of the runs.
+    """Unpack archives and manifests into `runs`, without replacing anything; returns the names of the restored runs.
 
-    They count as done. What needs predictions or weights cannot be had from them: new rows about pairs of seeds,
-    reliability diagrams, advice, and states from which other runs start, which are then trained from their beginning.
+    Restored runs count as done, but have no weights, predictions or forks. So they give no new rows about pairs of
+    seeds, no reliability diagrams and no advice, and runs that would start from their forks train from the beginning.
     """
     runs.mkdir(parents=True, exist_ok=True)
     restored: list[str] = []
@@ -153,7 +154,7 @@ def restore_runs(folder: Path, runs: Path) -> list[str]:
 
 @contextmanager
 def unpacked(folder: str | os.PathLike[str]) -> Generator[Path]:
-    """A folder of runs as it is; of a folder with archives, a temporary folder that has their runs."""
+    """Yield the folder itself or, if it has archives, a temporary folder with their runs."""
     folder = Path(folder)
     if not any(folder.glob(f"*/{ARCHIVE}")):
         yield folder
@@ -170,10 +171,10 @@ _DTYPES = {**dict.fromkeys(COLUMNS, "string"), "seed": "int64", "epoch": "Int64"
 
 
 def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
-    """Every row of every run below a folder (of all runs, of one, or of archives), a column for each field of `Row`.
+    """Every row of every run below a folder (of all runs, of one, or of archives), with a column per field of `Row`.
 
-    Rows of one file stay in their order, files come in the order of their paths. Without any rows the frame is empty
-    and has its columns and types all the same.
+    Files are sorted by path; the rows of a file keep their order. Without any rows the frame is empty, but has its
+    columns and types.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -191,12 +192,12 @@ def load_results(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
         for path in sorted(path for name in (ROWS, TEST_CURVES) for path in runs.rglob(name)):
             rows += _rows_of(path)
     columns = {name: pandas.Series([getattr(row, name) for row in rows], dtype=_DTYPES[name]) for name in COLUMNS}
-    # Two protocols that share runs both have the rows that compare these.
+    # Two protocols that share runs both have the rows that compare those runs.
     return pandas.DataFrame(columns).drop_duplicates(ignore_index=True)
 
 
 def _rows_of(path: Path) -> list[Row]:
-    """The rows of a file of a run or a protocol; `ValueError` where they are not those that it left."""
+    """The rows in a file of a run or a protocol; `ValueError` if the file is damaged."""
     if path.parent.name.startswith(PROTOCOL):
         _summary(path.parent)
         return read_rows(path)

@@ -1,6 +1,6 @@
-"""Under which conditions a run was trained: versions and hardware, never names of machines, people or folders.
+"""The environment of a training: versions and hardware, never names of machines, people or folders.
 
-Standard library only: versions are looked up, nothing is imported for them.
+Standard library only: versions are looked up without importing the packages.
 """
 
 import os
@@ -17,7 +17,7 @@ from emabank import __version__
 
 
 def environment(*, threads: int, also: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The conditions of a training that starts now; `also` adds what only the training knows, such as the device."""
+    """The environment of a training that starts now; `also` adds what only the training knows, such as the device."""
     return {
         "started": now(),
         "emabank": __version__,
@@ -33,7 +33,7 @@ def environment(*, threads: int, also: Mapping[str, Any] | None = None) -> dict[
 
 
 def now() -> str:
-    """The time in UTC, to the second, as ISO 8601 has it."""
+    """The UTC time in ISO 8601, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -50,7 +50,7 @@ def cores() -> int:
 
 
 def cpu_name() -> str:
-    """The model of the processor, as well as the system knows it."""
+    """The name of the processor, as far as the system knows it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,9 +1,8 @@
-"""One process at a time writes a run: a lock that the system frees when its holder ends, however it ends.
+"""A lock on a run, for one process at a time: `flock` on a file, freed however its holder ends, even by kill -9.
 
-The lock is `flock` on a file. Kill -9 frees it at once, and the file stays: nothing has to be removed by hand. Across
-hosts it holds where the file system carries locks: NFS on Linux does (as byte-range locks, freed when the server sees
-that a host is gone), Lustre when mounted with `flock`; a mount with `local_lock` keeps out processes of its own host
-only. Standard library only.
+The file stays; nothing has to be removed by hand. Across hosts the lock works where the file system supports it: NFS on
+Linux does (as byte-range locks, freed when the server notices that a host is gone), Lustre when mounted with `flock`; a
+mount with `local_lock` excludes only processes of the same host. Standard library only.
 """
 
 import errno
@@ -34,9 +33,9 @@ class LockedError(OSError):
 
 @contextmanager
 def locked(path: str | os.PathLike[str], *, what: str) -> Generator[None]:
-    """Hold the lock at this path, whose folder must be there; `LockedError` when someone else does.
+    """Hold the lock at this path, whose folder must exist; `LockedError` if another process holds it.
 
-    `what` is locked is for the message. Children made by `fork` or `subprocess` do not hold it.
+    `what` names the locked thing in the message. Children made by `fork` or `subprocess` do not hold the lock.
     """
     path, process = Path(path), os.getpid()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -48,13 +47,13 @@ def locked(path: str | os.PathLike[str], *, what: str) -> Generator[None]:
             _sign(descriptor)
         yield
     finally:
-        if os.getpid() == process:  # a forked child that ends in here has closed its own already
+        if os.getpid() == process:  # a forked child that ends in here has already closed its copy
             _held.discard(descriptor)
             os.close(descriptor)  # frees the lock
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Whether a process holds the lock at this path; a lock that was never taken is no file."""
+    """Whether a process holds the lock at this path. A lock that was never taken has no file."""
     path = Path(path)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -104,7 +103,7 @@ def _owner(path: Path) -> str:
 
 
 def _let_go_in_child() -> None:
-    # A forked child shares the parent's open file; were it to keep it, the lock would outlive the parent.
+    # A forked child shares the parent's open file. If the child kept it, the lock would outlive the parent.
     while _held:
         with suppress(OSError):
             os.close(_held.pop())

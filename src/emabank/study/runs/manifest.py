@@ -1,6 +1,6 @@
-"""The studies of a folder of runs: which runs belong to which study, and its state.
+"""The manifest of a study: its state, and the runs that belong to it.
 
-One small JSON file a study and scale; the report starts from them. Standard library and the run's folder alone.
+One small JSON file per study and scale, in the folder of runs; the report starts from these. Without torch and numpy.
 """
 
 import json
@@ -17,14 +17,14 @@ PREFIX = "study-"
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """One pair of a study: the protocol over it, and the runs beside that."""
+    """One pair (data set and network) of a study: its protocol, and the runs of its variants."""
 
     pair: str
     title: str
     protocol: str | None = None
-    """The name of the protocol's folder; None before it has one."""
+    """The name of the protocol's folder; None until it has one."""
     arms: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Ids of runs in the order of the seeds, by arm."""
+    """Run ids by variant (arm), in the order of the seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class Manifest:
     """Why it failed."""
     pairs: tuple[Ran, ...] = ()
     overheads: tuple[dict[str, Any], ...] = ()
-    """What averages cost, as `emabank.study.studies.cost` measured it."""
+    """The costs of averaging, as measured by `emabank.study.studies.cost`."""
 
 
 def write_manifest(manifest: Manifest, runs: Path) -> Path:
-    """Write it into the folder of runs, in place of an earlier one of the same study and scale."""
+    """Write the manifest into the folder of runs, replacing an earlier one of the same study and scale."""
     path = manifest_path(manifest.study, manifest.scale, runs)
     write_json(path, with_checksum({"format": FORMAT, **asdict(manifest)}))
     return path
@@ -59,10 +59,10 @@ def manifest_lock(study: str, scale: str, runs: Path) -> Path:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest in a file; `ValueError` in one sentence where it holds something else."""
+    """The manifest in a file; `ValueError` if the file holds anything else."""
     try:
         content = read_checked(path)
-        json.dumps(content, ensure_ascii=False).encode()  # JSON can have half a character, which no report can print
+        json.dumps(content, ensure_ascii=False).encode()  # JSON can have lone surrogates, which no report can print
         if content.pop("format", None) != FORMAT:
             raise ValueError("another format")
         return from_dict(Manifest, content, where=path.name)

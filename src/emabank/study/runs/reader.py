@@ -1,7 +1,6 @@
-"""A run's folder, read: its state, its configuration, what it left.
+"""Reads a run's folder: its state, configuration and results. Defines the names of all files in it.
 
-Needs no lock and writes nothing. torch and numpy are imported by the functions that need them. All names of
-files in a run's folder are here.
+Needs no lock and writes nothing. torch and numpy are imported by the functions that need them.
 """
 
 import os
@@ -34,12 +33,12 @@ ROWS, TEST_CURVES, POSTHOC_ROWS = "rows.jsonl", "test_curves.jsonl", "posthoc.js
 SNAPSHOTS, PREDICTIONS, FORKS, POSTHOC = "snapshots", "predictions", "forks", "posthoc"
 
 REPORTED = (CONFIG, ENVIRONMENT, HISTORY, ROWS, TEST_CURVES, POSTHOC_ROWS)
-"""What a report reads of a finished run."""
+"""The files of a finished run that the report reads."""
 ROWS_ONLY = "rows_only"
-"""In done.json, the mark of a run that was restored from an archive, which keeps no more than that."""
+"""In done.json: marks a run restored from an archive, which has only the files above."""
 
 PROTOCOL, SUMMARY, ROWS_CHECKSUM = "protocol-", "summary.json", "rows_checksum"
-"""How the name of a protocol's folder begins, and where it keeps the checksum of the rows beside it."""
+"""The prefix of a protocol's folder, the file with its summary, and the key there for the checksum of its rows."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%@+=-]{0,99}")
 
@@ -68,7 +67,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, root: str | os.PathLike[str], config: Mapping[str, Any]) -> "RunFolder":
-        """The folder of the run that a configuration describes, below the folder of all runs; there or not."""
+        """The folder, below `root`, of the run with this configuration; it need not exist."""
         return cls(Path(root, run_id(config)))
 
     @property
@@ -78,7 +77,7 @@ class RunFolder:
     # Its state ---------------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Waiting means never started, or interrupted: either way the next start resumes from what is there."""
+        """Waiting means never started or interrupted; the next start resumes from what is there."""
         if self.is_done():
             return "done"
         if is_locked(self.path / LOCK):
@@ -90,7 +89,7 @@ class RunFolder:
         return self._left() is not None and self.what_is_wrong(contents=contents) is None
 
     def what_is_wrong(self, *, contents: bool = False) -> str | None:
-        """What is missing or damaged in a finished run; None: nothing."""
+        """What is missing or damaged in a finished run; None if nothing is."""
         for name, (size, checksum) in (self._left() or {}).items():
             path = self.path / name
             try:
@@ -106,7 +105,7 @@ class RunFolder:
         return None
 
     def is_rows_only(self) -> bool:
-        """Whether it was restored from an archive, without weights, predictions and states to start others from."""
+        """Whether the run was restored from an archive, without weights, predictions and forks."""
         return read_json(self.path / DONE).get(ROWS_ONLY) is True
 
     def summary(self) -> dict[str, Any]:
@@ -115,7 +114,7 @@ class RunFolder:
         return summary if isinstance(summary, dict) else {}
 
     def failure(self) -> str | None:
-        """Why the run failed, in a sentence; None when it did not."""
+        """Why the run failed, in a sentence; None if it did not."""
         message = read_json(self.path / FAILED).get("message")
         return None if message is None else str(message)
 
@@ -123,10 +122,10 @@ class RunFolder:
         """The progress of the run; None before its first epoch."""
         try:
             return from_dict(Progress, read_json(self.path / PROGRESS), where=PROGRESS)
-        except ValueError:  # not there, damaged, or written by another emabank
+        except ValueError:  # missing, damaged, or written by another version of emabank
             return None
 
-    # Its configuration, and what it left ------------------------------------------------------------------------------
+    # Its configuration and results ------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
         content = self._json(CONFIG)
@@ -135,18 +134,18 @@ class RunFolder:
         return content["config"]
 
     def environment(self) -> list[dict[str, Any]]:
-        """The conditions of the training, once for each time that it was started or resumed."""
+        """The environment of the training, once per start or resume."""
         content = self._json(ENVIRONMENT)
         if not isinstance(content, dict) or not isinstance(content.get("sessions"), list):
             raise ValueError(f"{self.path / ENVIRONMENT} is damaged: it holds no sessions; {self._again()}")
         return content["sessions"]
 
     def history(self) -> Any:
-        """What the training kept of each epoch."""
+        """The training history, one record per epoch."""
         return self._json(HISTORY)
 
     def rows(self) -> list[Row]:
-        """The measurements; those of the test curves are not among them, so that no selection can see them."""
+        """The measurements, without the test curves, so that no selection can see those."""
         return self._rows(ROWS)
 
     def test_curves(self) -> list[Row]:
@@ -154,11 +153,11 @@ class RunFolder:
         return self._rows(TEST_CURVES)
 
     def posthoc(self) -> list[Row]:
-        """What windows and stopping epochs that were tried after the training gave on validation images."""
+        """The validation results of the averaging windows and stopping epochs tried after training."""
         return self._rows(POSTHOC_ROWS)
 
     def fork_path(self, epoch: int) -> Path:
-        """Where the state after an epoch is kept, for other runs to start from."""
+        """The file with the state after an epoch, for other runs to start from."""
         return self.path / FORKS / f"epoch-{epoch}.pt"
 
     def snapshots(self) -> list[str]:
@@ -168,19 +167,19 @@ class RunFolder:
         return self.path / SNAPSHOTS / f"{check_name(name)}.safetensors"
 
     def load_snapshot(self, name: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-        """Kept weights as a state dict on the CPU, and what was noted beside them."""
+        """Saved weights as a state dict on the CPU, and their metadata."""
         return read_weights(self._kept(f"{SNAPSHOTS}/{check_name(name)}.safetensors"))
 
     def predictions(self) -> list[str]:
-        """The names of the weights whose predictions were kept."""
+        """The names of the weights whose predictions were saved."""
         return self._names(PREDICTIONS, ".npz")
 
     def load_predictions(self, name: str) -> dict[str, Predictions]:
-        """The predictions of kept weights, by part of the data."""
+        """The predictions of saved weights, by part of the data."""
         return read_predictions(self._kept(f"{PREDICTIONS}/{check_name(name)}.npz"))
 
     def _left(self) -> dict[str, tuple[int, int]] | None:
-        """What the run left when it ended well: size and checksum by name; None: it has not, or the mark is damaged."""
+        """The size and checksum of each file that done.json lists; None if it is missing or damaged."""
         try:
             done = read_json(self.path / DONE)
             files = {name: (size, checksum) for name, (size, checksum) in done["files"].items()}
@@ -199,7 +198,7 @@ class RunFolder:
         return self.intact(name)
 
     def intact(self, name: str) -> Path:
-        """The path of a file of the run, once it has been seen to be as the run left it."""
+        """The path of a file of the run; `ValueError` if the file does not match its checksum in done.json."""
         path = self.path / name
         if not stat.S_ISREG(path.stat().st_mode):  # a missing or unreadable file raises its own error
             raise ValueError(f"{path} is no regular file; {self._again()}")
@@ -226,12 +225,12 @@ class RunFolder:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name of a file leads to a place in the run's own folder: the list may come from elsewhere."""
+    """Whether a file name stays inside the run's folder: done.json may come from elsewhere."""
     return not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
 
 
 def check_name(name: str) -> str:
-    """A name that can be a file's on every system, as it was given."""
+    """The name, unchanged; `ValueError` unless it can name a file on every system."""
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} cannot name a file of a run; give up to 100 letters, digits and . _ % @ + = -, beginning with a "

@@ -1,4 +1,4 @@
-"""One row a measurement: what a run leaves for selection and for the report, a JSON line each.
+"""Rows: the measurements of a run, for selection and the report, one JSON line per row.
 
 Standard library only; the report reads rows without torch.
 """
@@ -14,13 +14,13 @@ from typing import Any, Literal, get_args
 TrainedOn = Literal["80%", "100%"]
 BatchNorm = Literal["averaged", "recomputed", "own"]
 SelectedBy = Literal["accuracy", "loss", "noisy-accuracy", "noisy-loss", "last"]
-"""What chose an epoch and an average; "noisy-": by validation labels of which some are wrong."""
+"""The criterion that chose an epoch and an average; "noisy-" ones use validation labels that are partly wrong."""
 Part = Literal["train", "val", "test"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One number, and everything that is needed to know what it is a number of."""
+    """One measurement, and everything needed to identify it."""
 
     run: str
     """The run's id."""
@@ -32,17 +32,17 @@ class Row:
     weights: str
     """"live", or the name of an average."""
     batchnorm: BatchNorm
-    """Which batch-norm statistics: the live weights, and networks without batch norm, have their own."""
+    """The batch-norm statistics used: "own" for the live weights and for networks without batch norm."""
     selected_by: SelectedBy | None
     """The criterion that chose this epoch and average on the validation part; None: nothing was chosen."""
     epoch: int | None
-    """Counted from 1, 0 being the untrained network; None where a number belongs to no epoch."""
+    """Counted from 1; 0 is the untrained network. None if the value belongs to no epoch."""
     split: Part
     metric: str
     value: float | None
-    """Finite; None where the measure is not defined, or was not a finite number."""
+    """Finite; None if the metric is not defined, or was not a finite number."""
     other: str | None
-    """The id of the other run, for a measure of two."""
+    """The id of the other run, for a metric of two runs."""
 
     def __post_init__(self) -> None:
         for name, (is_allowed, allowed) in _RULES.items():
@@ -57,12 +57,12 @@ _NAMES = set(COLUMNS)
 
 
 def to_json_line(row: Row) -> str:
-    """The row as one line of JSON, without the line's end; floats come back bit for bit."""
+    """The row as one line of JSON, without a newline; floats are restored bit for bit."""
     return json.dumps(asdict(row), allow_nan=False, ensure_ascii=False)
 
 
 def from_json_line(line: str, *, place: str = "the line") -> Row:
-    """The row that a line of JSON holds; `place` is for the message when it holds none."""
+    """The row in a line of JSON; `place` names the line in errors."""
     try:
         values: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -78,12 +78,12 @@ def from_json_line(line: str, *, place: str = "the line") -> Row:
 
 
 def rows_text(rows: Iterable[Row]) -> str:
-    """What a file of rows holds: a line each, every line ended."""
+    """The text of a file of rows: one line per row, each ending in a newline."""
     return "".join(f"{to_json_line(row)}\n" for row in rows)
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a file; what is damaged is named by file and line."""
+    """The rows in a file; errors name the file and line."""
     path = Path(path)
     try:
         text = path.read_bytes().decode("utf-8")
@@ -91,7 +91,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
         raise ValueError(f"{path} is damaged: it is not UTF-8 text; measure that run again") from error
     if text and not text.endswith("\n"):
         raise ValueError(f"{path} is damaged: its last line is cut short; measure that run again")
-    # Not splitlines(): a name may hold a character that Unicode calls a line's end.
+    # Not splitlines(): a name may contain a Unicode line separator.
     lines = text.split("\n")[:-1]
     return [from_json_line(line, place=f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
 
@@ -108,7 +108,7 @@ def _is_finite(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         return False
 
 
@@ -117,7 +117,7 @@ def _is_count(value: object) -> bool:
 
 
 def _one_of(*allowed: object) -> tuple[Callable[[object], bool], str]:
-    # Compared as texts alone: 1 == True, and a list has no hash.
+    # Only strings and None can be equal to an allowed value; others might not compare at all.
     return lambda value: (value is None or isinstance(value, str)) and value in allowed, " or ".join(map(repr, allowed))
 
 

@@ -1,7 +1,7 @@
-"""How a run's files are written and read: checked JSON, weights, predictions, checkpoints.
+"""Writes and reads the files of a run: JSON with checksums, weights, predictions, checkpoints.
 
-Every file is written atomically; reading runs nothing, and `ValueError` names a file that is damaged. torch, numpy and
-safetensors are imported by the functions that need them.
+Every file is written atomically. Reading a file executes nothing in it; a damaged file raises `ValueError`. torch,
+numpy and safetensors are imported by the functions that need them.
 """
 
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHECKSUM = "checksum"
 _CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}")
-_NOTES = "emabank"  # the key of our own notes among a file's metadata
+_NOTES = "emabank"  # the key of emabank's notes in a file's metadata
 _KIND = "checkpoint of a run"
 _CURRENT, _PREVIOUS, _NEXT = "checkpoint.pt", "checkpoint.previous.pt", "checkpoint.next.pt"
 _MAPPING, _TUPLE = "__mapping__", "__tuple__"
@@ -33,17 +33,17 @@ _MAPPING, _TUPLE = "__mapping__", "__tuple__"
 
 # JSON -----------------------------------------------------------------------------------------------------------------
 #
-# The last entry of a file is a checksum over the others: a flipped bit can leave JSON that says something else. Files
-# of an earlier emabank have no checksum and are read as they are.
+# `with_checksum` adds a checksum as the last entry, because a flipped bit can leave valid JSON with another meaning.
+# Files without one, such as those of an earlier emabank, are read as they are.
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values with a checksum over all of them at the end."""
+    """The content with its checksum as the last entry."""
     return {**content, CHECKSUM: _checksum(content)}
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds, without its checksum; `ValueError` in a few words where it is damaged."""
+    """The JSON object in a file, without its checksum; a short `ValueError` if the file is damaged."""
     content = read_any(path)
     if not isinstance(content, dict):
         raise ValueError("it is no JSON object")
@@ -51,7 +51,7 @@ def read_checked(path: Path) -> dict[str, Any]:
     if CHECKSUM in content:
         intact = content[CHECKSUM] == _checksum(values)
     else:
-        # The name of the checksum may be what was damaged; what looks like one is no value of ours.
+        # The key of the checksum may be damaged: no other value looks like a checksum.
         intact = not any(isinstance(value, str) and _CHECKSUM.fullmatch(value) for value in values.values())
     if not intact:
         raise ValueError("its content does not match its checksum")
@@ -59,7 +59,7 @@ def read_checked(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The same; empty when there is no such file, or it is damaged."""
+    """Like `read_checked`, but empty if the file is missing or damaged."""
     try:
         return read_checked(path)
     except (OSError, ValueError):
@@ -67,7 +67,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_any(path: Path) -> Any:
-    """What a JSON file holds; `ValueError` in a few words where it is none, a missing file says so itself."""
+    """The value in a JSON file; a short `ValueError` if it is damaged, `FileNotFoundError` if it is missing."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError("it is no regular file")  # reading a pipe would block
     try:
@@ -81,7 +81,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def json_text(content: Any) -> str:
-    """What a JSON file of ours holds."""
+    """The content as the text of a JSON file."""
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -98,7 +98,7 @@ def file_checksum(path: Path) -> int:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """Over the values and not over the text, as JSON gives them back: what means the same counts as the same."""
+    """A checksum of the values after a JSON round trip, not of the text: equal values have equal checksums."""
     try:
         text = json.dumps(json.loads(json.dumps(content)), sort_keys=True)
     except RecursionError as error:
@@ -110,15 +110,15 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 class Predictions(NamedTuple):
-    """The logits of a set of weights for one part of the data, and the labels."""
+    """The logits of one set of weights on one part of the data, and the labels."""
 
     logits: "NDArray[float32]"
-    """One line an example, one column a class."""
+    """One row per example, one column per class."""
     labels: "NDArray[int64]"
 
 
 def write_weights(path: Path, tensors: "Mapping[str, Tensor]", notes: Mapping[str, Any]) -> None:
-    """Write a state dict as a safetensors file, which other programs read too, with plain values noted in it."""
+    """Write a state dict as a safetensors file, which other programs can read, with `notes` in its metadata."""
     from emabank.checkpoint import write_safetensors
 
     plain = {key: tensor.detach().cpu() for key, tensor in tensors.items()}
@@ -127,21 +127,21 @@ def write_weights(path: Path, tensors: "Mapping[str, Tensor]", notes: Mapping[st
 
 
 def read_weights(path: Path) -> "tuple[dict[str, Tensor], dict[str, Any]]":
-    """A state dict on the CPU, and what was noted beside it; `ValueError` names a file that is not whole."""
+    """A state dict on the CPU, and its notes; `ValueError` if the file is damaged."""
     from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             notes = json.loads((file.metadata() or {}).get(_NOTES, "{}"))
             return {key: file.get_tensor(key) for key in file.keys()}, notes  # noqa: SIM118
-    except Exception as error:  # safetensors has errors of its own
+    except Exception as error:  # safetensors raises its own errors
         raise ValueError(f"{path} is damaged, cut short or no safetensors file; use another copy of it") from error
 
 
 def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLike]]") -> None:
-    """Write logits (as float32) and labels for each part of the data, which is "train", "val" or "test".
+    """Write logits (as float32) and labels for each part of the data: "train", "val" or "test".
 
-    Not compressed: the last bits of logits are noise, and packing them saves little for the time it takes.
+    Not compressed: the last bits of logits are noise, so compression saves little for its time.
     """
     import numpy as np
 
@@ -149,18 +149,18 @@ def write_predictions(path: Path, parts: "Mapping[str, tuple[ArrayLike, ArrayLik
     for part, (logits, labels) in parts.items():
         arrays[f"logits_{part}"] = np.asarray(logits, dtype=np.float32)
         arrays[f"labels_{part}"] = np.asarray(labels, dtype=np.int64)
-    # Packed in memory first: on a full disk older versions of numpy leave an archive open that complains later.
+    # Built in memory first: on a full disk, older versions of numpy leave an archive open that complains later.
     packed = BytesIO()
     np.savez(packed, **arrays)
     write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()))
 
 
 def read_predictions(path: Path) -> dict[str, Predictions]:
-    """What `write_predictions` wrote, by part of the data; `ValueError` names a file that is not whole."""
+    """The predictions in a file, by part of the data; `ValueError` if the file is damaged."""
     import numpy as np
 
     try:
-        with ZipFile(path) as archive:  # nothing is compressed, so a file cannot hold more than it has bytes
+        with ZipFile(path) as archive:  # not compressed, so the content cannot be larger than the file
             if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
                 raise ValueError("far too large")
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
@@ -168,25 +168,25 @@ def read_predictions(path: Path) -> dict[str, Predictions]:
             if not parts:
                 raise ValueError("another archive")
             return {part: Predictions(arrays[f"logits_{part}"], arrays[f"labels_{part}"]) for part in parts}
-    except Exception as error:  # zipfile and numpy have errors of their own
+    except Exception as error:  # zipfile and numpy raise their own errors
         raise ValueError(f"{path} is damaged, cut short or holds no predictions; use another copy of it") from error
 
 
-# Checkpoints: the last two, so that a damaged one costs time and not the run -----------------------------------------
+# Checkpoints: the last two, so that a damaged one costs time but not the run -----------------------------------------
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Any]) -> None:
-    """Make this the current checkpoint and keep the one before it; killed at any moment, whole ones are there.
+    """Write the current checkpoint and keep the one before it; a kill at any moment leaves an intact one.
 
-    A state is nested dicts, lists and tuples of numbers, strings, None and tensors. An optimizer's integer keys come
-    back as such; tensors come back on the CPU.
+    A state is nested dicts, lists and tuples of numbers, strings, None and tensors. Integer keys, as optimizers have
+    them, are restored as integers, and tensors on the CPU.
     """
     write_state(folder / _NEXT, state)
     finish_checkpoint(folder)
 
 
 def finish_checkpoint(folder: Path) -> None:
-    """Put a new checkpoint in its place; it is whole once it has its name, and a kill may have come right after."""
+    """Make the new checkpoint, if there is one, the current one. It is complete, even if a kill came right after."""
     if (folder / _NEXT).exists():
         if (folder / _CURRENT).exists():
             os.replace(folder / _CURRENT, folder / _PREVIOUS)
@@ -194,9 +194,9 @@ def finish_checkpoint(folder: Path) -> None:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole; None when there is none, which a warning explains if there was one.
+    """The newest intact checkpoint; None if there is none.
 
-    A damaged file is put aside under its name with `.damaged` behind it, and named in the warning.
+    A damaged file is renamed to end in `.damaged`, and a warning names it.
     """
     from emabank import checkpoint
 
@@ -207,7 +207,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
             continue
         try:
             state = read_state(path)
-        except checkpoint.NewerVersionError:  # whole, only too new: training from the beginning would lose it
+        except checkpoint.NewerVersionError:  # intact, but written by a newer version: starting over would lose it
             raise
         except ValueError:
             os.replace(path, folder / f"{name}.damaged")
@@ -222,26 +222,26 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Remove the checkpoints of a run that needs them no longer; forks stay."""
+    """Remove the checkpoints of a finished run; forks stay."""
     for name in (_NEXT, _CURRENT, _PREVIOUS):
         (folder / name).unlink(missing_ok=True)
         (folder / f"{name}.damaged").unlink(missing_ok=True)
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write one state atomically, with a checksum over every value."""
+    """Write a state atomically, with a checksum over every value."""
     from emabank import checkpoint
 
     checkpoint.write_state(path, {"state": _encoded(state)}, kind=_KIND)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read what `write_state` wrote; `ValueError` names a file that is not whole. Nothing in it is executed."""
+    """Read a state from `write_state`; `ValueError` if the file is damaged. Nothing in it is executed."""
     from emabank import checkpoint
 
     try:
         return _decoded(checkpoint.read_state(path, kind=_KIND)["state"])
-    except (TypeError, LookupError, RecursionError) as error:  # whole, but not what `write_state` would have written
+    except (TypeError, LookupError, RecursionError) as error:  # intact, but not written by `write_state`
         raise ValueError(f"{path} is damaged, or no checkpoint of a run; use another copy of it") from error
 
 
@@ -251,7 +251,7 @@ def _warn(damaged: list[str], consequence: str) -> None:
 
 
 def _encoded(value: Any) -> Any:
-    """Tuples, and dicts whose keys are not all strings, in a form that files keep; they know neither."""
+    """Encode tuples, and dicts whose keys are not all strings, because the file format has neither."""
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
         if all(isinstance(key, str) and key not in (_MAPPING, _TUPLE) for key, _ in items):

@@ -1,6 +1,6 @@
-"""A run's folder, written: by one process at a time, every file whole or not there. The way in is `open_run`.
+"""Writes a run's folder, by one process at a time and every file atomically. The entry point is `open_run`.
 
-torch comes with the functions that write, through emabank.checkpoint.
+torch is imported only by the functions that need it.
 """
 
 import math
@@ -50,10 +50,10 @@ _BETWEEN_PROGRESS = 1.0  # seconds
 def open_run(
     root: str | os.PathLike[str], config: Mapping[str, Any], *, threads: int, also: Mapping[str, Any] | None = None
 ) -> Generator["RunWriter"]:
-    """Open the run that a configuration describes for writing, below the folder of all runs; made if not there.
+    """Open the run of a configuration for writing. Its folder, below `root`, is created if missing.
 
-    While it is open no other process can open it. An exception inside marks the run as failed; Ctrl-C does not. The
-    next opening resumes from what is there. `also` goes into environment.json.
+    While it is open, no other process can open it. An exception inside marks the run as failed; Ctrl-C does not. The
+    next `open_run` resumes from the files there. `also` is added to environment.json.
     """
     run = RunWriter(RunFolder.of(root, config).path)
     run.path.mkdir(parents=True, exist_ok=True)
@@ -70,14 +70,14 @@ def open_run(
 
 
 class RunWriter(RunFolder):
-    """A run that this process alone may write, until the `open_run` that gave it is left."""
+    """A run that only this process may write, until the block of its `open_run` ends."""
 
-    # While it trains -------------------------------------------------------------------------------------------------
+    # During training -------------------------------------------------------------------------------------------------
 
     _last_progress = -math.inf
 
     def write_progress(self, epoch: int, epochs: int, words: str, *, seconds_left: float | None = None) -> None:
-        """Write the progress of the training, about once a second and at the end."""
+        """Write the progress of the training, at most once a second, and at the end."""
         if time.monotonic() - self._last_progress < _BETWEEN_PROGRESS and epoch < epochs:
             return
         self._last_progress = time.monotonic()
@@ -86,48 +86,48 @@ class RunWriter(RunFolder):
             write_json(self.path / PROGRESS, progress)
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Keep a state to resume from: nested dicts, lists and tuples of plain values and tensors."""
+        """Save a state to resume from: nested dicts, lists and tuples of plain values and tensors."""
         self._refuse_when_done()
         storage.save_checkpoint(self.path, state)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The newest state that is whole, tensors on the CPU; None: train from the beginning."""
+        """The newest intact state, with tensors on the CPU; None: train from the beginning."""
         return storage.load_checkpoint(self.path)
 
     def save_fork(self, epoch: int, state: Mapping[str, Any]) -> None:
-        """Keep the state after an epoch for other runs to start from."""
+        """Save the state after an epoch, for other runs to start from."""
         self._refuse_when_done()
         storage.write_state(self.fork_path(epoch), state)
 
-    # What it leaves --------------------------------------------------------------------------------------------------
+    # Results ---------------------------------------------------------------------------------------------------------
 
     def save_history(self, history: Any) -> None:
-        """Keep what is known of each epoch, as plain values; numbers that are not finite become null."""
+        """Save the training history, one record per epoch; numbers that are not finite become null."""
         self._refuse_when_done()
         write_json(self.path / HISTORY, _plain(history))
 
     def save_snapshot(
         self, name: str, tensors: "Mapping[str, Tensor]", *, metadata: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep weights as a safetensors file, which other programs read too, with plain values noted beside them."""
+        """Save weights as a safetensors file, which other programs can read, with plain values as its metadata."""
         self._refuse_when_done()
         storage.write_weights(self.snapshot_path(name), tensors, metadata or {})
 
     def save_predictions(self, name: str, parts: "Mapping[str, tuple[ArrayLike, ArrayLike]]") -> None:
-        """Keep predictions: logits and labels for each part of the data, which is "train", "val" or "test"."""
+        """Save predictions: logits and labels for each part of the data, "train", "val" or "test"."""
         self._refuse_when_done()
         storage.write_predictions(self.path / PREDICTIONS / f"{check_name(name)}.npz", parts)
 
     def write_rows(self, rows: Iterable[Row]) -> None:
-        """Write all measurements of the run, in place of those that were there."""
+        """Write all measurements of the run, replacing earlier ones."""
         self._write_rows(ROWS, rows)
 
     def write_test_curves(self, rows: Iterable[Row]) -> None:
-        """Write the test measurements of every epoch, in a file that no selection reads."""
+        """Write the test measurements of every epoch, to a file that no selection reads."""
         self._write_rows(TEST_CURVES, rows)
 
     def write_posthoc(self, rows: Iterable[Row]) -> None:
-        """Write what windows and stopping epochs that were tried after the training gave on validation images."""
+        """Write the validation results of the averaging windows and stopping epochs tried after training."""
         self._write_rows(POSTHOC_ROWS, rows)
 
     def mark_done(self, summary: Mapping[str, Any] | None = None) -> None:
@@ -141,7 +141,7 @@ class RunWriter(RunFolder):
         storage.remove_checkpoints(self.path)
 
     def fail(self, message: str) -> None:
-        """Mark the run as failed; the next opening takes the mark away."""
+        """Mark the run as failed; the next `open_run` removes the mark."""
         write_json(self.path / FAILED, {"time": now(), "message": message})
 
     def _write_rows(self, name: str, rows: Iterable[Row]) -> None:
@@ -154,7 +154,7 @@ class RunWriter(RunFolder):
 
 
 def mark_failed(path: Path, message: str) -> None:
-    """Mark a run as failed whose process could not do so itself; a run that another process has open is left alone."""
+    """Mark a run as failed for a process that could not; do nothing if another process has the run open."""
     run = RunWriter(path)
     with suppress(LockedError), locked(path / LOCK, what=f"run {run.id}"):
         run.fail(message)
@@ -179,7 +179,7 @@ def _check_config(run: RunWriter, config: Mapping[str, Any]) -> None:
 
 
 def _tidy(path: Path) -> None:
-    """Remove what a killed process was about to write, and finish what it was about to rename."""
+    """Remove the temporary files of a killed process, and finish its renaming of a checkpoint."""
     for folder in (path, path / SNAPSHOTS, path / PREDICTIONS, path / FORKS, path / POSTHOC):
         remove_temporary(folder)
     storage.finish_checkpoint(path)
