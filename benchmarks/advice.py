@@ -22,7 +22,7 @@ from emabank.advice import LEVEL, advise, critical_value
 from emabank.study.bench import conditions, write_json
 
 ACCURACY = 0.9  # of the live weights, at the end
-NOISE = 0.4  # standard deviation of a sample's margin over epochs, relative to that of the difficulty of samples
+NOISE = 0.4  # standard deviation of the noise in a sample's margin, relative to that of the samples' difficulty
 MEMORY = 0.9  # correlation of that noise from one epoch to the next
 DECAYS = (0.97, 0.93, 0.85, 0.7, 0.5)  # per epoch; a case with one average has the slowest
 BURN_IN = 150  # epochs, after which the averages are stationary

@@ -1,4 +1,4 @@
-"""Extends mkdocstrings: examples in docstrings (>>>) become code blocks, which Markdown would take for quotations.
+"""Extends mkdocstrings: puts examples in docstrings (>>>) into code fences; Markdown would take them for quotations.
 
 The documented fields of a configuration class become a table of its arguments.
 """

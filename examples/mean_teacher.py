@@ -1,4 +1,4 @@
-"""A mean teacher: an average of the student's weights labels the unlabelled images, and the student learns them.
+"""A mean teacher: an average of the student's weights labels the unlabelled images, and the student learns from them.
 
 `python examples/mean_teacher.py` uses the labels of only 30 digits. The teacher's decay rises over the run, as in BYOL
 and DINO: from 0.9 (a half-life of 7 steps), while the student learns fast, to 0.995 (138 steps) at the end. The teacher

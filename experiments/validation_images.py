@@ -98,7 +98,7 @@ def choose(accuracies: Tensor) -> Tensor:
 
 
 def measure(on_validation: Tensor, on_test: Tensor) -> dict[str, Any]:
-    """How often choices with fewer images change and what they lose on test; test accuracy with the other levers."""
+    """How often fewer images change the choice and what that costs on test; test accuracy of each of `LEVERS`."""
     exact = on_test.double().mean(2)
     best = choose(on_validation.double().mean(2)[None])
     full = exact.flatten()[best].item()

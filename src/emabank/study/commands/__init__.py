@@ -1,7 +1,7 @@
 """The command `emabank`: parses its arguments, runs one command, and turns failures into one clear line.
 
-Each command is a class: its fields are the arguments, `run` calls the stage. A stage is imported only when it is
-called, so that what needs no torch (`--help`, `list`, `decay`) starts at once.
+Each command is a class: its fields are the arguments, `run` imports and calls the implementation. So commands that need
+no torch (`--help`, `list`, `decay`) start at once.
 """
 
 import io

@@ -80,7 +80,7 @@ class Scheduler:
             make_model=setting.make_model,
             model_fingerprint=setting.model_fingerprint,
         )
-        # Counts the runs, and finds settings that cannot be trained before any run starts.
+        # Before any run starts: finds settings that cannot be trained, and counts the runs.
         expected = jobs_by_kind(setting, placeholder_choices(setting.config, self.place), self.place).values()
         later = (job for jobs in expected for job in jobs)
         self._expected |= {folder_of(job.config, self.place).id for job in (*setting.planned.tuning, *later)}
