@@ -2,8 +2,9 @@
 
 `emabank run all --scale small --seeds 10-19` trains the same runs, but tunes every setting before it refits one. This
 script finishes a setting, then adds the next. Each part includes all earlier settings, so that its report covers them.
-It resumes: finished runs in the folder are not trained again. `python results/keep.py --restore results/replication
-runs` restores the packed runs, and `python results/keep.py runs results/replication` packs the new ones.
+It resumes: finished runs in the folder are not trained again. Packed runs are restored with
+`python results/keep.py --restore results/replication runs`, and new ones packed with
+`python results/keep.py runs results/replication`.
 """
 
 import argparse
