@@ -1,8 +1,8 @@
-"""What an update and a read do on an accelerator: operations, and moments in which the host waits for it.
+"""Counts the operations of an update or a read on an accelerator, and how often the host waits for it.
 
-Nothing is timed, so no accelerator is needed: tensors on the meta device (shapes without values) play those of one, and
-every operation on them is counted. (Fake "meta" tensors cannot be indexed in a build without CUDA, and autograd on them
-aborts the process.) Run `python benchmarks/accelerator.py`.
+Nothing is timed, so no accelerator is needed: tensors on the meta device (shapes without values) stand in for its
+tensors, and every operation on them is counted. (Torch's fake tensors would not do: without CUDA they cannot be
+indexed, and autograd on them aborts the process.) Run `python benchmarks/accelerator.py`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default, torch.
 
 
 class Stream:
-    """A queue of the device: in place of `torch.Stream`, in a subclass that knows its accelerator.
+    """A stand-in for `torch.Stream`; a subclass sets its accelerator.
 
     Attributes:
-        work: how many operations were put on it.
-        seen: how much work of other streams is done before whatever is put on it next.
+        work: number of operations queued on it.
+        seen: per other stream, how many of its operations finish before the next operation on this one.
     """
 
     accelerator: Accelerator
@@ -54,7 +54,7 @@ class Stream:
         self.accelerator.streams.pop()
 
     def __reduce_ex__(self, protocol: object) -> str:
-        raise TypeError("cannot pickle 'torch.Stream' object")  # nor copy it, as with torch's
+        raise TypeError("cannot pickle 'torch.Stream' object")  # nor can it be copied, like torch's
 
     def wait_stream(self, other: Stream) -> None:
         self.seen[other] = other.work
@@ -65,14 +65,14 @@ class Stream:
 
 @dataclass(eq=False)
 class Copy:
-    """From the device, on a stream, into a host tensor."""
+    """A copy from the device into a host tensor, queued on a stream."""
 
     target: Tensor
     stream: Stream
 
 
 class Event:
-    """It has happened once the copies that were on their way on its stream when it was recorded have arrived."""
+    """Happens when the copies have arrived that were in flight on its stream when it was recorded."""
 
     def __init__(self, stream: Stream) -> None:
         self._accelerator = stream.accelerator
@@ -83,15 +83,15 @@ class Event:
 
 
 class Accelerator(TorchDispatchMode):
-    """Counts what happens on meta tensors. What is fetched from them is `value` everywhere.
+    """Counts what happens on meta tensors. Every element that is copied from them is `value`.
 
     Attributes:
-        operations: those that work on the device; a view is none, one foreach call is one.
-        waits: what the host waited for.
+        operations: number of operations on the device; a view does not count, a foreach call counts once.
+        waits: the operation or event behind each wait of the host.
         dtypes: all dtypes of tensors on the device.
-        in_flight: copies whose values are still on their way to the host.
-        pinned: the host tensors that were allocated in pinned memory.
-        streams: the current stream is the last; the others are those to come back to.
+        in_flight: copies whose values have not arrived on the host yet.
+        pinned: the host tensors in pinned memory.
+        streams: a stack; the last stream is the current one.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Accelerator(TorchDispatchMode):
         self.streams: list[Stream] = [self._stream(META)]
 
     def wait_for(self, copies: Sequence[Copy], reason: str) -> None:
-        """The host waits until these copies have arrived, if they have not."""
+        """Make the host wait for those of these copies that are still in flight."""
         others = [copy for copy in self.in_flight if copy not in copies]
         if len(others) < len(self.in_flight):
             self.waits.append(reason)
@@ -116,7 +116,7 @@ class Accelerator(TorchDispatchMode):
         return self.streams[-1]
 
     def arrive(self, func: Any, targets: Sequence[Tensor], *, non_blocking: bool) -> None:
-        """Values come from the device."""
+        """Copy values from the device into host tensors."""
         for target in targets:
             target.fill_(self.value)
         if non_blocking:
@@ -126,12 +126,12 @@ class Accelerator(TorchDispatchMode):
 
     @contextmanager
     def running(self) -> Generator[Accelerator]:
-        """The mode, with streams and events of this device in place of torch's."""
+        """Enter the mode, with this device's streams and events in place of torch's."""
         with (
             mock.patch("torch.accelerator.current_accelerator", return_value=META),
             mock.patch("torch.accelerator.current_stream", self.current_stream),
             mock.patch("torch.Stream", self._stream),
-            mock.patch("torch.accelerator.is_available", return_value=False),  # no random stream to preserve
+            mock.patch("torch.accelerator.is_available", return_value=False),  # no random state to preserve
             mock.patch("emabank.bank.check_materialized"),  # which refuses meta tensors
             mock.patch("emabank._model.check_materialized"),
             self,
@@ -169,7 +169,7 @@ class Accelerator(TorchDispatchMode):
         return output
 
     def _copy_across(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-        """Whether a copy goes from host to device or back, and then its result."""
+        """Whether a copy goes from host to device or back; if so, also its result."""
         sources, result = tree_leaves(args[0]), None
         if func is torch.ops.aten._to_copy.default:
             options = {"dtype": kwargs.get("dtype"), "device": kwargs.get("device")}
@@ -184,7 +184,7 @@ class Accelerator(TorchDispatchMode):
         self._count_operation()
         if targets[0].is_meta:
             is_pinned = all(any(overlap(source, pinned) for pinned in self.pinned) for source in sources)
-            if not (is_pinned and non_blocking):  # from pageable memory it blocks, even if it need not
+            if not (is_pinned and non_blocking):  # a copy from pageable memory blocks, even with non_blocking=True
                 self.waits.append(str(func))
         else:
             self.arrive(func, targets, non_blocking=non_blocking)
@@ -206,11 +206,11 @@ def overlap(one: Tensor, other: Tensor) -> bool:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-Update = Callable[[nn.Module, int], Callable[[], object]]  # from the model and the number of averages
+Update = Callable[[nn.Module, int], Callable[[], object]]  # takes a model and the number of averages
 
 
 def of_bank(policy: Any) -> Update:
-    """Updates of a bank past its warm-up."""
+    """Updates of a bank without warm-up of the decay."""
     return lambda model, count: (
         EMABank(model, [EMA(decay, warmup=None) for decay in decays(count)], every=1, on_nonfinite=policy).update
     )
@@ -239,7 +239,7 @@ READS: dict[str, Callable[[EMABank], object]] = {
 
 
 def count(make: Update, averages: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Operations and waits of the third update; before each the device catches up, as it does in a training step."""
+    """Operations and waits of the third update. Before each update all copies arrive, as in a training step."""
     with Accelerator().running() as accelerator:
         update = make(build("resnet18").to(META, dtype), averages)
         for _ in range(3):

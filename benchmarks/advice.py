@@ -1,6 +1,6 @@
-"""How often `advice()` calls a gain clear: without a true gain (at most 5 % of cases), and with one of a point.
+"""How often `advice()` calls a gain clear: without a true gain (at most 5 % are allowed), and with a gain of a point.
 
-Run `python benchmarks/advice.py --help`; docs/how.md shows its table, and says what is simulated.
+Run `python benchmarks/advice.py --help`; docs/how.md has the table and describes the simulation.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from emabank.advice import LEVEL, advise, critical_value
 from emabank.study.bench import conditions, write_json
 
 ACCURACY = 0.9  # of the live weights, at the end
-NOISE = 0.4  # of what training changes in a sample's margin from epoch to epoch, over what samples differ in difficulty
+NOISE = 0.4  # standard deviation of the noise in a sample's margin, relative to that of the samples' difficulty
 MEMORY = 0.9  # correlation of that noise from one epoch to the next
-DECAYS = (0.97, 0.93, 0.85, 0.7, 0.5)  # per epoch; one average is the slowest
+DECAYS = (0.97, 0.93, 0.85, 0.7, 0.5)  # per epoch; a case with one average has the slowest
 BURN_IN = 150  # epochs, after which the averages are stationary
 NAMES = ("live", *(f"average {number}" for number, _ in enumerate(DECAYS)))
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is simulated.
+    """One simulated validation history.
 
     Args:
-        samples: of the validation set.
-        averages: to choose among, with the epochs.
-        gain: the true accuracy of every average over that of the live weights of the same epoch.
-        metric: what is chosen by.
-        curves: flat; rising as in a training run, by 10 points, most of it in the first third; or one live, where the
-            live weights reach their level at the last epoch only and the averages have it all the time: the worst case,
-            for it leaves all of the choice to the averages.
-        candidates: averages of the live weights, alike as these are; or independent of them and of one another.
+        samples: number of validation samples.
+        averages: number of averages. The choice is among all averages and epochs.
+        gain: the true accuracy of every average minus that of the live weights of the same epoch ("one live": of the
+            last epoch).
+        metric: the metric to choose by.
+        curves: "flat"; "rising" by 10 points as in a training run, most of it in the first third; or "one live": the
+            live weights reach their level only at the last epoch, the averages have it from the start. That is the
+            worst case: a choice among many averages, but only one candidate of the live weights.
+        candidates: "alike", as real averages of the live weights are; or "independent" of them and of each other.
     """
 
     samples: int
@@ -55,11 +56,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """How often a gain was called clear: by per-sample values, by `samples=` (None for a loss), and by a paired test of
-    the slowest average against the live weights, both at the last epoch, which chooses nothing.
+    """How often a gain was called clear.
 
-    Without a true gain wrong calls count: the chosen average is truly no better than the live weights at their epoch.
-    (With rising curves it may be the better one by its epoch.) With a true gain right ones do.
+    Without a true gain, only wrong calls count: the chosen average is truly no better than the best live weights.
+    (With rising curves, its later epoch may make it truly better.) With a true gain, only right calls count.
+
+    Args:
+        paired: by per-sample values.
+        unpaired: by `samples=`; None for a loss.
+        chosen_before: by a paired test of the slowest average against the live weights, both at the last epoch, so
+            that nothing is chosen.
     """
 
     case: Case
@@ -90,8 +96,9 @@ GAIN = (
 
 
 def noise_map(case: Case) -> Tensor:
-    """The weights of independent noise in that of the live weights and of each average, epoch by epoch, all of variance
-    one: [averages + 1, epochs, epochs with those before].
+    """Maps independent noise to the noise of the live weights and of each average at every epoch, with variance one.
+
+    Shape [averages + 1, epochs, BURN_IN + epochs].
     """
     steps = BURN_IN + case.epochs
     live = torch.zeros(steps, steps)
@@ -109,7 +116,7 @@ def noise_map(case: Case) -> Tensor:
 
 
 def true_accuracies(case: Case) -> Tensor:
-    """[averages + 1, epochs], in the population."""
+    """The accuracies in the population: [averages + 1, epochs], the live weights first."""
     accuracies = torch.full((case.averages + 1, case.epochs), ACCURACY)
     if case.curves == "rising":
         accuracies -= 0.1 * torch.exp(-torch.arange(1, case.epochs + 1) / (case.epochs / 6.0))
@@ -122,8 +129,9 @@ def true_accuracies(case: Case) -> Tensor:
 def simulate(case: Case, noise: Tensor, generator: torch.Generator) -> Tensor:
     """The metric of each sample: [averages + 1, epochs, samples], the live weights first.
 
-    A sample is right where its margin is above zero: how easy it is, how good the weights are, and noise. The noise has
-    the same distribution in all weights, so that their true accuracies are those of `true_accuracies` and no others.
+    A sample is classified correctly if its margin is above zero. The margin is the sum of how good the weights are, how
+    easy the sample is, and noise. The noise of all weights has the same distribution, so their true accuracies are
+    exactly `true_accuracies`.
     """
     if case.candidates == "independent":
         noisy = torch.randn(*noise.shape[:2], case.samples, generator=generator)
@@ -135,7 +143,7 @@ def simulate(case: Case, noise: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def measure(case: Case, repeats: int, seed: int) -> Result:
-    """Simulate a case this many times, and count."""
+    """Simulate a case `repeats` times, and count how often a gain is called clear."""
     generator, noise, truth = torch.Generator().manual_seed(seed), noise_map(case), true_accuracies(case)
     better: Literal["max", "min"] = "max" if case.metric == "accuracy" else "min"
     sign = 1.0 if better == "max" else -1.0
@@ -152,7 +160,7 @@ def measure(case: Case, repeats: int, seed: int) -> Result:
             unpaired += advise(curves, criterion="m", better=better, samples=case.samples).is_clear
         candidates = values[1:].flatten(0, 1)
         if _t(sign * (candidates[chosen] - values[0, live])) <= critical_value():
-            continue  # not clear if nothing else had been looked at, so not clear: the bootstrap can be left out
+            continue  # not clear even if nothing had been chosen, so the bootstrap is not needed
         tested = paired_test(list(candidates), values[0, live], chosen=chosen, better=better, level=LEVEL)
         assert tested is not None, "there are enough samples"
         error, critical = tested

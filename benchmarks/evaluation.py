@@ -1,4 +1,4 @@
-"""Many averages evaluated and recalibrated in one pass over the data; and how many samples a recalibration needs.
+"""Times the evaluation and recalibration of many averages in one pass; also how many samples a recalibration needs.
 
 Run `python benchmarks/evaluation.py --help`; benchmarks/README.md explains the numbers.
 """
@@ -63,7 +63,7 @@ Ways = Mapping[str, Callable[[], list[Tensor]]]
 
 
 def make_bank() -> EMABank:
-    """A network with random weights, and averages that all differ."""
+    """A bank of a random network, whose averages all differ."""
     torch.manual_seed(0)
     model = build_network(NETWORK, classes=10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     bank = EMABank(model, [EMA(decay, warmup=None) for decay in decays(AVERAGES)], every=1)
@@ -77,7 +77,7 @@ def make_bank() -> EMABank:
 
 
 class _Normalised(TensorDataset):
-    """Images that are normalised one at a time."""
+    """Images that are normalised one by one, when they are read."""
 
     def __init__(self, images: Images) -> None:
         super().__init__(images.images, images.labels)
@@ -109,7 +109,7 @@ def _channels_last(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
 
 
 def evaluations(bank: EMABank, data: Batches) -> Ways:
-    """Logits of the live weights and of every average: in one pass, as the study does it, and as people write it."""
+    """Logits of the live weights and every average: in one pass, as in the study, and in the usual loops."""
     model, second = bank.model, bank.module(bank.names[0])
     copies = [bank.module(name) for name in bank.names]
 
@@ -143,7 +143,7 @@ def evaluations(bank: EMABank, data: Batches) -> Ways:
 def recalibrations(bank: EMABank, data: Batches) -> Ways:
     """Batch-norm statistics of every average: in one pass, and with a pass of torch's `update_bn` for each.
 
-    The results are means alone: `update_bn` averages the variances of batches, which is not the variance of the data.
+    Only the means are compared: `update_bn` averages the variances of batches, which is not the variance of the data.
     """
     copies = [bank.module(name) for name in bank.names]
 
@@ -166,7 +166,7 @@ TASKS = {"evaluation": evaluations, "recalibration": recalibrations}
 
 
 def check_same(ways: Ways) -> None:
-    """Raise unless all ways give the same, and the sets of weights differ, so that a mix-up would show."""
+    """Raise unless all ways give the same results, and these differ between sets of weights, so a mix-up would show."""
 
     def differ(one: Tensor, other: Tensor) -> bool:
         scale = other.square().mean(-1, keepdim=True).sqrt()
@@ -182,7 +182,7 @@ def check_same(ways: Ways) -> None:
 
 
 def measure_passes(task: str, source: str, *, images: int, seconds: float) -> Case:
-    """Time one shared pass and all other ways, after a check that all give the same."""
+    """Time one shared pass and all other ways, after checking that their results agree."""
     ways = TASKS[task](make_bank(), make_batches(random_images(images), source))
     check_same(ways)
     threads = count_of(torch.get_num_threads(), "thread")
@@ -190,7 +190,7 @@ def measure_passes(task: str, source: str, *, images: int, seconds: float) -> Ca
     contestants = [Contestant(name, way, [torch.ones(1)]) for name, way in ways.items()]
     run = run_interleaved(contestants, seconds=seconds, title=title)
     del contestants, ways
-    gc.collect()  # ends the workers
+    gc.collect()  # ends the workers of the DataLoader
     about = {"task": task, "model": NETWORK, "averages": AVERAGES, "source": SOURCES[source], "threads": threads}
     better = {name: "higher" for name in run.times if name != SHARED}
     return make_case(title, [run], over=(SHARED,), better=better, about=about)
@@ -204,7 +204,7 @@ DRAWS = 4  # per number of images
 
 
 def train(dataset_name: str, folder: Path, epochs: int) -> tuple[Parts, DataConfig, dict[tuple[str, str], nn.Module]]:
-    """Train a network; its slowest averages early and at the end, by stage and name."""
+    """Train a network, and also return its two slowest averages, early and at the end, by stage and name."""
     recipe = Recipe(
         data=DataConfig(dataset=dataset_name, subset=10_000 if dataset_name == "cifar10" else None),  # type: ignore[arg-type]
         training=TrainingConfig(network=NETWORK, epochs=epochs),
@@ -261,9 +261,9 @@ def measure_samples(parts: Parts, data: DataConfig, models: Mapping[tuple[str, s
 
 
 def enough(curves: Sequence[Curve]) -> int | None:
-    """The fewest images from which on every average is as good as with all of them; None if all are needed.
+    """The smallest number of images from which on every average is as good as with all images; None if all are needed.
 
-    As good: the mean over draws is at most 0.1 points lower, and no draw is lower by more than a standard error.
+    As good means: the mean over draws is at most 0.1 points lower, and no draw is more than a standard error lower.
     """
     good: dict[int, bool] = {}
     for curve in curves:
@@ -322,7 +322,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def main_samples(arguments: argparse.Namespace, known: dict[str, Any]) -> None:
-    """How many images a recalibration needs: prints and writes it."""
+    """Measure, print and write how many images a recalibration needs."""
     parts, data, models = train(arguments.dataset, arguments.data, arguments.epochs)
     curves = measure_samples(parts, data, models)
     few = {a: enough([c for c in curves if c["augmented"] is a]) for a in sorted({c["augmented"] for c in curves})}

@@ -1,4 +1,4 @@
-"""The regression gate: compares result files with those in benchmarks/results and says what became slower.
+"""The regression gate: compares result files with those in benchmarks/results and reports what became slower.
 
 Run `python benchmarks/gate.py --help`.
 """
@@ -31,7 +31,10 @@ SUITE: Mapping[str, Sequence[str]] = {
 
 
 class Finding(NamedTuple):
-    """How one ratio changed: slower, faster, same, disturbed, or new; with the time now over that before."""
+    """How one ratio changed.
+
+    `verdict` is slower, faster, same, disturbed or new. `factor` is the change, above 1 if the ratio became worse.
+    """
 
     benchmark: str
     name: str
@@ -51,7 +54,7 @@ def standard_error(ratio: Spread, rounds: int) -> float:
 
 
 def compare(benchmark: str, case: Case, row: Row, old: tuple[Case, Row] | None) -> Finding:
-    """Compare the first ratio of a row with the kept one: slower is worse by over 10 %, and by more than chance."""
+    """Compare the first ratio of a row with the kept one. Slower means worse by over 10 %, and by more than chance."""
     reference, now = next(iter(row.over.items()))
     name = f"{case.name}: {row.name} over {reference}"
     before = old[1].over.get(reference) if old else None
@@ -89,7 +92,7 @@ def compare_files(path: Path, kept: Path) -> list[Finding]:
 
 
 def measure_and_compare(benchmarks: Sequence[str], kept: Path) -> list[Finding]:
-    """Run benchmarks of the suite, and compare."""
+    """Run these benchmarks of the suite, and compare their results."""
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
         for benchmark in benchmarks:

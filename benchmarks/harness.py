@@ -1,6 +1,6 @@
-"""What all benchmarks share: interleaved runs without disturbed windows, cases, tables, result files, arguments.
+"""Shared by all benchmarks: interleaved runs without disturbed windows, cases, tables, result files, arguments.
 
-The rounds themselves, and how the machine is watched, are in `emabank.study.bench`.
+`emabank.study.bench` plays the rounds and measures the load of other processes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 FORMAT = 2
 MAX_ROUNDS = 400
-PATIENCE = 4  # times the requested seconds, to replace disturbed rounds
+PATIENCE = 4  # a run may take this many times the requested seconds, to replace disturbed rounds
 WINDOW = 0.5  # seconds; the system counts processor time in ticks of 10 ms, so it cannot be much shorter
 Result = TypeVar("Result")
-SAME = ("cpu", "cores", "threads", "torch", "python", "versions")  # conditions of one result file
+SAME = ("cpu", "cores", "threads", "torch", "python", "versions")  # conditions that all cases of a file share
 
 
 # Timing ---------------------------------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ class Run(NamedTuple):
 
     Args:
         times: seconds per contestant, one entry per round, rounds aligned.
-        dropped: rounds left out because other processes were busy.
+        dropped: number of rounds dropped because other processes were busy.
         background: share of the machine that other processes used in the counted rounds; None if unknown.
     """
 
@@ -70,15 +70,15 @@ def run_interleaved(
     window: float = WINDOW,
     background: Callable[[], Any] = BackgroundLoad,
 ) -> Run:
-    """Time all contestants side by side, after a check that each of them averages.
+    """Time all contestants in turns, after checking that each of them averages.
 
     A window in which other processes used more than 5 % of the machine is dropped, and the run continues for up to four
-    times `seconds` to replace it. If fewer than 15 rounds remain, all are counted.
+    times `seconds` to replace it. If fewer than 15 undisturbed rounds remain, all rounds count.
     """
     rounds = Rounds(contestants)
     for contestant in contestants:
         check_averages(contestant, rounds.prepare)
-    quiet: list[tuple[dict[str, float], float | None]] = []  # each round with the share of its window
+    quiet: list[tuple[dict[str, float], float | None]] = []  # rounds, each with the load during its window
     noisy: list[tuple[dict[str, float], float | None]] = []
     start = time.perf_counter()
     while True:
@@ -103,24 +103,24 @@ def run_interleaved(
 
 
 def show_progress(line: str) -> None:
-    """Show one changing line on a terminal, and nothing elsewhere."""
+    """Update a progress line, on terminals only."""
     if sys.stderr.isatty():
         print("\r\033[K" + line, end="", file=sys.stderr, flush=True)
 
 
 def check_averages(contestant: Contestant, prepare: Callable[[Contestant], object]) -> None:
-    """Raise unless updates move every average, and not onto the live weights."""
+    """Raise unless updates move every average without making it a copy of the live weights."""
     prepare(contestant)
     contestant.update()  # an average that only ever saw these weights equals them
     moved: set[int] = set()
-    # Twice, because the live weights go back and forth: one of the two moves may be too small for float32.
+    # Twice, because the live weights alternate: one of the two moves may be too small for float32.
     for _ in range(2):
         prepare(contestant)
         before = [tensor.detach().clone() for tensor in contestant.read()]
         contestant.update()
         *averages, live = contestant.read() or [torch.empty(0)]
         for index, average in enumerate(averages):
-            narrow = torch.finfo(average.dtype).bits < 32  # may never move; it is timed all the same
+            narrow = torch.finfo(average.dtype).bits < 32  # rounding may hide every move; timed all the same
             if not narrow and torch.equal(average, live.to(average.dtype)):
                 raise RuntimeError(f"{contestant.name} copied the live weights instead of averaging them")
             if narrow or not torch.equal(before[index], average):
@@ -134,7 +134,7 @@ def check_averages(contestant: Contestant, prepare: Callable[[Contestant], objec
 
 
 def system_bytes(file: str, field: str) -> int | None:
-    """The bytes that a file of /proc has for a field, such as `MemAvailable`; None where the system does not say."""
+    """A field of a file in /proc in bytes, such as `MemAvailable`; None where the system lacks it."""
     try:
         lines = Path("/proc", file).read_text().splitlines()
     except OSError:
@@ -143,12 +143,12 @@ def system_bytes(file: str, field: str) -> int | None:
 
 
 def free_memory() -> int | None:
-    """Bytes of main memory that can still be allocated without swapping; None where the system does not say."""
+    """Bytes of main memory that can still be allocated without swapping; None if unknown."""
     return system_bytes("meminfo", "MemAvailable")
 
 
 def in_fresh_process(function: Callable[..., Result], *arguments: object) -> Result:
-    """What a function returns in a process that has done nothing else, with as many threads as this one."""
+    """Call a function in a new process that uses as many threads as this one, and return its result."""
     fresh = get_context("spawn")
     threads = (torch.get_num_threads(),)
     with ProcessPoolExecutor(1, mp_context=fresh, initializer=torch.set_num_threads, initargs=threads) as pool:
@@ -164,8 +164,8 @@ class Row:
 
     Args:
         ms: milliseconds per call.
-        over: its time over that of other contestants, by their names, taken round by round.
-        better: which way the first ratio is better; None for rows that the gate ignores.
+        over: ratios of its time to the times of other contestants, by their names, paired by round.
+        better: whether a lower or a higher first ratio is better; None for rows that the gate ignores.
     """
 
     name: str
@@ -176,13 +176,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """What one or more interleaved runs gave.
+    """The results of one or more interleaved runs.
 
     Args:
         name: unique within a result file.
         background: share of the machine that other processes used; None if unknown.
-        about: what else there is to know, such as the model and the number of averages.
-        missing: who took no part, and why.
+        about: further facts, such as the model and the number of averages.
+        missing: contestants that could not take part, with the reasons.
     """
 
     name: str
@@ -195,7 +195,7 @@ class Case:
 
     @property
     def disturbed(self) -> bool:
-        """Whether other processes used so much of the machine that the times decide nothing."""
+        """Whether other processes used so much of the machine that the times are inconclusive."""
         return (self.background or 0.0) > QUIET
 
 
@@ -210,8 +210,8 @@ def make_case(
 ) -> Case:
     """Rows of all contestants, with ratios over those named in `over`.
 
-    There are several runs where not all contestants fit into memory at once. Each has the contestants of `over` in it,
-    so every ratio is still taken within a round.
+    If the contestants do not fit into memory together, there are several runs. Each run includes the contestants in
+    `over`, so every ratio still compares times of the same round.
     """
     rows: list[Row] = []
     for contestant in dict.fromkeys(name for run in runs for name in run.times):
@@ -227,7 +227,7 @@ def make_case(
 
 
 def is_peer(row: Row) -> bool:
-    """Whether it is another library, and neither a bank nor the memory limit."""
+    """Whether a row is another library, rather than a bank or the memory limit."""
     return row.name != LIMIT and not row.name.startswith(BANK)
 
 
@@ -240,7 +240,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns under their headers, the first aligned left, the others right."""
+    """A plain-text table: the first column aligned left, the others right."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     aligned = ([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines)
@@ -248,7 +248,7 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def case_text(case: Case) -> str:
-    """A case as a table with its conditions above."""
+    """A case as a table, under a line with rounds and load."""
     others = "an unknown share" if case.background is None else f"{case.background:.1%}"
     dropped = f" ({case.dropped} rounds dropped)" if case.dropped else ""
     disturbed = ": DISTURBED" if case.disturbed else ""
@@ -261,7 +261,7 @@ def case_text(case: Case) -> str:
 
 
 def show_cases(cases: Iterable[Case], text: Callable[[Case], str] = case_text) -> list[Case]:
-    """Print each case as soon as it is measured."""
+    """Print each case as soon as it is measured, and return all."""
     shown: list[Case] = []
     for case in cases:
         print(text(case), end="\n\n", flush=True)
@@ -275,7 +275,7 @@ def show_cases(cases: Iterable[Case], text: Callable[[Case], str] = case_text) -
 def write_result(
     arguments: argparse.Namespace, known: Mapping[str, Any], cases: Sequence[Case] = (), **more: Any
 ) -> None:
-    """Write the result file if one is named. With --add, cases in it that were not measured now stay."""
+    """Write the result file if --json names one. With --add, the file keeps cases that were not measured again."""
     path: Path | None = arguments.json
     if path is None:
         return
@@ -297,13 +297,13 @@ def write_result(
 
 
 def _without_path(words: Sequence[str]) -> list[str]:
-    """The command as others would type it: without --json, and without folders of this machine."""
+    """The command as others would type it: without --json, and without paths of this machine."""
     skipped = {at + step for at, word in enumerate(words) if word == "--json" for step in (0, 1)}
     return ["DIR" if os.path.isabs(word) else word for at, word in enumerate(words) if at not in skipped]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A result file as it is."""
+    """The contents of a result file; `ValueError` if its format is another one."""
     result = json.loads(path.read_text(encoding="utf-8"))
     if result.get("format") != FORMAT:
         raise ValueError(f"{path} must be a result of format {FORMAT}; got {result.get('format')}. Measure it again.")
@@ -311,7 +311,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_case(entry: Mapping[str, Any]) -> Case:
-    """A case as it was before it became JSON."""
+    """A case from its JSON."""
     rows = [
         Row(
             row["name"],

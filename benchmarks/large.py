@@ -1,4 +1,4 @@
-"""A large model with five averages: memory and time of each stage, in a fresh process. 500 million fit into 24 GiB.
+"""Memory and time of a large model with five averages, per stage. 500 million parameters fit into 24 GiB.
 
 Run `python benchmarks/large.py --help`; benchmarks/README.md explains the numbers.
 """
@@ -41,7 +41,7 @@ from emabank.checkpoint import load, save
 from emabank.study.bench import BANK, LIMIT, LIMIT_ELEMENTS, Contestant, memory_limit
 
 AVERAGES, UPDATES = 5, 5
-SPARE = 2**30  # bytes left to everything else
+SPARE = 2**30  # bytes left for everything else
 
 
 def gib(size: float) -> str:
@@ -49,7 +49,7 @@ def gib(size: float) -> str:
 
 
 class Scale:
-    """Weighs one stage after another, relative to what the process had before."""
+    """Measures the time and memory of each stage; memory is relative to that of the process before the first."""
 
     def __init__(self) -> None:
         self.bare = resident_bytes() or 0
@@ -57,7 +57,7 @@ class Scale:
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        """Weigh what happens inside as one stage."""
+        """Measure the body of the `with` as one stage."""
         trim()
         reset_peak()
         begin = time.perf_counter()
@@ -70,9 +70,9 @@ class Scale:
 
 
 def trim() -> None:
-    """Return free memory to the system, so that no stage pays for the leftovers of the one before."""
+    """Return freed memory to the system, so that no stage pays for the leftovers of the one before."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc alone has it
+    with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -84,7 +84,7 @@ def size_of(name: str) -> tuple[int, int]:
 
 
 def check_memory(name: str) -> None:
-    """Exit unless the model, its bank, and the most of what else is held at once fit into free memory."""
+    """Exit unless the model, its bank and the largest temporaries fit into free memory."""
     parameters, live = size_of(name)
     needed = live + allowed(parameters, AVERAGES) + max(8 * parameters, 4 * LIMIT_ELEMENTS + live) + SPARE
     if (free := free_memory()) is not None and free < needed:
@@ -94,7 +94,7 @@ def check_memory(name: str) -> None:
 
 
 def weigh(name: str, seconds: float) -> Case:
-    """All stages of one model, in this process, which should have done nothing else."""
+    """Measure all stages of one model. Call it in a fresh process."""
     warm_up(AVERAGES)
     parameters, live = size_of(name)
     scale = Scale()
@@ -110,8 +110,8 @@ def weigh(name: str, seconds: float) -> Case:
                 for parameter in model.parameters():
                     parameter.neg_()
             bank.update()
-    # Reading an average copies it, and near the end of memory that cannot be afforded: whether the bank averages is
-    # checked once, below, and not by the run.
+    # Reading an average copies it, and memory is nearly full here. So the run does not check that the bank averages;
+    # the check is below.
     contestants = [memory_limit(model, AVERAGES), Contestant(BANK, bank.update, list(model.parameters()))]
     run = run_interleaved(contestants, seconds=seconds, title=f"{name}: update and memory limit")
     del contestants
@@ -131,7 +131,7 @@ def weigh(name: str, seconds: float) -> Case:
 
 
 def save_and_load(bank: EMABank, scale: Scale, size: int) -> str:
-    """Save and load the bank if memory and disk allow; else the reason why not."""
+    """Save and load the bank if memory and disk allow. Returns the reason if they do not."""
     free, disk = free_memory(), shutil.disk_usage(tempfile.gettempdir()).free
     if free is not None and free < size + SPARE:
         return f"saving and loading: needs {gib(size + SPARE)} of memory, {gib(free)} are free"
@@ -150,7 +150,7 @@ def save_and_load(bank: EMABank, scale: Scale, size: int) -> str:
 
 
 def large_text(case: Case) -> str:
-    """The case, its stages, and whether building and updating stay within the model, the averages and 2 %."""
+    """The case, its stages, and whether building and updating stay within the allowed memory."""
     about = case.about
     rows = [
         [stage["name"], f"{stage['seconds']:.3g}", gib(stage["resident"]), gib(stage["peak"])]

@@ -1,4 +1,6 @@
-"""How much memory M averages take, each case in a fresh process: 4 bytes per parameter each, plus at most 2 % or 1 MiB.
+"""Measures the memory of M averages, each case in a fresh process.
+
+Allowed are 4 bytes per parameter and average, plus 2 % or 1 MiB, whichever is more.
 
 Run `python benchmarks/memory.py --help`; benchmarks/README.md explains the numbers.
 """
@@ -34,11 +36,11 @@ def allowed(parameters: int, averages: int) -> int:
 
 
 def storages() -> dict[int, int]:
-    """Bytes of every storage that a Python tensor refers to, by address, so that views count once."""
+    """The size in bytes of every storage that a Python tensor refers to, by address, so that views count once."""
     gc.collect()
     sizes: dict[int, int] = {}
     for thing in gc.get_objects():
-        # type() and not isinstance(), which would wake up lazy modules and proxies.
+        # type() and not isinstance(), which would trigger lazy modules and proxies.
         if issubclass(type(thing), Tensor) and thing.layout is torch.strided and thing.device.type == "cpu":
             with contextlib.suppress(RuntimeError):  # a tensor without data
                 sizes[thing.untyped_storage().data_ptr()] = thing.untyped_storage().nbytes()
@@ -46,28 +48,28 @@ def storages() -> dict[int, int]:
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not say."""
+    """Resident memory of this process; None if unknown."""
     return system_bytes("self/status", "VmRSS")
 
 
 def peak_bytes() -> int | None:
-    """The most that was resident since `reset_peak`; None where the system does not say."""
+    """The peak of resident memory since `reset_peak`; None if unknown."""
     return system_bytes("self/status", "VmHWM")
 
 
 def reset_peak() -> None:
-    """Restart the peak from what is resident now (Linux: proc(5), clear_refs)."""
+    """Reset the peak to the current resident memory (Linux: proc(5), clear_refs)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def warm_up(averages: int) -> None:
-    """Threads and lazy imports are paid once per process, not per bank."""
+    """Start threads and lazy imports, whose memory is a cost per process and not per bank."""
     EMABank(nn.Linear(8, 8), decays(averages), every=1).update()
 
 
 def weigh(name: str, averages: int) -> dict[str, Any]:
-    """Bytes of one bank, in this process, which should have done nothing else."""
+    """The memory of one bank in bytes. Call it in a fresh process."""
     warm_up(averages)
     model = build(name)
     before, resident = storages(), resident_bytes()
@@ -87,7 +89,7 @@ def weigh(name: str, averages: int) -> dict[str, Any]:
 
 
 def row_of(cost: Mapping[str, Any]) -> list[str]:
-    """A line of the table, in MiB."""
+    """A row of the table, in MiB."""
     parameters, averages = cost["parameters"], cost["averages"]
     most = allowed(parameters, averages)
     sizes = (averages * 4 * parameters, most, cost["tensors"], cost["resident"], cost["peak"])

@@ -1,4 +1,4 @@
-"""What an update costs relative to a training step, timed right after a real one.
+"""The cost of an update relative to a training step, timed right after a real step.
 
 Run `python benchmarks/overhead.py --help`; benchmarks/README.md explains the numbers.
 """
@@ -35,7 +35,7 @@ def training_step(model: nn.Module) -> tuple[Callable[[], None], str]:
     if isinstance(model, GPT):
         inputs = torch.randint(model.tokens.num_embeddings, (1, TOKENS))
         targets = inputs.flatten()
-        # The fastest optimizer there is for it: a slower one would make the averages look cheaper.
+        # The fastest optimizer available: a slower one would make the averages look cheaper.
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         words = f"1 × {TOKENS} tokens, AdamW"
     else:
@@ -55,7 +55,7 @@ def measure(name: str, averages: int, peers: Sequence[Peer], *, seconds: float) 
     """Time the update of every contestant right after a training step, and the step itself."""
     model = build(name)
     step, words = training_step(model)
-    step()  # so that gradients and optimizer state exist before memory is looked at
+    step()  # so that gradients and optimizer state exist before free memory is measured
 
     def ours(_: Sequence[str]) -> list[Contestant]:
         bank = replace(make_bank(EXACT, model, averages), name=BANK, before=step)  # as a user builds it
@@ -68,7 +68,7 @@ def measure(name: str, averages: int, peers: Sequence[Peer], *, seconds: float) 
 
 
 def overhead_text(case: Case) -> str:
-    """The case, and what the bank adds to a step."""
+    """The case, and the bank's share of a step."""
     share = next(row.over[STEP].median for row in case.rows if row.name == BANK)
     return (
         f"{case_text(case)}\nemabank: {share:.3%} of a step; {share / PERIOD:.4%} with an update every {PERIOD} steps"

@@ -1,7 +1,7 @@
-"""Who is timed: variants of the bank, and the libraries that people use today, each as a `Contestant`.
+"""The contestants of the benchmarks: variants of the bank, and the libraries that people use today.
 
-A peer keeps one average per instance, so M averages are M instances. Each is set up to average at every call, with the
-settings that its documentation gives, and with its faster setting where there is one.
+A peer keeps one average per instance, so M averages take M instances. Each averages at every call, with its documented
+settings, and also with its faster setting if it has one.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from emabank.study.bench import (
     torch_contestant,
 )
 
-MEMORY_SHARE = 0.7  # of what is free; the rest is for temporaries, which in some peers are as large as an average
+MEMORY_SHARE = 0.7  # of free memory; the rest is for temporaries, which in some peers are as large as an average
 Updates = Iterable[Callable[[], object]]
 EXACT = "emabank, exact check"
 
-# A variant of the bank is one entry here. Goals are judged by the first, which looks for NaN no more than other
-# libraries do; the exact check, a user's default, is a row of its own.
+# The variants of the bank. The first one decides whether the goals are met: like other libraries, it does not look for
+# NaN. The exact check, the default for users, has a row of its own.
 BANKS: dict[str, Callable[[nn.Module, list[float]], EMABank]] = {
     BANK: lambda model, decays: EMABank(model, decays, every=1, on_nonfinite="ignore"),
-    AGAIN: lambda model, decays: EMABank(model, decays, every=1, on_nonfinite="ignore"),  # its distance is noise
+    AGAIN: lambda model, decays: EMABank(model, decays, every=1, on_nonfinite="ignore"),  # differs by noise alone
     EXACT: lambda model, decays: EMABank(model, decays, every=1),
     "emabank, no buffers": lambda model, decays: EMABank(model, decays, every=1, on_nonfinite="ignore", buffers="copy"),
     "emabank, past warm-up": lambda model, decays: EMABank(
@@ -59,7 +59,7 @@ def decays(averages: int) -> list[float]:
 
 
 def make_bank(name: str, model: nn.Module, averages: int) -> Contestant:
-    """One of `BANKS`."""
+    """A variant from `BANKS`."""
     return bank_contestant(name, model, BANKS[name](model, decays(averages)))
 
 
@@ -67,11 +67,11 @@ def make_bank(name: str, model: nn.Module, averages: int) -> Contestant:
 
 
 class NotAvailable(Exception):
-    """Why a peer cannot take part."""
+    """A peer cannot take part; the message says why."""
 
 
 def _load(name: str) -> Any:
-    """A module of a package that may be missing."""
+    """Import a module; `NotAvailable` if that fails."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -81,7 +81,7 @@ def _load(name: str) -> Any:
 
 
 def _load_timm() -> Any:
-    """The one file of timm that matters: its package imports torchvision."""
+    """The file model_ema.py of timm alone: importing the package needs torchvision."""
     package = find_spec("timm")
     if package is None or package.origin is None:
         raise NotAvailable("timm is not installed")
@@ -129,7 +129,7 @@ def _torch_ema(name: str, model: nn.Module, averages: int) -> Contestant:
 
 
 def _lightning(name: str, model: nn.Module, averages: int, *, multi: bool) -> Contestant:
-    """The callback's own `setup` and `on_train_batch_end`; of the trainer they use `global_step` alone."""
+    """Calls the callback's own `setup` and `on_train_batch_end`, which use only `global_step` of the trainer."""
     callbacks = _load("lightning.pytorch.callbacks")
     whole = _load("lightning.pytorch").LightningModule()
     whole.model = model
@@ -164,7 +164,7 @@ def _diffusers(name: str, model: nn.Module, averages: int) -> Contestant:
 
 
 class Peer(NamedTuple):
-    """A library with one setting: its name, its package, and how its contestant is made."""
+    """A library with one setting: its name, its package, and a function that makes its contestant."""
 
     name: str
     package: str
@@ -209,7 +209,7 @@ def versions(peers: Sequence[Peer]) -> str:
     return ", ".join(f"{package} {version(package)}" for package in sorted({peer.package for peer in peers}))
 
 
-# Beside one another ---------------------------------------------------------------------------------------------------
+# Timing banks and peers together --------------------------------------------------------------------------------------
 
 
 def run_with_peers(
@@ -222,9 +222,10 @@ def run_with_peers(
     seconds: float,
     before: Callable[[], object] | None = None,
 ) -> tuple[list[Run], dict[str, str]]:
-    """Time our contestants beside the peers, in as many runs as memory requires; and who took no part, and why.
+    """Time our contestants together with the peers, in as many runs as memory requires.
 
-    `ours` makes them, given which of `BANKS` fit into memory; `before` is what comes before each turn of a peer.
+    Also returns the peers that could not take part, with the reasons. `ours` makes our contestants from the names of
+    the `BANKS` that fit into memory. `before` is called before each turn of a peer.
     """
     size = 4 * averages * sum(tensor.numel() for tensor in averaged_tensors(model))
     banks, groups = plan_groups(size, peers, free_memory())
@@ -244,7 +245,7 @@ def run_with_peers(
 
 
 def plan_groups(size: int, peers: Sequence[Peer], free: int | None) -> tuple[list[str], list[Sequence[Peer]]]:
-    """Which banks take part, and which peers run together: all at once if they fit, with `size` bytes for each."""
+    """The banks that take part, and groups of peers that fit into memory together, at `size` bytes per contestant."""
     slots = 1000 if free is None else max(1, int((free * MEMORY_SHARE - 4 * LIMIT_ELEMENTS) / size))
     ours = list(BANKS)[: max(1, min(slots - 1, len(BANKS)))]
     together = slots - len(ours)

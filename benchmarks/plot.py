@@ -32,21 +32,21 @@ STYLE: dict[Any, Any] = {
     "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "figure.facecolor": "white",  # the page is read in dark mode too, and an image cannot know
+    "figure.facecolor": "white",  # an image cannot adapt to the page's dark mode
     "svg.hashsalt": "emabank",
     "svg.fonttype": "none",
 }
 BLOCK = re.compile(r"(<!-- made by benchmarks/plot\.py: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Panels = Mapping[str, Mapping[str, Spread]]
-"""The rows of each panel, by its title."""
+"""Panels by title; each has its rows by name."""
 
 
 # Figures --------------------------------------------------------------------------------------------------------------
 
 
 def dot_plot(panels: Panels, columns: int, label: str, *, percent: bool = False, log: bool = True) -> Figure:
-    """Medians with 10–90 % whiskers. Panels side by side share their rows: emabank first, then the fastest."""
+    """Medians with 10–90 % whiskers. Panels side by side share their rows: emabank first, the others by speed."""
     lines = [list(panels.items())[at : at + columns] for at in range(0, len(panels), columns)]
     names = [_row_names([panel for _, panel in line]) for line in lines]
     heights = [len(rows) + 2.5 for rows in names]
@@ -124,7 +124,7 @@ def _images(augmented: bool) -> str:
 # Blocks of the page --------------------------------------------------------------------------------------------------
 
 Block = tuple[dict[str, tuple[str, Figure]], str]
-"""Figures by name, with their captions, and Markdown."""
+"""Captions and figures by name, and the Markdown below them."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

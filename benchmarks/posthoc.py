@@ -1,7 +1,7 @@
 """How far averages synthesized after training are from averages kept during it, by the number of snapshots.
 
-One training on the embedded digits per seed, with dense snapshots and all averages kept live; then fewer and fewer of
-the snapshots are used. Run `python benchmarks/posthoc.py --help`; docs/posthoc.md has the table.
+Each seed trains once on the embedded digits, with dense snapshots and all averages kept live. The averages are then
+synthesized from fewer and fewer snapshots. Run `python benchmarks/posthoc.py --help`; docs/posthoc.md has the table.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from emabank.study.run_job import network_of
 from emabank.study.train import Training
 
 SHARES = (0.5, 1, 2, 5, 10)  # half-lives in percent of the run
-GAPS = (63, 42, 21, 9, 3)  # steps from one snapshot to the next, of 504: 8, 12, 24, 56 and 168 snapshots
+GAPS = (63, 42, 21, 9, 3)  # steps between snapshots: 8, 12, 24, 56 and 168 snapshots of a run of 504 steps
 EPOCHS = 24
 
 Rules = dict[str, EMA | Uniform | PowerEMA]
 
 
 class Result(NamedTuple):
-    """One average at one stopping step, synthesized from so many snapshots.
+    """One average at one stopping step, synthesized after training.
 
     Args:
+        snapshots: number of snapshots of the whole run.
         error: the error that the synthesis reports.
-        distance: of its weights from those kept live, relative to their norm.
-        points: difference in test accuracy, in points, both with recomputed statistics.
+        distance: of its weights from the average kept live, relative to the norm of that one.
+        points: difference in test accuracy between the two, in points, both with recomputed statistics.
     """
 
     rule: str
@@ -59,7 +60,7 @@ def rules_of(steps: int, stop: int) -> Rules:
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """Relative distance of two sets of weights."""
+    """The distance of two sets of weights, relative to the norm of `other`."""
     keys = [key for key, tensor in other.items() if tensor.is_floating_point()]
     off = sum(float((one[key].double() - other[key].double()).square().sum()) for key in keys)
     return math.sqrt(off / sum(float(other[key].double().square().sum()) for key in keys))

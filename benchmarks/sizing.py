@@ -1,4 +1,4 @@
-"""What averages cost at sizes that we cannot run: memory, traffic and time per update, computed from stated rates.
+"""The cost of averages at sizes that we cannot run: memory, traffic and time per update, computed from stated rates.
 
 `python benchmarks/sizing.py` prints the table of docs/cluster.md. Nothing is measured.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 DEVICE_MEMORY = 3e12  # bytes per second of an accelerator's memory (H100 class)
 LINK = 25e9  # bytes per second from a device to its host
 HOST_MEMORY = 50e9  # bytes per second of main memory, per device
-TOKENS = 4e6  # per optimizer step, of all devices
+TOKENS = 4e6  # per optimizer step, over all devices
 RATE = 1.6e14  # operations per second that a device achieves in training
 AVERAGES = 5
 LIVE = 2  # bytes of a live weight (bf16); an average has 4
-FETCHED = 4  # bytes of it on the link: a copy that the host does not wait for is converted on the device
+FETCHED = 4  # bytes of a live weight on the link: an asynchronous copy is converted to float32 on the device
 
 
 def traffic(parameters: float, averages: int = AVERAGES) -> float:
@@ -26,7 +26,7 @@ def step_seconds(parameters: float, devices: int) -> float:
 
 
 def update_seconds(parameters: float, *, offload: bool) -> float:
-    """One update of a device's share; offloaded, the live weights cross the link and the host averages."""
+    """One update of the weights on a device. Offloaded, the live weights cross the link and the host averages them."""
     if offload:
         return FETCHED * parameters / LINK + (traffic(parameters) + 4 * parameters) / HOST_MEMORY
     return traffic(parameters) / DEVICE_MEMORY

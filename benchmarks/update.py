@@ -52,7 +52,7 @@ class NotDue(NamedTuple):
     Args:
         nanoseconds: per call, median of several repeats.
         kept_bytes: growth of Python's heap over 10,000 calls.
-        transient_bytes: the most that a call held beyond that; the next value of a counter is 32 bytes.
+        transient_bytes: the most that a call held in addition; the counter's next value alone takes 32 bytes.
         operators: torch operators that ran; every tensor is allocated by one.
     """
 
@@ -86,7 +86,7 @@ def _heap(call: Callable[[], object], calls: int = 10_000) -> tuple[int, int]:
     loop = repeat(None, calls)
     tracemalloc.start()
     try:
-        call()  # so that the counter is an object that tracemalloc knows
+        call()  # so that tracemalloc tracks the counter object
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         for _ in loop:

@@ -1,6 +1,6 @@
-"""For mkdocstrings: examples in docstrings (lines after >>>) become blocks of code; to Markdown they are quotations.
+"""Extends mkdocstrings: puts examples in docstrings (>>>) into code fences; Markdown would take them for quotations.
 
-The described fields of a configuration become a table of its arguments.
+The documented fields of a configuration class become a table of its arguments.
 """
 
 import re
@@ -8,25 +8,25 @@ from typing import Any
 
 import griffe
 
-# From ">>>" to the next empty line or the end, at any indentation that the docstring has left.
+# From ">>>", at the start of a paragraph, to the next empty line or the end.
 _EXAMPLE = re.compile(r"(?:(?<=\n\n)|\A)(>>> .*?)(?=\n\n|\Z)", re.DOTALL)
 
 
 def fenced(text: str) -> str:
-    """A docstring with each of its examples in a fence."""
+    """A docstring with each of its examples in a code fence."""
     return _EXAMPLE.sub(lambda example: f"```pycon\n{example[1].rstrip()}\n```", text)
 
 
 class FencedExamples(griffe.Extension):
-    """Fence the examples of everything that is loaded."""
+    """Fences all examples, and lists the documented fields of configurations as arguments."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        """Called once for each module, class, function and attribute."""
+        """Called once per module, class, function and attribute."""
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
 
     def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
-        """Called once for each class, when its members are known."""
+        """Called once per class, when its members are known."""
         fields = [member for member in cls.attributes.values() if member.docstring and member.annotation]
         if cls.name.endswith("Config") and cls.docstring is not None and fields:
             fields = [field for field in fields if "property" not in field.labels]

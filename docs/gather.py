@@ -1,7 +1,7 @@
-"""The site's pages, gathered for mkdocs: docs/, and whatever its pages link to outside of it.
+"""Gathers the site's pages for mkdocs: docs/, and the files outside of it that its pages link to.
 
-`make docs` calls it before mkdocs, which then checks every link and anchor. It ends with an error when a public name
-has no description or is missing from docs/api/. Imports nothing of emabank: it reads the source.
+`make docs` runs it before mkdocs, which then checks every link and anchor. Fails if a public name has no docstring or
+is missing from docs/api/. Reads the source and does not import emabank.
 """
 
 import os
@@ -22,13 +22,13 @@ _FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 
 
 class SiteError(Exception):
-    """What is wrong with the pages, in sentences."""
+    """The pages are wrong; the message says what to correct."""
 
 
 def gather(root: Path, target: Path) -> list[Path]:
-    """Copy the pages and what they link to; returns what was taken, as paths below the root.
+    """Copy the pages and the files that they link to, and return the paths of both, relative to the root.
 
-    Pages of docs/ keep their place; everything else lies under files/, as in the repository.
+    Files of docs/ keep their paths; others go below files/, with their paths in the repository.
     """
     shutil.rmtree(target, ignore_errors=True)
     waiting = [path.relative_to(root) for path in sorted((root / "docs").rglob("*")) if path.is_file()]
@@ -55,7 +55,7 @@ def _place(path: Path) -> Path:
 
 
 def _with_links_of_the_site(page: Path, root: Path) -> tuple[str, list[Path]]:
-    """A page with its links to files of the repository turned into links of the site, and those files."""
+    """The text of a page with links for the site instead of the repository, and the files that it links to."""
     linked: list[Path] = []
 
     def turned(link: re.Match[str]) -> str:
@@ -66,7 +66,7 @@ def _with_links_of_the_site(page: Path, root: Path) -> tuple[str, list[Path]]:
         if path.parts[:1] == ("..",) or not (root / path).exists():
             raise SiteError(f"{page} links to {goal}, which is not there: correct the link")
         if (root / path).is_dir():
-            return label.removeprefix("!").strip("[]")  # a site has no listing of a folder
+            return label.removeprefix("!").strip("[]")  # the site has no page for a folder
         linked.append(path)
         return f"{label}({os.path.relpath(_place(path), _place(page).parent)}{anchor})"
 
@@ -75,20 +75,20 @@ def _with_links_of_the_site(page: Path, root: Path) -> tuple[str, list[Path]]:
 
 
 def shown_names(page: str) -> list[str]:
-    """What a page of names asks the docstrings of."""
+    """The names that a page of docs/api documents."""
     return re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)
 
 
 def alone(page: str) -> list[str]:
-    """Those of them that a page shows without their members."""
+    """The names that a page of docs/api documents without their members."""
     return re.findall(r"^::: ([\w.]+)\n    options:\n      members: false$", page, re.MULTILINE)
 
 
 def undocumented(package: griffe.Module, shown: list[str], without_members: list[str]) -> Iterator[str]:
-    """Every public name without a description: what is shown, and the members of that.
+    """The names on the pages, and their members, that have no description.
 
-    A field may be described below it, under "Args:" or "Attributes:" of its class, or by its type, if that is shown.
-    Private names are left out, and so is `__init__`, whose arguments are described with the class.
+    A field may be described below it, under "Args:" or "Attributes:" of its class, or by its type, if the pages have
+    that. Private names are skipped, as is `__init__`, whose arguments are described with the class.
     """
     types = {name.rpartition(".")[2] for name in shown}
     for name in shown:
@@ -105,7 +105,7 @@ def _undocumented(thing: griffe.Object | griffe.Alias, types: set[str]) -> Itera
         yield thing.path
     described = _fields_described(thing) | _described_by_bases(thing) if thing.is_class else set[str]()
     for member in thing.all_members.values() if thing.is_class or thing.is_module else ():
-        # A name that is imported, or shown by itself, is described there; a constant of a module is not shown.
+        # Imported names and names with an entry of their own are described there. Module constants have no entry.
         is_imported = isinstance(member, griffe.Alias) and not member.inherited
         if is_imported or member.name.startswith("_") or member.name in described:
             continue
@@ -126,14 +126,14 @@ def _described_by_bases(thing: griffe.Object | griffe.Alias) -> set[str]:
 
 
 def missing(package: griffe.Module, shown: list[str]) -> list[str]:
-    """Public names that no page shows: those that the package, its study and its averaging of files export."""
+    """The exported names of the package, `study` and `averaging` that no page has."""
     public = (package, package["study"], package["averaging"])
     exported = [f"{module.path}.{name}" for module in public for name in module.exports or ()]
     return [name for name in exported if name not in shown]
 
 
 def main() -> int:
-    """Gather, or say what is wrong with the pages."""
+    """Gather the pages, and print what is wrong with them."""
     try:
         taken = gather(ROOT, GATHERED)
     except SiteError as error:

@@ -1,6 +1,6 @@
-"""A character-level transformer trained with AdamW, its averages evaluated by loss; no batch norm, so nothing to redo.
+"""A character transformer trained with AdamW; its averages are evaluated by loss. Without batch norm, no recalibration.
 
-`python examples/char_transformer.py` learns the text of a module of Python's own library, in under a minute.
+`python examples/char_transformer.py` trains on the source of a standard-library module, in under a minute.
 """
 
 import argparse
@@ -45,15 +45,15 @@ def main(*, steps: int = 300, every: int = 50) -> None:
 
     model = CharTransformer(len(known))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-    # With few steps the warm-up of the decay would never end; half-lives are in optimizer steps.
+    # In a run this short, the warm-up of the decay would never end. Half-lives are in optimizer steps.
     rules = {f"half-life-{steps}": EMA(half_life=steps, warmup=None) for steps in (5, 15, 45)}
     bank = EMABank(model, rules, every=1)
-    bank.attach(optimizer)  # every optimizer.step() is counted: no line in the loop
+    bank.attach(optimizer)  # updates after every optimizer.step(); the loop needs no extra line
     tracker = BestTracker(bank, {"loss": "min"}, unit="step")
 
     def validate(model: nn.Module) -> dict[str, Tensor]:
         losses = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none")
-        return {"loss": losses.view(-1, LENGTH).mean(1)}  # one per text: characters of one text are not independent
+        return {"loss": losses.view(-1, LENGTH).mean(1)}  # per text, as characters of one text are not independent
 
     for step in range(1, steps + 1):
         starts = torch.randint(len(learnt) - LENGTH - 1, (16,))

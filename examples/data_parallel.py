@@ -1,4 +1,4 @@
-"""Several processes train one model (DistributedDataParallel), and each has the same averages of it.
+"""Several processes train one model (DistributedDataParallel), and each keeps the same averages of it.
 
 `torchrun --nproc-per-node 2 examples/data_parallel.py OUT.pt`; with GPUs, move the model and the batches there.
 """
@@ -42,11 +42,11 @@ def main(out: str, *, epochs: int = 3) -> None:
             optimizer.zero_grad()
             bank.update()  # on every process
 
-    recalibrate_batchnorm(bank, loader)  # each process measures its own part of the data; all have the whole
+    recalibrate_batchnorm(bank, loader)  # each process measures its part of the data; all get the combined statistics
     tested, labels = digits.test.images.float() / 16.0, digits.test.labels
     with torch.no_grad():
         logits = bank.call(0.96, tested)
-    if dist.get_rank() == 0:  # any process could: their averages are the same
+    if dist.get_rank() == 0:  # any process would do: their averages are the same
         print(f"ema-0.96: {(logits.argmax(1) == labels).float().mean():.1%} on test images")
         torch.save(bank.weights(0.96), out)
     dist.destroy_process_group()

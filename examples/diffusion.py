@@ -1,9 +1,9 @@
-"""A diffusion model of points in the plane, and the length of its average chosen after training.
+"""A diffusion model of points in the plane; the length of its average is chosen after training.
 
-`python examples/diffusion.py`, some seconds. The samples of a diffusion model are better with averaged weights, and how
-long the average should be is not known before. So training keeps two averages whose windows grow with the run, and
-snapshots of them; afterwards any other average is synthesized (post-hoc EMA of EDM2, Karras et al. 2023). The denoising
-loss on one half of the held-out points chooses the length; the other half says what it is worth.
+`python examples/diffusion.py` takes some seconds. Averaged weights give better samples, but the best length of the
+average is not known in advance. So training keeps two averages whose windows grow with the run, and snapshots of them;
+afterwards any other average can be synthesized (post-hoc EMA of EDM2, Karras et al. 2023). The denoising loss on one
+half of the held-out points chooses the length; the other half tests the choice.
 """
 
 import tempfile
@@ -27,7 +27,7 @@ def points(count: int, generator: torch.Generator) -> Tensor:
 
 
 class Denoiser(nn.Module):
-    """The clean points, given noisy ones and the logarithm of the noise, with EDM's scaling."""
+    """Predicts clean points from noisy ones and the noise level, with EDM's scaling."""
 
     def __init__(self, width: int = 96) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Denoiser(nn.Module):
 
 
 def sampled(model: nn.Module, count: int, levels: int = 24) -> Tensor:
-    """Points from noise, by Euler's method; the same noise every time."""
+    """Points generated from noise by Euler's method, always from the same noise."""
     sigmas = torch.cat([torch.logspace(0.5, -2.3, levels), torch.zeros(1)])
     x = sigmas[0] * torch.randn(count, 2, generator=torch.Generator().manual_seed(9))
     with torch.no_grad():
@@ -53,7 +53,7 @@ def sampled(model: nn.Module, count: int, levels: int = 24) -> Tensor:
 
 
 def energy_distance(a: Tensor, b: Tensor) -> float:
-    """Zero if both are samples of one distribution, up to chance (Szekely and Rizzo 2013)."""
+    """Zero, up to chance, if both are samples of one distribution (Szekely and Rizzo 2013)."""
     between = torch.cdist(a, b).mean()
     return float(2 * between - torch.cdist(a, a).mean() - torch.cdist(b, b).mean())
 
@@ -66,7 +66,7 @@ def denoising_loss(model: nn.Module, clean: Tensor, generator: torch.Generator) 
 
 
 def main(seed: int = 0, *, steps: int = 3000, count: int = 2000) -> dict[str, float]:
-    """Train, choose, print a table, and return the test loss by weights."""
+    """Train, choose, print a table, and return the test loss of each set of weights."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     training, validation, test = (points(size, generator) for size in (4000, count, count))
@@ -88,7 +88,7 @@ def main(seed: int = 0, *, steps: int = 3000, count: int = 2000) -> dict[str, fl
     losses: dict[str, tuple[float, float, float]] = {}
     for name, state in weights.items():
         model.load_state_dict(state)
-        with torch.no_grad():  # many noises for every point, and the same ones for all weights
+        with torch.no_grad():  # many draws of noise per point, the same for all weights
             on_validation, on_test = (
                 float(denoising_loss(model, held_out.repeat(20, 1), torch.Generator().manual_seed(1)))
                 for held_out in (validation, test)

@@ -1,6 +1,6 @@
-"""A Lightning module whose averages are validated, watched by early stopping, and the best of them shipped.
+"""A Lightning module whose averages are validated and watched by early stopping; the best of them is saved.
 
-`python examples/lightning_module.py OUT.pt`, a few seconds; needs `pip install ".[lightning,study]"`.
+`python examples/lightning_module.py OUT.pt` takes a few seconds; needs `pip install ".[lightning,study]"`.
 """
 
 import sys
@@ -16,7 +16,7 @@ from emabank.study.data.digits import digits_dataset
 
 
 class Digits(pl.LightningModule):
-    """An ordinary module: nothing in it knows of averages."""
+    """An ordinary module that knows nothing of averages."""
 
     def __init__(self) -> None:
         super().__init__()

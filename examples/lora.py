@@ -1,7 +1,7 @@
-"""Fine-tuning with LoRA: averages of the adapter alone, and the best of them saved as an adapter that peft loads.
+"""Fine-tuning with LoRA: only the adapter is averaged, and the best average is saved as an adapter that peft loads.
 
-`python examples/lora.py FOLDER`, under a minute; needs `pip install transformers peft`. A small GPT-2 learns the bytes
-of one module of Python's library, and its adapter those of another.
+`python examples/lora.py FOLDER` takes under a minute; needs `pip install transformers peft`. A small GPT-2 trains on
+the source of one standard-library module, its adapter on that of another.
 """
 
 import argparse

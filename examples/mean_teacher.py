@@ -1,8 +1,8 @@
-"""A mean teacher: the average of the student's weights labels the images that have none, and the student follows it.
+"""A mean teacher: an average of the student's weights labels the unlabelled images, and the student learns from them.
 
-`python examples/mean_teacher.py` has labels for 30 of the digits only. The teacher's decay rises over the run, as in
-BYOL and DINO: a fast one while the student learns fast (0.9, a half-life of 7 steps), a slow one at the end (0.995, 138
-steps). Its batch-norm statistics are averaged with its weights: it is asked at every step.
+`python examples/mean_teacher.py` uses the labels of only 30 digits. The teacher's decay rises over the run, as in BYOL
+and DINO: from 0.9 (a half-life of 7 steps), while the student learns fast, to 0.995 (138 steps) at the end. The teacher
+predicts at every step, so its batch-norm statistics are averaged with its weights, not recalibrated.
 """
 
 import torch
@@ -28,7 +28,7 @@ def disturbed(images: Tensor) -> Tensor:
 
 
 def main(*, steps: int = 300, strength: float = 3.0) -> dict[str, float]:
-    """Train with the teacher's help (`strength` 0: without), and return the accuracy of both on test images."""
+    """Train with the teacher's help (without it if `strength` is 0), and return the test accuracy of both."""
     torch.manual_seed(0)
     digits = digits_dataset()
     images, labels = digits.train.images.float() / 16.0, digits.train.labels
@@ -43,7 +43,7 @@ def main(*, steps: int = 300, strength: float = 3.0) -> dict[str, float]:
             wanted = teacher.call("teacher", disturbed(images[others])).softmax(1)
         logits = student(disturbed(images[torch.cat([some, others])]))
         followed = F.mse_loss(logits[32:].softmax(1), wanted, reduction="none").sum(1).mean()
-        share = min(1.0, step / 100)  # a teacher that knows nothing yet is not followed
+        share = min(1.0, step / 100)  # do not follow a teacher that knows nothing yet
         (F.cross_entropy(logits[:32], labels[some]) + strength * share * followed).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,6 +1,6 @@
-"""A model and data of your own through the whole protocol: tune, choose, refit, test; then load what was chosen.
+"""Runs the whole protocol on your own model and data (tune, choose, refit, test), then loads the chosen weights.
 
-`python examples/own_model.py FOLDER` keeps its runs in FOLDER; called again, it trains nothing twice.
+`python examples/own_model.py FOLDER` keeps its runs in FOLDER; run again, it trains nothing twice.
 """
 
 import sys
@@ -26,7 +26,7 @@ def main(runs: str) -> None:
     digits = digits_dataset()
     data = (digits.train.images, digits.train.labels, digits.test.images, digits.test.labels)
     config = ProtocolConfig(
-        data=DataConfig(noise=0.3),  # wrong labels, to see averages at work; leave it out for labels of your own
+        data=DataConfig(noise=0.3),  # wrong labels, to see averages at work; omit it for your own labels
         training=TrainingConfig(epochs=12),
         rates=(0.1, 0.3),
         seeds=2,
@@ -39,7 +39,7 @@ def main(runs: str) -> None:
     tested = rows[(rows.trained_on == "100%") & (rows.split == "test") & (rows.metric == "accuracy")]
     print(tested.groupby(["weights", "batchnorm", "selected_by", "seed"]).value.mean().to_string())
 
-    # The weights that validation chose for seed 0, back in the model; its images are scaled as they were in training.
+    # Load the weights that validation chose for seed 0, and scale the images as in training.
     average, epoch = done.choices[0].averages["accuracy"]
     tensors, notes = done.refitted[0].load_snapshot(f"{average}-accuracy")
     model = make_model()

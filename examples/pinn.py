@@ -1,9 +1,9 @@
-"""A physics-informed network solves a boundary-value problem; its averages against the live weights, over ten seeds.
+"""A physics-informed network solves a boundary-value problem: averages compared with live weights, over ten seeds.
 
-`python examples/pinn.py`, some seconds. The problem, u'' = f on [0, 1] with u(0) = u(1) = 0, has a known solution, so
-that the error is exact. Collocation points are drawn anew at every step, which leaves noise in the weights; the
-learning rate is constant, as in a search for a solution that nobody knows yet. The ten networks are trained side by
-side as one module, and one bank averages them all.
+`python examples/pinn.py` takes some seconds. The problem, u'' = f on [0, 1] with u(0) = u(1) = 0, has a known solution,
+so the error is exact. New collocation points at every step leave noise in the weights. The learning rate is constant,
+as in a search for a solution that nobody knows yet. The ten networks are trained together as one module, and one bank
+averages them all.
 """
 
 import math
@@ -19,7 +19,7 @@ HALF_LIVES = (20, 100, 500)
 
 
 class Networks(nn.Module):
-    """A network per seed, of two hidden layers; zero at both ends of the interval."""
+    """One network per seed, with two hidden layers; zero at both ends of the interval."""
 
     def __init__(self, seeds: Sequence[int], width: int = 24) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def second_derivative_of_solution(x: Tensor) -> Tensor:
 
 
 def main(seeds: Sequence[int] = range(10), *, steps: int = 2000) -> dict[str, Tensor]:
-    """Train, print a table, and return the relative error of each average (and "live") by seed."""
+    """Train, print a table, and return the relative errors per seed, by average (and "live")."""
     networks = Networks(seeds)
     optimizer = torch.optim.Adam(networks.parameters(), lr=3e-3)
     bank = EMABank(networks, {f"half-life {life}": EMA(half_life=life) for life in HALF_LIVES})

@@ -1,6 +1,6 @@
-"""A plain training loop with a bank beside it: five averages, the best of them chosen, recalibrated and exported.
+"""A plain training loop with a bank: five averages are recalibrated and validated, and the best is exported.
 
-`python examples/plain_loop.py OUT.pt` trains a small CNN on digits of which 40% have wrong labels, in a few seconds.
+`python examples/plain_loop.py OUT.pt` trains a small CNN on digits with 40% random labels, in a few seconds.
 """
 
 import sys
@@ -23,7 +23,7 @@ def make_model() -> nn.Module:
 
 
 def data() -> tuple[TensorDataset, tuple[Tensor, Tensor]]:
-    """Training images, of which 40% have a wrong label, and 300 clean ones to choose by."""
+    """Training images, 40% of them with a random label, and 300 clean validation images."""
     digits = digits_dataset()
     images, labels = digits.train.images.float() / 16.0, digits.train.labels.clone()
     validation = images[:300], labels[:300].clone()
@@ -43,7 +43,7 @@ def main(out: str, *, epochs: int = 15) -> None:
     tracker = BestTracker(bank, {"accuracy": "max"})
 
     def validate(model: nn.Module) -> dict[str, Tensor]:
-        return {"accuracy": model(images).argmax(1) == labels}  # sample by sample: its mean is the accuracy
+        return {"accuracy": model(images).argmax(1) == labels}  # per sample; the mean is the accuracy
 
     for epoch in range(1, epochs + 1):
         model.train()
@@ -53,7 +53,7 @@ def main(out: str, *, epochs: int = 15) -> None:
             optimizer.zero_grad()
             bank.update()
 
-        recalibrate_batchnorm(bank, loader, max_batches=16)  # all averages at once; the live model is left alone
+        recalibrate_batchnorm(bank, loader, max_batches=16)  # all averages at once; the live model does not change
         tracker.evaluate(epoch, validate)  # the live weights and every average
         if tracker.should_stop(patience=8):
             break

@@ -1,10 +1,9 @@
-"""An emulator of a dynamical system: it learns one step, and is then asked for many.
+"""An emulator of a dynamical system: trained on single steps, tested on long rollouts.
 
-`python examples/rollout.py`, some seconds. The system is that of Lorenz (1963), the standard small model of the
-atmosphere. A rollout feeds an emulator its own output, so that small errors of the step add up and the noise that the
-last optimizer steps have left in the weights is felt; averages remove it. How far a forecast is useful (until its
-error passes half the system's own spread) is measured on trajectories that training has not seen, with five networks
-that are trained side by side as one module.
+`python examples/rollout.py` takes some seconds. The system is that of Lorenz (1963), the standard small model of the
+atmosphere. A rollout feeds an emulator its own output, so small errors add up, and the noise that the last optimizer
+steps left in the weights matters; averages remove it. A forecast is useful until its error exceeds half the system's
+own spread. That time is measured on unseen trajectories, with five networks that are trained together as one module.
 """
 
 import math
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from emabank import EMA, EMABank
 
 HALF_LIVES = (20, 100, 500)
-STEP = 0.05  # in the system's own units of time; errors double about every 0.8 of them
+STEP = 0.05  # in the system's units of time; errors double about every 0.8 units
 
 
 def derivative(state: Tensor) -> Tensor:
@@ -26,7 +25,7 @@ def derivative(state: Tensor) -> Tensor:
 
 
 def advanced(state: Tensor, substeps: int = 10) -> Tensor:
-    """The state after STEP, by Runge and Kutta's method."""
+    """The state after STEP, by the classical Runge-Kutta method."""
     h = STEP / substeps
     for _ in range(substeps):
         k1 = derivative(state)
@@ -49,7 +48,7 @@ def trajectories(count: int, length: int, generator: torch.Generator) -> Tensor:
 
 
 class Emulators(nn.Module):
-    """A network per seed, which adds to the state what a step changes."""
+    """One network per seed, which adds the predicted change of a step to the state."""
 
     def __init__(self, seeds: Sequence[int], width: int = 64) -> None:
         super().__init__()
@@ -69,7 +68,7 @@ class Emulators(nn.Module):
 
 
 def main(seeds: Sequence[int] = range(5), *, steps: int = 2000, length: int = 200) -> dict[str, Tensor]:
-    """Train, print a table, and return how long forecasts are useful, by average (and "live") and seed."""
+    """Train, print a table, and return how long forecasts are useful per seed, by average (and "live")."""
     generator = torch.Generator().manual_seed(seeds[0])
     known, unseen = trajectories(64, 200, generator), trajectories(64, length, generator)
     inputs, targets = known[:-1].reshape(-1, 3), known[1:].reshape(-1, 3)

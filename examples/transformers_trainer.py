@@ -1,6 +1,6 @@
-"""A small GPT-2 trained on text by the Trainer of transformers, its averages evaluated and saved with its checkpoints.
+"""A small GPT-2 trained with the Trainer of transformers; its averages are evaluated and saved with its checkpoints.
 
-`python examples/transformers_trainer.py FOLDER`, under a minute; needs `pip install ".[transformers]"`.
+`python examples/transformers_trainer.py FOLDER` takes under a minute; needs `pip install ".[transformers]"`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ LENGTH = 32
 
 
 def samples() -> tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]:
-    """The source of a module of Python's own library, as bytes, in pieces to learn from and to evaluate on."""
+    """The source of a standard-library module as bytes, cut into pieces for training and for evaluation."""
     text = torch.tensor(list(inspect.getsource(argparse).encode()))
     pieces = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
     made = [{"input_ids": piece, "labels": piece} for piece in pieces]

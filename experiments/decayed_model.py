@@ -5,12 +5,12 @@ t a branch forks off and decays its rate to 0 over D steps; its validation loss 
 and sees the same batches. At t + D, what would the branch have reached? Three answers that need no branch:
 
 - the loss of the live weights (the baseline),
-- the loss of a merge of the checkpoints of [t, t + D], with weights shaped like the decay: if gradients were the same
-  on both paths, it would be the branch (Tian et al. 2025, "WSM", arXiv 2507.17634),
+- the loss of a merge of the checkpoints of [t, t + D], with weights shaped like the decay: with equal gradients on both
+  paths, the merge would equal the branch (Tian et al. 2025, "WSM", arXiv 2507.17634),
 - the losses of the bank's averages.
 
-The same is asked at step t, with the checkpoints of [t - D, t]: that needs no further training at all, but the branch
-sees D batches more.
+The same predictions are made at step t, from the checkpoints of [t - D, t]. That needs no further training at all, but
+the branch sees D more batches.
 
 `python experiments/decayed_model.py` trains one trunk per seed (minutes each) and resumes where it was killed.
 """
@@ -72,12 +72,12 @@ class Settings:
 
     @property
     def gap(self) -> int:
-        """Steps from a checkpoint to the next: a merge has 11."""
+        """Steps between checkpoints: a merge has 11 of them."""
         return self.steps // 100
 
     @property
     def forks(self) -> list[int]:
-        """At 30, 45, 60, 75 and 90 % of the run; the last branch ends with the trunk."""
+        """Steps at 30, 45, 60, 75 and 90 % of the run; the last branch ends with the trunk."""
         return [percent * self.steps // 100 for percent in range(30, 91, 15)]
 
 
@@ -86,7 +86,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Characters are the bytes of the files."""
+    """Text as tensors of bytes; a byte counts as a character."""
 
     train: Tensor
     validation: Tensor
@@ -94,9 +94,9 @@ class Corpus:
 
 
 def standard_library() -> Corpus:
-    """The source of the running Python's standard library without its tests; a tenth of the files is for validation."""
+    """The source of the running Python's standard library, without tests. A tenth of the files is for validation."""
     root = Path(sysconfig.get_path("stdlib"))
-    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # not on every machine
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # differ between machines
     files = sorted(path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts))
     texts = [path.read_bytes() for path in files]
     digest = hashlib.sha256(b"\0".join(texts)).hexdigest()
@@ -150,7 +150,7 @@ class Run:
         self.model = CharTransformer(settings)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=0.1, betas=(0.9, 0.99), fused=True)
         self.bank = EMABank(self.model, steps=settings.steps)
-        self.row: dict[str, Any] = {}  # of the fork whose branches are trained and whose window has not ended
+        self.row: dict[str, Any] = {}  # of the current fork: its branches are trained, its window has not ended
         self._start = time.process_time()
         folder.mkdir(parents=True, exist_ok=True)
         if (state_file := folder / "state.pt").exists():
@@ -161,7 +161,7 @@ class Run:
             self.row, self._start = state["row"], self._start - state["seconds"]
 
     def seconds(self) -> float:
-        """Core-seconds so far, without those that a killed process lost."""
+        """Core-seconds so far, without work that was lost when a process was killed."""
         return round(time.process_time() - self._start, 1)
 
     def save(self) -> None:
@@ -175,7 +175,7 @@ class Run:
         write_atomically(self.folder / "state.pt", lambda temporary: torch.save(state, temporary))
 
     def train_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
-        """One step on the batch of this step: the same on the trunk, on every branch and after a restart."""
+        """One step of training. The batch depends on seed and step alone, so trunk, branches and restarts agree."""
         generator = torch.Generator().manual_seed(1_000_000 * self.seed + step)
         starts = torch.randint(len(self._text) - self.settings.context, (self.settings.batch,), generator=generator)
         loss_of(model, windows(self._text, starts, self.settings.context)).backward()
@@ -185,7 +185,7 @@ class Run:
         optimizer.zero_grad()
 
     def train_to(self, end: int) -> None:
-        """Train the trunk, and keep the checkpoints of the last window. A resumed run writes its own once more."""
+        """Train the trunk, and keep the checkpoints of the last window. A resumed run rewrites some of them."""
         gap, window = self.settings.gap, self.settings.window
         for step in range(self.bank.num_steps + 1, end + 1):
             self.train_step(self.model, self.optimizer, step, min(1.0, step / self.settings.warmup))
@@ -195,7 +195,7 @@ class Run:
                 self._checkpoint(step - window - gap).unlink(missing_ok=True)
 
     def branch(self, decay: Callable[[float], float]) -> nn.Module:
-        """A copy of the model, trained on with a rate that decays to 0."""
+        """A copy of the model, trained further at a rate that decays to 0."""
         model, optimizer = copy.deepcopy((self.model, self.optimizer))
         fork, window = self.bank.num_steps, self.settings.window
         for number in range(window):
@@ -244,12 +244,12 @@ def run_seed(settings: Settings, seed: int, corpus: Corpus, record: Record) -> N
                 run.train_to(fork + settings.window)
                 run.row["at_end"] = losses = run.predictions()
                 run.row["core_seconds"] = run.seconds()
-                if fork not in finished():  # it was killed after this line
+                if fork not in finished():  # it is, if the process was killed between append and save
                     record.append(run.row)
                 run.save()
                 log(f"seed {seed}: step {fork + settings.window}, branches {run.row['branch']}, predictions {losses}")
     shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):  # another process has seeds there
+    with suppress(OSError):  # not empty while another process trains a seed
         folder.parent.rmdir()
 
 
@@ -324,7 +324,7 @@ def main() -> None:
         run_seed(settings, seed, corpus, record)
     rows = sorted(record.rows(), key=lambda row: (row["seed"], row["fork"]))
     forks = Counter(row["seed"] for row in rows)
-    rows = [row for row in rows if forks[row["seed"]] == len(settings.forks)]  # another process may be at work
+    rows = [row for row in rows if forks[row["seed"]] == len(settings.forks)]  # other processes may still train a seed
     record.write("summary.md", summary(rows, settings, corpus))
     record.draw("predicted.svg", lambda figure: draw(figure, rows), size=(10, 5))
     print(summary(rows, settings, corpus))

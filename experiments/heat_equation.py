@@ -3,8 +3,8 @@
 The equation is ∂u/∂t = Δu with u(0, x) = |x|². Because Δ|x|² = 2d, its solution is u(t, x) = |x|² + 2dt. The deep
 Kolmogorov method (Beck, Becker, Grohs, Jaafari and Jentzen 2021, "Solving the Kolmogorov PDE by means of deep
 learning", J. Sci. Comput. 88) learns x ↦ u(T, x) on the unit cube by regression: u(T, x) is the mean of |x + √(2T) Z|²
-over normal Z, so every step draws new points and new noise. Noise of that size keeps the live weights moving at a
-constant rate. An average does not move with them.
+over normal Z, so every step draws new points and new noise. At a constant learning rate, noise of that size keeps the
+live weights moving. An average does not move with them.
 
 `python experiments/heat_equation.py` trains one network per seed (seconds each) and resumes where it was killed.
 """
@@ -30,7 +30,7 @@ DIMENSIONS = 10
 TIME = 1.0
 WIDTH = 64
 BATCH = 256
-POINTS = 10_000  # on which errors are measured, the same for all seeds
+POINTS = 10_000  # to measure errors on; the same points for all seeds
 PRIMARY = "ema-7.1%"  # chosen on seeds 900 to 909
 
 

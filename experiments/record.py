@@ -1,4 +1,4 @@
-"""What an experiment keeps: one folder, one set of settings, one row per finished piece of work."""
+"""The results of an experiment: one folder, one set of settings, one row per finished unit of work."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from emabank.study.report.draw import RC
 class Record:
     """A folder of results: `settings.json`, and `rows.jsonl` with a JSON object per line.
 
-    Several processes may append to one record. A folder with other settings is refused, so its rows always belong
-    together.
+    Several processes may append to one record. A folder with other settings is refused, so that all its rows have the
+    same settings.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -49,14 +49,14 @@ class Record:
         return [json.loads(line) for line in self._rows.read_text(encoding="utf-8").splitlines()]
 
     def append(self, row: Mapping[str, Any]) -> None:
-        with open(self._rows, "ab", buffering=0) as file:  # a single write per row, so that processes do not mix theirs
+        with open(self._rows, "ab", buffering=0) as file:  # one write per row, so that processes do not mix their rows
             file.write(f"{json.dumps(row)}\n".encode())
 
     def write(self, name: str, text: str) -> None:
         write_atomically(self.folder / name, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
     def draw(self, name: str, draw: Callable[[Figure], None], *, size: tuple[float, float]) -> None:
-        """An SVG file; the same rows give the same bytes."""
+        """Write a figure as SVG; the same rows give the same bytes."""
         with rc_context(RC):
             figure = Figure(figsize=size, layout="constrained")
             draw(figure)
@@ -111,7 +111,7 @@ def log(text: str) -> None:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a script on one thread, which makes its numbers repeatable. An error is one sentence, and so is Ctrl-C."""
+    """Run a script on one thread, so that its numbers are reproducible. Errors and Ctrl-C print one sentence."""
     torch.set_num_threads(1)
     try:
         main()

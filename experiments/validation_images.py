@@ -1,10 +1,10 @@
 """How many validation images, averages and epochs does it take to choose an average?
 
-Measuring M averages costs M passes over the validation images. A ResNet-8 trains on CIFAR-10N (40 % wrong labels),
-images averaged to 16 × 16, beside five averages. After every epoch the live weights and all averages predict 5,000
-validation images with clean labels and 5,000 test images. From these predictions alone we choose again and again: with
-fewer validation images, drawn at random, with fewer averages, or at fewer epochs. How often does the choice change, and
-what does it cost on test?
+Measuring M averages costs M passes over the validation images. A ResNet-8 trains on CIFAR-10N (40 % wrong labels) at
+16 × 16 pixels, with five averages. After every epoch the live weights and all averages predict 5,000 validation images
+with clean labels and 5,000 test images. From these predictions the choice is repeated many times: with fewer validation
+images, drawn at random, with fewer averages, or at fewer epochs. How often does the choice change, and how much test
+accuracy does that cost?
 
 `python experiments/validation_images.py --data data` trains one network per seed (minutes each) and resumes where it
 was killed.
@@ -33,7 +33,7 @@ from experiments.record import Record, interval_text, log, parse_options, run_co
 
 IMAGES = (50, 100, 200, 500, 1000, 2000, 5000)
 DRAWS = 500
-EPOCHS, BATCH, PART = 20, 64, 5000  # images to train on, to choose by, to test on
+EPOCHS, BATCH, PART = 20, 64, 5000  # PART: the number of training, of validation and of test images
 LEVERS = {
     "all": (slice(None), slice(None)),
     "every 2nd epoch": (slice(1, None, 2), slice(None)),
@@ -42,11 +42,11 @@ LEVERS = {
     "slowest average": (slice(None), [0, 5]),
     "live weights alone": (slice(None), [0]),
 }
-"""Which epochs and which weights (the first are the live ones) are measured."""
+"""The epochs and the weights (0 is the live ones) that are measured."""
 
 
 def train(seed: int, data: Path, rate: float) -> tuple[Tensor, Tensor]:
-    """Which validation and which test images are right, [epochs, weights, images]; the live weights come first."""
+    """Which validation and test images are classified correctly: [epochs, weights, images], the live weights first."""
     dataset = load_dataset(DataConfig(dataset="cifar10n", size=16), data)
     order = torch.randperm(len(dataset.train), generator=torch.Generator().manual_seed(seed))
     training, validation = dataset.train.take(order[:PART]), dataset.train.take(order[PART : 2 * PART])
@@ -92,13 +92,13 @@ def _split(results: list[list[tuple[Tensor, Tensor]]]) -> tuple[list[list[Tensor
 
 
 def choose(accuracies: Tensor) -> Tensor:
-    """The best of [draws, epochs, weights], counted through epochs first; of equal ones the earliest."""
+    """Per draw, the flat index of the best of [draws, epochs, weights]; the first of equal ones."""
     flat = accuracies.flatten(1)
     return (flat == flat.max(1, keepdim=True).values).int().argmax(1)
 
 
 def measure(on_validation: Tensor, on_test: Tensor) -> dict[str, Any]:
-    """What choices with fewer images, averages and epochs lose on test, against the choice with all of them."""
+    """How often fewer images change the choice and what that costs on test; test accuracy of each of `LEVERS`."""
     exact = on_test.double().mean(2)
     best = choose(on_validation.double().mean(2)[None])
     full = exact.flatten()[best].item()

@@ -1,12 +1,12 @@
-"""Keep what a folder of runs has measured as small files, and restore runs from them.
+"""Pack the results of a folder of runs into small files, and restore runs from them.
 
-`python results/keep.py RUNS results/replication` packs the finished runs (rows, histories and conditions, an archive
-per data set and network), and makes claims, tables, figures and about.json from everything that is packed. Do it as
-often as you like while a study runs: what was packed before and is no longer in RUNS stays.
+`python results/keep.py RUNS results/replication` packs the finished runs (rows, histories and conditions, one archive
+per data set and network), and makes claims, tables, figures and about.json from all packed runs. Repeat it as often as
+you like while a study runs: packed runs that are no longer in RUNS are kept.
 
-`python results/keep.py --restore results/replication RUNS` puts the packed runs into RUNS, where `emabank run` goes on
-from them. Weights and predictions are not kept. So a restored run is not trained again, but agreement between seeds can
-be measured only of runs that have their predictions; remove a run's folder to train it again.
+`python results/keep.py --restore results/replication RUNS` restores the packed runs into RUNS, where `emabank run`
+resumes. Weights and predictions are not packed. A restored run is not trained again, but agreement between seeds can be
+measured only for runs with predictions; remove a run's folder to train it again.
 """
 
 import argparse
@@ -26,18 +26,18 @@ KEPT = ("claims.csv", "claims.md", "tables/**/*.md", "figures/**/*.svg")
 
 
 def keep(runs: Path, out: Path) -> None:
-    """Bring the folder up to date with the runs; its README.md, which people write, stays."""
+    """Update the folder from the runs. Its README.md is written by hand and stays."""
     pack_runs(runs, out)
     with tempfile.TemporaryDirectory() as folder:
         every, report = Path(folder, "runs"), Path(folder, "report")
         every.mkdir()
-        for path in runs.iterdir():  # those that are here have predictions, too
+        for path in runs.iterdir():  # linked first: unlike packed runs, these have predictions
             if (path / "summary.json").exists() or RunFolder(path).is_done():
                 (every / path.name).symlink_to(path.absolute())
         restore_runs(out, every)
         subprocess.run([sys.executable, "-m", "emabank.study", "report", str(every), "--out", str(report)], check=True)
         for file in [*out.glob("tables/**/*.md"), *out.glob("figures/**/*.svg")]:
-            if file.name != "reliability.svg":  # it needs predictions, and those of another machine are gone
+            if file.name != "reliability.svg":  # needs predictions, which runs from another machine lack
                 file.unlink()
         for file in sorted(file for pattern in KEPT for file in report.glob(pattern)):
             target = out / file.relative_to(report)
@@ -47,7 +47,7 @@ def keep(runs: Path, out: Path) -> None:
 
 
 def about_runs(runs: Path) -> dict[str, Any]:
-    """Commands, runs with their times, and on what they were computed."""
+    """The commands, the number and durations of the runs, and the machines that they ran on."""
     studies = [json.loads(file.read_text()) for file in sorted(runs.glob("study-*.json"))]
     finished = sorted(file.parent for file in runs.glob("*/done.json"))
     minutes: dict[str, list[float]] = {}
@@ -58,7 +58,7 @@ def about_runs(runs: Path) -> dict[str, Any]:
         for session in sessions:
             known = {key: value for key, value in session.items() if key != "started"}
             conditions += [known] if known not in conditions else []
-        if len(sessions) == 1:  # one that was interrupted would be timed with its interruption
+        if len(sessions) == 1:  # the time of an interrupted run would include the interruption
             minutes.setdefault(_stage(folder), []).append((_time(done) - _time(sessions[0]["started"])) / 60)
     return {
         "studies": {study["study"]: {"command": study["command"], "state": study["state"]} for study in studies},

@@ -1,9 +1,10 @@
-"""Run the pre-registered replication setting by setting, so that what is finished can be read and kept early.
+"""Run the pre-registered replication setting by setting, so that finished settings can be read and packed early.
 
 `emabank run all --scale small --seeds 10-19` trains the same runs, but tunes every setting before it refits one. This
-script finishes a setting, then adds the next; each part has every setting before it, so that its report has them too.
-It resumes: `python results/keep.py --restore results/replication runs` brings back what is kept, and
-`python results/keep.py runs results/replication` keeps what was added.
+script finishes a setting, then adds the next. Each part includes all earlier settings, so that its report covers them.
+It resumes: finished runs in the folder are not trained again. Packed runs are restored with
+`python results/keep.py --restore results/replication runs`, and new ones packed with
+`python results/keep.py runs results/replication`.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from emabank.study.launch import launch_studies
 from emabank.study.studies.catalogue import STUDIES
 
 SEEDS = tuple(range(10, 20))
-PARTS = (  # cheap and telling ones first
+PARTS = (  # cheap and informative ones first
     (("dynamics", "batchnorm", "consistency", "calibration"), "cifar100-resnet18"),
     (("generalization",), "cifar100-resnet18"),
     (("generalization", "dynamics", "consistency", "calibration"), "cifar100-vgg16"),

@@ -1,6 +1,6 @@
-"""What docs/results.md shows of the replication: tables between marks, made from the files that are kept.
+"""Writes the tables of docs/results.md, between marks, from the packed results of the replication.
 
-`python results/shown.py` brings the page up to date. Standard library alone.
+`python results/shown.py` updates the page. Needs only the standard library.
 """
 
 import csv
@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"(<!-- made by results/shown\.py: (\w+) -->\n).*?(<!-- end 
 
 
 def claims() -> str:
-    """The claims that were run: the deciding statistic with its interval, in how many seeds it holds, the verdict."""
+    """The claims with results: the deciding statistic and its interval, how many seeds agree, and the verdict."""
     with open(KEPT / "claims.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     deciding = [row for row in rows if row["role"] in ("primary", "beyond")]
@@ -39,7 +39,7 @@ def claims() -> str:
 
 
 def runs() -> str:
-    """What was trained, in which time, on what."""
+    """The runs, their durations and the machines."""
     about = json.loads((KEPT / "about.json").read_text())
     lines = ["| data, network, part of the training images | uninterrupted runs | minutes each |", "|---|---:|---:|"]
     lines += [

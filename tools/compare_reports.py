@@ -1,7 +1,7 @@
-"""Compare two reports file by file: `python tools/compare_reports.py OLD NEW` lists what differs, and then fails.
+"""Compare two reports file by file: `python tools/compare_reports.py OLD NEW` lists differences; exit code 1 if any.
 
-Tables and claims are compared byte for byte, figures as SVG without their random ids, the page by its text and by the
-data of its drawings; its style and scripts are not compared. PDF and PNG files show what the SVG files show.
+Tables and claims are compared byte for byte, SVG figures without their random ids, the page by its text and the data of
+its drawings, without style and scripts. PDF and PNG files are skipped: they show the same as the SVG files.
 """
 
 import difflib
@@ -13,7 +13,7 @@ _COMPARED = (".md", ".csv", ".tex", ".svg", ".html", ".json")
 
 
 def comparable(path: Path) -> str:
-    """The text of a file without what may differ."""
+    """The text of a file, without the parts that may differ."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".svg":
         ids = {name: f"id{place}" for place, name in enumerate(dict.fromkeys(re.findall(r'id="([^"]+)"', text)))}
@@ -28,7 +28,7 @@ def comparable(path: Path) -> str:
 
 
 def differences(old: Path, new: Path) -> list[str]:
-    """A short account of every file that is missing, new or different."""
+    """A short text per file that is missing, new or different."""
     files = {
         place: {path.relative_to(place).as_posix() for path in place.rglob("*") if path.suffix in _COMPARED}
         for place in (old, new)

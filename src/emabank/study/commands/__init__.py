@@ -1,7 +1,7 @@
 """The command `emabank`: parses its arguments, runs one command, and turns failures into one clear line.
 
-Each command is a class: its fields are the arguments, `run` calls the stage. A stage is imported only when it is
-called, so that what needs no torch (`--help`, `list`, `decay`) starts at once.
+Each command is a class: its fields are the arguments, `run` imports and calls the implementation. So commands that need
+no torch (`--help`, `list`, `decay`) start at once.
 """
 
 import io
@@ -18,7 +18,7 @@ emabank {__version__}: keep a bank of weight averages while you train; know whic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or 1 failed, 2 cannot be run like this, 130 interrupted."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage or missing package, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -34,7 +34,7 @@ def _run(words: list[str]) -> int:
 
     try:
         command: Any = parse(words or ["--help"], description=_DESCRIPTION)
-    except ValueError as error:  # what a command refuses; tyro itself ends the process for options it does not know
+    except ValueError as error:  # arguments that a command refuses; on unknown options tyro itself ends the process
         sys.exit(_failed(str(error), 2))
     return command.run(words) or 0
 

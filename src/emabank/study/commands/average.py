@@ -45,7 +45,7 @@ class AverageArguments:
     weights: tuple[float, ...] = ()
     """One weight per checkpoint, relative to each other. By default all are equal."""
     like_decay: DecayShape | None = None
-    """Merge checkpoints of a constant-rate run into the model after a decay of this shape; file names need steps."""
+    """Merge checkpoints of a constant-rate run into the model after a decay of this shape. File names need steps."""
     window: int | None = None
     """With --like-decay: the steps of the decay. By default from the first checkpoint to the last."""
     min_interval: int = 1
@@ -90,7 +90,7 @@ class AverageArguments:
 
 
 def average_files(arguments: AverageArguments, *, console: Console | None = None) -> None:
-    """Average checkpoints and print what was done; `ValueError` if they do not match."""
+    """Average checkpoints and print a summary; `ValueError` if they do not match."""
     from emabank.averaging import average_checkpoints, find_checkpoints, plan_average, sort_checkpoints
 
     console = console or Console()
@@ -144,7 +144,7 @@ def _paths_and_weights(arguments: AverageArguments, paths: Sequence[Path]) -> tu
 
 
 def _cook(arguments: AverageArguments, paths: Sequence[Path], console: Console) -> None:
-    """Write a greedy soup, with the scores that the user's command prints."""
+    """Write a greedy soup, using the scores that the user's command prints."""
     from emabank.averaging import greedy_soup
 
     command = shlex.split(arguments.greedy or "")

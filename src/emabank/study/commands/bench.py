@@ -18,13 +18,13 @@ class BenchArguments:
     """
 
     model: BenchModel = "resnet18"
-    """Whose weights are averaged; transformer: the 85 million parameters in the blocks of GPT-2 small."""
+    """The model whose weights are averaged; transformer: the 85 million parameters in the blocks of GPT-2 small."""
     averages: tuple[int, ...] = (1, 5)
     """How many averages, from 1 to 5; each number is timed."""
     seconds: float = 8
     """Approximate time per number of averages."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where the model and its averages are; auto: a GPU if there is one."""
+    """The device of the model and its averages; auto: a GPU if there is one."""
     threads: int | None = None
     """CPU threads. By default torch's choice."""
     json: Path | None = None

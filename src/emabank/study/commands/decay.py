@@ -1,7 +1,4 @@
-"""The command `decay`: converts a decay to every common form. Imports no torch.
-
-The maths is in the library's rules, whose conversions are public.
-"""
+"""The command `decay`: converts a decay to every common form. Imports no torch; the maths is in `emabank.rules`."""
 
 import math
 from collections.abc import Sequence
@@ -99,7 +96,7 @@ class DecayArguments:
 
 
 def decays_of(asked: DecayArguments) -> list[tuple[str, float]]:
-    """The requested decays: the rule that gives each to a bank, and its value per optimizer step."""
+    """The requested decays: each as Python code for a bank's rule, and as a value per optimizer step."""
     decays = (
         [(f"{decay!r}", decay) for decay in asked.decay]
         + [(f"EMA(per_update={decay!r})", per_step(decay, asked.every)) for decay in asked.per_update]
@@ -113,7 +110,7 @@ def decays_of(asked: DecayArguments) -> list[tuple[str, float]]:
 
 
 def show_decay(asked: DecayArguments, console: Console | None = None) -> None:
-    """Print what decays mean."""
+    """Print the decays in every form, and the Python code for a bank with them."""
     console = console or Console()
     rules, decays = zip(*decays_of(asked), strict=True)
     fitting = max(1, (console.width - 35) // 11)  # so that a narrow terminal cuts nothing
@@ -135,7 +132,7 @@ def _table(asked: DecayArguments, decays: Sequence[float]) -> Table:
     ):
         table.add_row(name, *map(_steps, steps))
         if asked.steps_per_epoch is not None:
-            # A larger batch makes an epoch of fewer steps.
+            # With a larger batch, an epoch has fewer steps.
             per_epoch = asked.steps_per_epoch * (asked.batch or 1) / (asked.to_batch or 1)
             table.add_row("  in epochs", *(_epochs(count / per_epoch) for count in steps), style="dim")
     return table

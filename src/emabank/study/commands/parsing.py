@@ -41,8 +41,8 @@ _REGISTRY = tyro.constructors.ConstructorRegistry()
 def parse(words: list[str], *, description: str) -> Any:
     """The command with its arguments, from the command line after `emabank`.
 
-    Ends the process, as argparse does, after help and for options that do not exist; `ValueError` for values that a
-    command refuses.
+    Like argparse, ends the process after help and on unknown options. Raises `ValueError` for values that a command
+    refuses.
     """
     name, *rest = words
     if name in ("-h", "--help"):
@@ -76,7 +76,7 @@ def parse(words: list[str], *, description: str) -> Any:
 
 
 def _cause(stopped: SystemExit) -> ValueError | None:
-    """The refusal of a class or of a value, which tyro shows in a box under the name of the class."""
+    """The `ValueError` behind tyro's exit, if any. tyro shows it in a box, under the name of an internal class."""
     error: BaseException | None = stopped
     while error is not None and not isinstance(error, ValueError):
         error = error.__context__
@@ -87,13 +87,13 @@ def _cause(stopped: SystemExit) -> ValueError | None:
 
 
 def _help(description: str) -> str:
-    """One line per command: the first of its class's docstring."""
+    """One line per command: the first line of its docstring."""
     lines = [f"  {name:9} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in COMMANDS.items()]
     return "\n".join(["usage: emabank COMMAND [OPTIONS]", "", description, "", *lines])
 
 
 def _wrapped(text: str) -> str:
-    """A docstring for the terminal, indented after its first line: tyro joins other lines to one."""
+    """A docstring wrapped for the terminal. Later paragraphs are indented, or tyro would join their lines."""
     first, *parts = text.split("\n\n")
     columns = shutil.get_terminal_size().columns
     filled = [textwrap.fill(part, columns, initial_indent="  ", subsequent_indent="  ") for part in parts]
@@ -117,11 +117,11 @@ def _default_hint(default: str) -> str:
     return "" if default in ("", "None", "False", "True") else f"(default: {default})"
 
 
-# How values are written on a command line ----------------------------------------------------------------------------
+# Values on the command line ------------------------------------------------------------------------------------------
 
 
 class _Unreadable(ValueError):
-    """A word that is not what its option takes; the message is what it must be."""
+    """A word that an option cannot take; the message says what it must be."""
 
     def __init__(self, must_be: str, text: str) -> None:
         super().__init__(must_be)
@@ -129,7 +129,7 @@ class _Unreadable(ValueError):
 
 
 def _option_of(text: str, words: Sequence[str]) -> str:
-    """The option that a word was given to."""
+    """The option that takes this text as its value."""
     option = "the argument"
     for word in words:
         name, equals, value = word.partition("=")
@@ -170,7 +170,7 @@ _READERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
 
 @_REGISTRY.primitive_rule
 def _value(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec[Any] | None:
-    """A number, text, path or choice, or several, or None; tyro's own errors name classes."""
+    """Parses a number, text, path or choice, several of them, or None. tyro's own errors would name classes."""
     kinds = {info.type} if get_origin(info.type) in (tuple, Literal) else set(get_args(info.type)) or {info.type}
     kind, *others = kinds - {NoneType} or {None}
     several = get_origin(kind) is tuple and get_args(kind)[1:] == (...,)

@@ -60,7 +60,7 @@ class ProtocolArguments:
     config: Path | None = None
     """A TOML file with other defaults. Each box below is a table there, such as [data]; None unsets an option."""
     dry_run: bool = False
-    """Print the settings as such a TOML file, and train nothing."""
+    """Print the settings as such a TOML file; train nothing."""
 
     def __post_init__(self) -> None:
         self.place.check_trackers()  # before the first run, which would look for them only in its own process
@@ -114,7 +114,7 @@ class RunArguments:
                 self.change(config)
 
     def change(self, config: ProtocolConfig) -> ProtocolConfig:
-        """A protocol with the settings that were asked for."""
+        """A protocol with the user's --seeds, --device and --set."""
         seeds = config.seeds if self.seeds is None else self.seeds
         config = replace(config, hardware=replace(config.hardware, device=self.device), seeds=seeds)
         return apply_overrides(config, [setting for group in self.set for setting in group])
@@ -168,7 +168,7 @@ class ClaimsArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusArguments:
-    """Show how far the studies and runs of a folder are."""
+    """Show the progress of the studies and runs in a folder."""
 
     runs: tyro.conf.Positional[Path] = Path("runs")
     """The folder that `emabank run` wrote to."""
@@ -202,9 +202,9 @@ class DataArguments:
     """Check the files of a data set against published checksums, or fetch them."""
 
     action: tyro.conf.Positional[Literal["check", "fetch"]]
-    """check says what is missing or damaged and where it comes from; fetch downloads it."""
+    """check: report missing and damaged files and their sources; fetch: download them."""
     name: tyro.conf.Positional[PublishedName]
-    """Which data set."""
+    """The data set."""
     data: Path = Path("data")
     """Folder with the data sets."""
 
@@ -237,7 +237,7 @@ class DataArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class _File(ProtocolConfig):
-    """What a TOML file may hold."""
+    """The tables and keys of a TOML file."""
 
     place: Place = field(default_factory=Place)
 
@@ -248,7 +248,7 @@ class _WhichFile:
 
 
 def protocol_defaults(words: list[str]) -> ProtocolArguments:
-    """The defaults of the command `protocol`: those of the TOML file that `--config` names, if there is one."""
+    """The defaults of the command `protocol`: those of the TOML file of `--config`, if there is one."""
     named, _ = tyro.cli(_WhichFile, prog="emabank protocol", args=words, add_help=False, return_unknown_args=True)
     path = named.config
     if path is None:

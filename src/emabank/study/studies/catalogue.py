@@ -1,6 +1,6 @@
-"""The named studies: what each makes, over which pairs, with which runs beside the protocol's; and their list.
+"""The named studies as data: what each produces, on which pairs of data set and network, with which extra runs.
 
-Imports no torch, so that `emabank list` is quick.
+Imports no torch, so `emabank list` starts at once.
 """
 
 from collections import Counter
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One study: all but the last are the paper's."""
+    """One named study. All but the last come from the paper."""
 
     name: str
     title: str
     question: str
-    """The heading of its results, and what they answer."""
+    """`title` is the heading of its results, `question` the question that they answer."""
     makes: str
     """Its output, for `emabank list`."""
     pairs: tuple[str, ...]
-    """The paper's data sets and networks that it is about."""
+    """Its pairs of data set and network, as keys of `scales.PAIRS`."""
     arms: tuple[str, ...] = ()
-    """Runs beside those of the protocol: "step", "constant", "bootstrap", "bootstrap every 5", "posthoc", "every" (one
-    arm per period), "rates" (one arm per learning rate)."""
+    """Variants to run besides the protocol: "step", "constant", "bootstrap", "bootstrap every 5", "posthoc", "every"
+    (one variant per sampling period), "rates" (one variant per learning rate)."""
     stages: tuple[str, ...] = ("tune", "refit", "swa")
-    """Which runs of the protocol it needs."""
+    """The stages of the protocol that it needs."""
     transfer: bool = False
-    """Whether it is about features on other data sets: a stand-in without a target is skipped."""
+    """Whether it evaluates features on other data sets. Protocols without such a data set are skipped."""
     overhead: bool = False
-    """Whether the cost of the averages is measured."""
+    """Whether it measures the cost of the averages."""
 
     def pairs_at(self, scale: Scale) -> tuple[str, ...]:
-        """Those of its pairs that have a stand-in at a scale."""
+        """The pairs that it can use at a scale."""
         configs = {pair: protocol_of(pair, scale) for pair in self.pairs}
         return tuple(pair for pair, config in configs.items() if config and (config.transfer or not self.transfer))
 
     def arms_at(self, scale: Scale) -> tuple[str, ...]:
-        """Its arms by the names they have in the report."""
+        """Its variants, by their names in the report."""
         several = {
             "every": tuple(f"every {period}" for period in PERIODS[scale]),
             "rates": tuple(f"tune at {rate:g}" for rate in RATES[scale]),
@@ -174,7 +174,7 @@ STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 
 def studies_named(name: str) -> tuple[Study, ...]:
-    """The study of that name, or every one for "all"."""
+    """The study with this name, or every study for "all"."""
     if name == "all":
         return _ALL
     if name not in STUDIES:
@@ -190,24 +190,24 @@ class Setting:
     name: str
     config: ProtocolConfig
     stages: frozenset[str] = frozenset({"tune", "refit", "swa"})
-    """Which stages of the protocol to run."""
+    """The stages of the protocol to run."""
     arms: tuple[str, ...] = ()
-    """Which variants to run as well."""
+    """The variants to run as well."""
     make_model: "MakeModel | None" = None
     model_fingerprint: str = ""
     planned: "Planned | None" = None
     chosen: "Chosen | None" = None
     protocol: "Protocol | None" = None
     trained: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    """Ids of the runs of each variant that is done."""
+    """Run ids of each finished variant."""
     error: ValueError | OSError | None = None
-    """Why it was set aside."""
+    """The failure that stopped it; None so far."""
 
 
 def settings_of(
     studies: Iterable[Study], scale: Scale, change: Callable[[ProtocolConfig], ProtocolConfig] = lambda config: config
 ) -> list[Setting]:
-    """Every setting of the studies at a scale, once, with everything that any of them needs."""
+    """The settings of the studies at a scale, each once, with the stages and variants that any of the studies needs."""
     stages: dict[str, set[str]] = {}
     arms: dict[str, dict[str, None]] = {}
     for study in studies:
@@ -223,7 +223,7 @@ def settings_of(
 
 
 def list_studies(scale: Scale, console: Console | None = None) -> None:
-    """Print every study: what it makes, of which settings, and how many runs that is."""
+    """Print a table of the studies: what each produces, on which settings, with how many runs."""
     console = console or Console()
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for head in ("study", "produces", "settings", "runs"):
@@ -250,7 +250,7 @@ def list_studies(scale: Scale, console: Console | None = None) -> None:
 
 
 def _runs(settings: Iterable[Setting]) -> int:
-    """How many runs some settings need; what equal protocols both need counts once."""
+    """The number of runs that the settings need. Runs shared by equal protocols count once."""
     needed: dict[ProtocolConfig, Counter[str]] = {}
     for setting in settings:
         config = setting.config

@@ -1,8 +1,8 @@
-"""What runs and averages cost on this machine, measured on a network as runs have it.
+"""The cost of runs and averages on this machine, measured with the network and the settings of the runs.
 
-A run costs the images that it sees, times what one image costs. A few images are enough to know the rest, and a
-paper-sized network on a CPU would take minutes for a real batch; the data itself is not needed. An average costs the
-time of an update against the time of a training step, in one interleaved run.
+The cost of a run is its number of images times the cost per image. A few random images are enough to measure that: a
+full batch of a paper-sized network would take minutes on a CPU. The cost of averages is the time of an update
+relative to that of a training step, timed in turns.
 """
 
 import math
@@ -25,17 +25,17 @@ from emabank.study.predict import autocast_context, threads
 from emabank.study.report.results import Overhead
 from emabank.study.runs.environment import environment
 
-_CHOSEN = 5  # sets of weights that validation chooses, to be kept and measured at the end
-_CHOSEN_NOISY = 3  # and by noisy validation labels
-_TRANSFERRED = 6  # of these, those whose features are evaluated on other data sets
-_HEAD = 2  # for each set, images of a target: their features, and about as much for the head
-_IMAGES, _ROUNDS, _ENOUGH = 4, 3, 1.0  # images, times that are taken, seconds
+_CHOSEN = 5  # snapshots that validation chooses, kept and measured at the end of the run
+_CHOSEN_NOISY = 3  # further snapshots, chosen by noisy validation labels
+_TRANSFERRED = 6  # snapshots whose features are evaluated on each transfer target
+_HEAD = 2  # passes over a target per snapshot: one for its features, and about as much for the linear head
+_IMAGES, _ROUNDS, _ENOUGH = 4, 3, 1.0  # images per pass, timed passes, and the seconds that are enough
 REPETITIONS = 8
-EVERY = 16  # the paper's period
+EVERY = 16  # the paper's sampling period
 
 
 class Size(NamedTuple):
-    """What is known of a data set before its files are there."""
+    """The size of a data set, known before its files are downloaded."""
 
     train: int
     test: int
@@ -58,18 +58,18 @@ SIZES = {
 
 
 class Speed(NamedTuple):
-    """What one image costs."""
+    """The cost of one image."""
 
     training: float
-    """Seconds, forwards and backwards."""
+    """Seconds of a forward and backward pass."""
     forward: float
-    """Seconds, forwards alone."""
+    """Seconds of a forward pass."""
     flops: float
-    """Operations of a forward pass; training takes three times as many."""
+    """Floating-point operations of a forward pass; training takes three times as many."""
 
 
 class Cost(NamedTuple):
-    """What a run, or many, will cost."""
+    """The estimated cost of one or more runs."""
 
     seconds: float = 0.0
     flops: float = 0.0
@@ -81,7 +81,7 @@ class Cost(NamedTuple):
 def measure_speed(
     network: str, width: int | None, batch: int, dataset: str, pixels: int | None, hardware: HardwareConfig
 ) -> Speed:
-    """Time a few images through a network, with as many threads and the memory order that its runs will have."""
+    """Time a network on a few images, with the threads and the memory format of its runs."""
     size, device = SIZES[dataset], torch.device(hardware.device)
     image = size.image if pixels is None else (size.image[0], pixels, pixels)
     with threads(hardware.threads), torch.random.fork_rng(devices=[]):
@@ -106,7 +106,7 @@ def measure_speed(
 def _as_in_runs(
     network: str, width: int | None, classes: int, shape: Sequence[int], hardware: HardwareConfig, device: torch.device
 ) -> tuple[nn.Module, Tensor]:
-    """A network and made-up images of this shape, on the device and in the memory order of its runs."""
+    """A network and random images of this shape, on the device and in the memory format of its runs."""
     form = torch.channels_last if hardware.channels_last else torch.contiguous_format
     model = build_network(network, classes=classes, channels=shape[1], width=width).to(device)
     if hardware.channels_last:
@@ -115,9 +115,9 @@ def _as_in_runs(
 
 
 def _shortest(part: Callable[[], object], device: torch.device) -> float:
-    """The shortest of a few times: other load only adds to it.
+    """The shortest of a few times, because other load can only add to them.
 
-    The first is for warming up, unless it is long enough already.
+    The first is a warm-up, unless it alone takes long enough.
     """
     times: list[float] = []
     while len(times) <= _ROUNDS and sum(times) < _ENOUGH:
@@ -134,7 +134,7 @@ def _seconds(part: Callable[[], object], device: torch.device) -> float:
 
 
 def cost_of(config: RunConfig, speed: Speed) -> Cost:
-    """What a whole run costs: training, what is measured each epoch, and what is measured of the weights it keeps."""
+    """The cost of a whole run: training, the evaluation after every epoch, and the evaluation of the kept weights."""
     recipe, measuring = config.recipe, config.recipe.measuring
     size = SIZES[recipe.data.dataset]
     images = min(recipe.data.subset or size.train, size.train)
@@ -168,7 +168,7 @@ def operations(flops: float) -> str:
 
 
 def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """The cost of the averages of a protocol, as plain values: a step and an update by turns, and the memory."""
+    """The cost of a protocol's averages, as plain values: times of training steps and of updates, and the memory."""
     training, hardware = config.training, config.hardware
     device = torch.device("cpu" if hardware.device == "auto" else hardware.device)
     shape = [training.batch, *dataset.train.images.shape[1:]]
@@ -177,7 +177,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
         model, inputs = _as_in_runs(training.network, training.width, dataset.classes, shape, hardware, device)
         labels = torch.randint(0, dataset.classes, [training.batch], device=device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=hardware.fused)
-        # Which decays makes no difference to the cost.
+        # The cost does not depend on the decays.
         bank = EMABank(model, [1 - 0.032 / 2**i for i in range(len(config.averages.names))], every=1)
 
         def step() -> None:
@@ -187,7 +187,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
             optimizer.step()
             optimizer.zero_grad()
 
-        # In turns, so that other load affects both; the first two rounds are a warm-up.
+        # In turns, so that other load affects both. The first two rounds are a warm-up.
         turns = [(_seconds(step, device), _seconds(bank.update, device)) for _ in range(repetitions + 2)][2:]
     overhead = Overhead(
         network=training.network,

@@ -1,7 +1,7 @@
-"""The paper's pairs of data set and network at three scales, each as a complete protocol. Imports no torch.
+"""A complete protocol for each of the paper's pairs of data set and network, at three scales. Imports no torch.
 
-`paper` has the paper's own settings; `small` stands for them with parts of the same data sets and small networks, for a
-CPU; `demo` with the embedded digits, in seconds. Not every pair has a stand-in at every scale.
+`paper` has the paper's own settings. `small` replaces them by parts of the same data sets and small networks, for a
+CPU; `demo` by the embedded digits, with runs of seconds. Not every pair exists at every scale.
 """
 
 from dataclasses import replace
@@ -17,13 +17,13 @@ from emabank.study.config import (
 )
 
 Scale = Literal["demo", "small", "paper"]
-"""At which size a study stands for the paper's: embedded digits, parts of real data sets, the paper's own settings."""
+"""The size of a study: embedded digits, parts of real data sets, or the paper's own settings."""
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 MAIN = "cifar100-resnet18"
 """The pair of the paper's ablations."""
 CONSTANT = "cifar100n-resnet18"
-"""The pair on which the paper holds the learning rate constant; in no other table or figure."""
+"""The pair of the paper's experiment with a constant learning rate, and of no other table or figure."""
 PAIRS = {
     MAIN: "CIFAR-100, ResNet-18",
     "cifar100-vgg16": "CIFAR-100, VGG-16",
@@ -36,24 +36,23 @@ PAIRS = {
 }
 """The paper's pairs of data set and network: titles by key, in the order of its tables."""
 CLEAN = tuple(PAIRS)[:5]
-"""Those of its main tables, without label noise."""
+"""The pairs of the paper's main tables, without label noise."""
 NOISY = tuple(PAIRS)[5:7]
-"""Those of its label-noise tables."""
+"""The pairs of the paper's label-noise tables."""
 
 RATES: dict[Scale, tuple[float, ...]] = {"paper": (), "small": (0.05, 0.2), "demo": ()}
-"""Learning rates that the learning-rate search tries beside those of the protocol."""
+"""Learning rates that the learning-rate search tries in addition to those of the protocol."""
 
 PERIODS: dict[Scale, tuple[int, ...]] = {"paper": (1, 4, 16, 64), "small": (1, 2, 4, 8), "demo": (1, 2, 4, 8)}
-"""Sampling periods that are compared; runs of a few hundred steps have shorter ones, the third of which is the paper's
-16 there."""
+"""Sampling periods to compare. Runs of a few hundred steps use shorter ones; the third stands for the paper's 16."""
 
 
 def protocol_of(pair: str, scale: Scale) -> ProtocolConfig | None:
-    """The protocol for a pair of the paper at a scale; None if the scale has none."""
+    """The protocol for a pair at a scale; None if the scale lacks the pair."""
     return {"paper": _PAPER, "small": _SMALL, "demo": _DEMO}[scale].get(pair)
 
 
-# The paper's own settings (its Table of hyper-parameters; learning rates as its learning-rate search has them)
+# The paper's own settings: its table of hyper-parameters, and the learning rates of its learning-rate search
 
 _PAPERS_AVERAGES = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
 _FIGURES = MeasuringConfig(test_curves=True)
@@ -153,7 +152,7 @@ _SMALL = {
     }.items()
 }  # fmt: skip
 
-# The embedded digits: so easy that without wrong labels there is next to nothing to see; so all have some -------------
+# The embedded digits: so easy that clean labels would show almost no differences, so every setting has wrong ones -----
 
 _DIGITS = ProtocolConfig(
     data=DataConfig(dataset="digits", subset=600, noise=0.2),

@@ -1,8 +1,8 @@
-"""Runs settings through the protocol: every run that any of them needs once, in as few rounds as their order allows.
+"""Runs settings through the protocol: each run once, even if several settings need it, in at most three rounds.
 
-First all tuning runs, then all refits and the variants that need no refit, then what starts from refits. A setting
-whose runs fail is set aside with its reason, and the others continue. `run` uses it with the settings of studies,
-`protocol` and `run_protocol` with one of their own.
+First all tuning runs, then refits and variants that need only tuning, then runs that start from refits. A setting
+whose runs fail is set aside with its error, and the others continue. `emabank run` schedules the settings of studies;
+`emabank protocol` and `run_protocol` schedule a single setting.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from emabank.study.studies.variants import equals_refit, needs_refits, runs_need
 Load = Callable[[ProtocolConfig], Dataset]
 Say = Callable[[str], None]
 RunJobs = Callable[..., Mapping[str, Outcome]]
-"""Runs jobs, of which `before` of `total` were in earlier rounds, and returns the outcome of each by run id."""
+"""Runs jobs and returns their outcomes by run id. `before` of all `total` jobs belong to earlier rounds."""
 
 
 class Scheduler:
@@ -56,11 +56,11 @@ class Scheduler:
         self.settings, self.place = settings, place
         self._load, self._run_jobs, self._say, self._after_round = load, run_jobs, say, after_round
         self._expected: set[str] = set()
-        """Ids of all runs, as if every seed chose the first rate; only their number is used."""
+        """Ids of all runs if every seed chose the first rate. Only their number is used."""
         self._begun = 0
 
     def run(self) -> None:
-        """Train everything that is not done, and write the rows and summaries of the protocols."""
+        """Train all unfinished runs, and write the rows and summaries of the protocols."""
         self._each(self._plan)
         self._round("tuning", lambda setting: setting.planned.tuning if setting.planned else [])
         self._each(self._choose)
@@ -80,7 +80,7 @@ class Scheduler:
             make_model=setting.make_model,
             model_fingerprint=setting.model_fingerprint,
         )
-        # Finds settings that cannot be trained before any run starts, and counts the runs.
+        # Before any run starts: finds settings that cannot be trained, and counts the runs.
         expected = jobs_by_kind(setting, placeholder_choices(setting.config, self.place), self.place).values()
         later = (job for jobs in expected for job in jobs)
         self._expected |= {folder_of(job.config, self.place).id for job in (*setting.planned.tuning, *later)}
@@ -97,7 +97,7 @@ class Scheduler:
                 )
 
     def _follow(self, setting: Setting, *, from_refits: bool) -> list[Job]:
-        """The runs that follow from tuning: those that start from refits, or all others."""
+        """The runs after tuning: those of the kinds that need refits, or all others."""
         assert setting.chosen is not None
         jobs = jobs_by_kind(setting, setting.chosen, self.place)
         return [job for kind, some in jobs.items() if needs_refits(kind) == from_refits for job in some]
@@ -133,7 +133,7 @@ class Scheduler:
         self._after_round()
 
     def _each(self, part: Callable[[Setting], None]) -> None:
-        """Do one step for every active setting; a failure that is not a bug sets the setting aside."""
+        """Do one step for every active setting. A failure that is not a bug sets its setting aside."""
         for setting in self.active():
             try:
                 part(setting)
@@ -142,7 +142,7 @@ class Scheduler:
 
 
 def run_setting(setting: Setting, place: Place, *, dataset: Dataset, run_jobs: RunJobs, say: Say) -> Protocol:
-    """Run one setting to its end; an error is raised."""
+    """Run one setting to its end, and raise its error if it failed."""
     Scheduler([setting], place, load=lambda config: dataset, run_jobs=run_jobs, say=say).run()
     if setting.error is not None:
         raise setting.error
@@ -164,10 +164,11 @@ def run_studies(
     run_jobs: RunJobs,
     say: Say = lambda sentence: None,
 ) -> list[Manifest]:
-    """Run studies to their ends, and keep a manifest of each; failed ones included.
+    """Run studies to their ends, and write a manifest of each, also of those that fail.
 
-    What a study had finished of a pair before stays in its manifest until there is something new; what averages cost is
-    measured once. `LockedError` where another process runs one of the studies.
+    While a study runs again, its manifest keeps the earlier results of a pair until new ones are ready. The cost of
+    averages is measured again only if the protocols have changed. `LockedError` if another process runs one of the
+    studies.
     """
     earlier: dict[str, Manifest] = {}
     overheads: list[dict[str, Any]] = []
@@ -238,7 +239,7 @@ def _manifest(
 
 
 def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
-    """The runs that follow if every seed chooses the first rate, and the slowest average at the end."""
+    """The choices, and the runs after them, if every seed chose the first rate and the slowest average at the end."""
     slowest, end = config.averages.names[-1], config.training.epochs
     averages, noisy_end = dict.fromkeys(CRITERIA, (slowest, end)), None
     if config.data.has_wrong_labels:
@@ -252,7 +253,7 @@ def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
 
 
 def jobs_by_kind(setting: Setting, chosen: Chosen, place: Place) -> dict[str, list[Job]]:
-    """All runs of a setting after tuning."""
+    """All runs of a setting after tuning, by kind."""
     kinds = runs_needed(setting.config, setting.stages, setting.arms)
     jobs = {"refit": chosen.refits, "swa": chosen.swa}
     jobs |= {arm: variant_jobs(arm, setting.config, chosen, place) for arm in setting.arms}
@@ -260,10 +261,9 @@ def jobs_by_kind(setting: Setting, chosen: Chosen, place: Place) -> dict[str, li
 
 
 def variant_jobs(arm: str, config: ProtocolConfig, chosen: Chosen, place: Place) -> list[Job]:
-    """The runs of a variant in the order of the seeds, as `variant_config` has them.
+    """The runs of a variant (`variant_config`), in the order of the seeds.
 
-    A rate that is held is held from the epoch chosen for the best accuracy of an average, where the refit left a
-    checkpoint.
+    "constant" starts from the checkpoint that the refit left at the epoch of `held_from`.
     """
     jobs: list[Job] = []
     for choice, refit in zip(chosen.choices, chosen.refits, strict=True):

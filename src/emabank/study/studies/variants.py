@@ -1,8 +1,7 @@
-"""The kinds of runs that studies need: how many of each, and the configuration of a run of each. Imports no torch.
+"""The kinds of runs that studies need: how many of each, and the configurations of variants. Imports no torch.
 
-A kind is a stage of the protocol ("tune", "refit", "swa") or a variant beside it ("step", "constant", "bootstrap",
-"bootstrap every 5", "posthoc", "every 4", "tune at 0.4"), which has the seed and learning rate of a refit and one thing
-changed.
+A kind is a stage of the protocol ("tune", "refit", "swa") or a variant ("step", "constant", "bootstrap", "bootstrap
+every 5", "posthoc", "every 4", "tune at 0.4"): a refit with the same seed, in which a part of the settings is changed.
 """
 
 from collections import Counter
@@ -11,24 +10,24 @@ from dataclasses import replace
 
 from emabank.study.config import AveragesConfig, MeasuringConfig, ProtocolConfig, RunConfig
 
-_POSTHOC = 100  # snapshots in a run: about 9 GB of a ResNet-18
+_POSTHOC = 100  # snapshots per run: about 9 GB for a ResNet-18
 BOOTSTRAPPED = 2
-"""Which of the five averages is copied back into training: the third, the paper's 0.992."""
+"""Index of the average that is copied back into training: the third of the five, the paper's 0.992."""
 EVERY_5 = "bootstrap every 5"
 
 
 def needs_refits(arm: str) -> bool:
-    """Whether a kind of run starts from refits, or is one of them."""
+    """Whether a kind of run starts from refits, or may be identical to them (`equals_refit`)."""
     return arm in ("swa", "constant") or arm.startswith("every ")
 
 
 def equals_refit(arm: str, config: ProtocolConfig) -> bool:
-    """Whether a variant is what the refits of a protocol are anyway."""
+    """Whether a variant is identical to the refits of the protocol."""
     return arm.startswith("every ") and with_period(config.averages, _period(arm)) == config.averages
 
 
 def runs_needed(config: ProtocolConfig, stages: Collection[str], arms: Iterable[str]) -> Counter[str]:
-    """How many runs of each kind there are, for these stages and variants of a protocol."""
+    """The number of runs of each kind, for these stages and variants of a protocol."""
     arms, seeds = tuple(arms), len(config.seed_numbers)
     needed = Counter({"tune": len(config.rates) * seeds})
     if "refit" in stages or "swa" in stages or any(needs_refits(arm) for arm in arms):
@@ -39,14 +38,17 @@ def runs_needed(config: ProtocolConfig, stages: Collection[str], arms: Iterable[
 
 
 def variant_config(arm: str, config: ProtocolConfig, refit: RunConfig, *, held_from: int) -> RunConfig:
-    """The variant of a refit, where that is not the refit itself (`equals_refit`).
+    """The configuration of a variant of a refit, unless it is the refit itself (`equals_refit`).
 
-    step: the rate falls in steps. constant: it is held from an epoch on. bootstrap: on 80% of the images, an average
-    copied into the live weights after each epoch. bootstrap every 5: the fastest average, every 5 steps, as lookahead
-    does; over 5 steps it moves about a fifth of the way to the live weights. posthoc: on 80% of the images, with
-    snapshots from which windows and stopping epochs are chosen afterwards, and statistics recomputed after each epoch
-    to compare with. every T: averages with the same horizon, sampled every T steps without a warm-up of the decay. tune
-    at R: the tuning run at another learning rate.
+    - step: the learning rate falls in steps.
+    - constant: the learning rate is held from epoch `held_from` on.
+    - bootstrap: on 80% of the images; an average is copied into the live weights after each epoch.
+    - bootstrap every 5: the same with the fastest average every 5 steps, as in lookahead: over 5 steps it moves about
+      a fifth of the way to the live weights.
+    - posthoc: on 80% of the images, with snapshots from which windows and stopping epochs are chosen after the run.
+      Statistics are recomputed after each epoch, for comparison.
+    - every T: averages with the same horizon, sampled every T steps, without warm-up of the decay.
+    - tune at R: the tuning run at learning rate R.
     """
     bare = replace(refit, keep=(), transfer=(), transfer_fingerprints=())
     curves = replace(config.measuring, recompute="chosen", on_train=False, train_every=1)
@@ -78,6 +80,6 @@ def _period(arm: str) -> int:
 
 
 def with_period(averages: AveragesConfig, period: int) -> AveragesConfig:
-    """Averages with the same horizon in steps, sampled with another period; a warm-up would confound them."""
+    """Averages with the same horizon in steps and another sampling period. No warm-up: it would confound the two."""
     decays = tuple(round(decay ** (period / averages.every), 13) for decay in averages.decays)
     return replace(averages, decays=decays, every=period, decay_warmup="none")
