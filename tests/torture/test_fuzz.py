@@ -31,7 +31,7 @@ from emabank.study.config import ProtocolConfig
 from emabank.study.data.cifar import read_pickle
 from emabank.study.data.download import unpack
 from emabank.study.runs import storage
-from emabank.study.runs.manifest import Manifest, Ran, read_manifest, write_manifest
+from emabank.study.runs.manifest import Manifest, SettingRuns, read_manifest, write_manifest
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, from_json_line, read_rows, to_json_line
 from emabank.study.runs.writer import open_run
@@ -120,7 +120,7 @@ def good_files() -> dict[str, bytes]:
     storage.write_state(folder / "checkpoint.pt", {"epoch": 1, "optimizer": {0: (0.9, torch.ones(2))}})
     storage.write_weights(folder / "live.safetensors", {"bias": torch.ones(2)}, {"epoch": 3})
     storage.write_predictions(folder / "live.npz", {"val": ([[0.5, 2.0]], [1])})
-    ran = Ran(pair="cifar10-vgg16", title="digits", protocol="protocol-1", arms={"step": ["0123"]})
+    ran = SettingRuns(pair="cifar10-vgg16", title="digits", protocol="protocol-1", arms={"step": ["0123"]})
     manifest = Manifest(study="dynamics", scale="demo", command="emabank run", state="done", pairs=(ran,))
     manifest_path = write_manifest(manifest, folder)
     with open_run(folder, {"epochs": 2}, threads=1) as run:
@@ -158,7 +158,7 @@ def _archive() -> bytes:
 
 def _read_done(path: Path) -> Any:
     run = RunFolder(path.parent)
-    answers = run.state(), run.is_done(contents=True), run.what_is_wrong(contents=True)
+    answers = run.state(), run.is_done(contents=True), run.find_damage(contents=True)
     if not run.summary():
         raise ValueError(f"no mark: {answers}")
 

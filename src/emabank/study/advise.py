@@ -71,7 +71,7 @@ class RunAdvice:
 def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvice:
     """Which weights of a finished run to ship; `ValueError` says why there is no advice."""
     if not folder.is_done():
-        wrong = folder.failure() or folder.what_is_wrong() or f"it is {folder.state()}"
+        wrong = folder.failure() or folder.find_damage() or f"it is {folder.state()}"
         raise ValueError(f"no advice for {folder.path} yet: {wrong}")
     summary = folder.summary()
     if summary.get("diverged"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from emabank.study.config import Place, ProtocolConfig
 from emabank.study.data.folders import LabelledImages, load_image_folder
-from emabank.study.data.images import Dataset, Images, averaged_to, make_images
+from emabank.study.data.images import Dataset, Images, downsample, make_images
 from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.executors.progress import counting
 from emabank.study.executors.torchrun import TorchrunExecutor
@@ -73,7 +73,7 @@ def run_protocol(
             training=replace(config.training, network="own", width=None),
         )
     )
-    dataset = averaged_to(_dataset(data, size, console or Console(stderr=True)), config.data.size)
+    dataset = downsample(_dataset(data, size, console or Console(stderr=True)), config.data.size)
     place = Place(runs=Path(runs))
 
     def work(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:

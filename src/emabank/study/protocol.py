@@ -168,7 +168,7 @@ def swa_job(config: ProtocolConfig, refit: Job, place: Place) -> Job:
 # The protocol ---------------------------------------------------------------------------------------------------------
 
 
-class Planned(NamedTuple):
+class TuningPlan(NamedTuple):
     """A protocol before anything is trained: its tuning runs, and the fingerprints of what they use."""
 
     tuning: list[Job]
@@ -176,7 +176,7 @@ class Planned(NamedTuple):
     """Fingerprints of data, model and transfer targets; with the configuration they identify the protocol."""
 
 
-class Chosen(NamedTuple):
+class RefitPlan(NamedTuple):
     """A protocol after tuning: what each seed chose, in which run, and the runs that follow from that."""
 
     choices: list[Choice]
@@ -192,7 +192,7 @@ def plan_protocol(
     *,
     make_model: MakeModel | None = None,
     model_fingerprint: str = "",
-) -> Planned:
+) -> TuningPlan:
     """Plan the tuning runs of a protocol; `ValueError` if the data or the model does not fit the configuration.
 
     `make_model` and its fingerprint are for a user's own network.
@@ -203,12 +203,12 @@ def plan_protocol(
     jobs = tuning_jobs(config, **prints)
     targets = transfer_targets(config.transfer, place, config.data)
     check_model(make_model or network_of(jobs[0].config, dataset), dataset, targets=targets)
-    return Planned(jobs, {**prints, "transfer": tuple(fingerprint(target) for target in targets)})
+    return TuningPlan(jobs, {**prints, "transfer": tuple(fingerprint(target) for target in targets)})
 
 
-def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen:
+def choose_all(config: ProtocolConfig, place: Place, planned: TuningPlan) -> RefitPlan:
     """What every seed chose, and the runs that follow; all tuning runs must be done."""
-    chosen, targets = Chosen([], [], [], []), planned.prints["transfer"]
+    chosen, targets = RefitPlan([], [], [], []), planned.prints["transfer"]
     for seed in config.seed_numbers:
         own = [(folder_of(job.config, place), job.config) for job in planned.tuning if job.config.seed == seed]
         choice = choose(seed, config.rates, [run for run, _ in own], labels=config.data.validation_labels)
@@ -222,7 +222,7 @@ def choose_all(config: ProtocolConfig, place: Place, planned: Planned) -> Chosen
 
 
 def conclude(
-    config: ProtocolConfig, place: Place, planned: Planned, chosen: Chosen, stages: Collection[str]
+    config: ProtocolConfig, place: Place, planned: TuningPlan, chosen: RefitPlan, stages: Collection[str]
 ) -> Protocol:
     """Write the rows that belong to no single run, and the summary; all runs of `stages` must be done.
 

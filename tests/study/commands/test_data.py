@@ -7,7 +7,7 @@ import pytest
 
 from emabank.study.commands.studies import DataArguments
 from emabank.study.data import download
-from emabank.study.data.catalogue import DATASETS, Download, File, Published
+from emabank.study.data.catalogue import DATASETS, DatasetInfo, Download, File
 from tests.study.data.made_up import write_files
 
 FILES = {"one": b"first", "two": b"second"}
@@ -19,7 +19,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
         Download(f"http://127.0.0.1:9/{name}", File(name, len(content), f"md5:{hashlib.md5(content).hexdigest()}"))
         for name, content in FILES.items()
     )
-    monkeypatch.setitem(DATASETS, "made-up", Published("made-up", "Made up", "we", "none", downloads))
+    monkeypatch.setitem(DATASETS, "made-up", DatasetInfo("made-up", "Made up", "we", "none", downloads))
 
 
 def run_data(action: str, name: str, folder: Path) -> int:

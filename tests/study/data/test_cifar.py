@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from emabank.study.data import cifar
-from emabank.study.data.cifar import NOISES, load_cifar, load_cifar_n, read_members, read_pickle
+from emabank.study.data.cifar import LABEL_SETS, load_cifar, load_cifar_n, read_members, read_pickle
 from tests.study.data.made_up import cifar_batch, python2_pickle, tar_gz, tar_member, write_files
 
 PUBLISHED = pytest.mark.skipif(
@@ -252,9 +252,9 @@ def write_human(folder: Path, stored: Any, name: str = "CIFAR-10_human.pt") -> P
 
 @pytest.mark.parametrize("place", ["cifar-n", "."])
 def test_every_kind_of_human_label_is_read(tmp_path: Path, place: str):
-    stored = human(*NOISES["cifar10n"].values())
+    stored = human(*LABEL_SETS["cifar10n"].values())
     write_human(tmp_path / place, stored)
-    for name, key in NOISES["cifar10n"].items():
+    for name, key in LABEL_SETS["cifar10n"].items():
         labels = load_cifar_n("cifar10n", tmp_path, labels=name, official=OFFICIAL)
         assert np.array_equal(labels, stored[key]) and labels.dtype == np.int64 and labels.flags.writeable
     hundred = {**human("noisy_label", classes=100), "clean_coarse_label": [0] * 50_000}

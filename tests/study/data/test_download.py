@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from emabank.study.data import download
-from emabank.study.data.catalogue import DATASETS, Download, File, ImageFolders, Published
+from emabank.study.data.catalogue import DATASETS, DatasetInfo, Download, File, ImageFolders
 from emabank.study.data.download import check, fetch, is_complete, unpack
 from tests.study.data.made_up import tar_gz, tar_member, write_files
 
@@ -66,9 +66,9 @@ def publish(monkeypatch: pytest.MonkeyPatch, address: str, archive: bytes = ARCH
     packed = Download(f"{address}/set.tar.gz", make_file("set.tar.gz", archive), unpacked)
     labels = Download(f"{address}/labels.pt", make_file("deep/labels.pt", LABELS, "sha256", elsewhere="labels.pt"))
     tiny = Download(f"{address}/tiny.zip", make_file("tiny.zip", TINY_ZIP), image_folders=ImageFolders(2, 3, 1))
-    monkeypatch.setitem(DATASETS, "packed", Published("packed", "Packed", "we", "none", (packed,)))
-    monkeypatch.setitem(DATASETS, "labels", Published("labels", "Labels", "we", "none", (labels,), ("packed",)))
-    monkeypatch.setitem(DATASETS, "tiny", Published("tiny", "Tiny", "we", "none", (tiny,)))
+    monkeypatch.setitem(DATASETS, "packed", DatasetInfo("packed", "Packed", "we", "none", (packed,)))
+    monkeypatch.setitem(DATASETS, "labels", DatasetInfo("labels", "Labels", "we", "none", (labels,), ("packed",)))
+    monkeypatch.setitem(DATASETS, "tiny", DatasetInfo("tiny", "Tiny", "we", "none", (tiny,)))
 
 
 # Checking ------------------------------------------------------------------------------------------------------------

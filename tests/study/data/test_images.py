@@ -10,7 +10,7 @@ from emabank.study.data.images import (
     Dataset,
     Images,
     Normalisation,
-    averaged_to,
+    downsample,
     fingerprint,
     make_images,
     normalisation_of,
@@ -147,7 +147,7 @@ def test_a_constant_channel_is_only_centred():
 def test_smaller_images_are_block_means_rounded_half_up(side: int, size: int):
     pixels = np.random.default_rng(0).integers(0, 256, (1500, 2, side, side), dtype=np.uint8)
     part = make_images(torch.from_numpy(pixels), torch.zeros(1500, dtype=torch.int64))
-    small = averaged_to(Dataset("small", 1, part, part.take(torch.arange(3))), size)
+    small = downsample(Dataset("small", 1, part, part.take(torch.arange(3))), size)
     k = side // size
     means = np.stack([pixels[:, :, i::k, j::k] for i in range(k) for j in range(k)]).astype(np.float64).mean(axis=0)
     np.testing.assert_array_equal(small.train.images.numpy(), np.floor(means + 0.5))
@@ -159,4 +159,4 @@ def test_smaller_images_are_block_means_rounded_half_up(side: int, size: int):
 def test_a_size_that_is_no_divisor_is_refused(side: int, size: int):
     part = make_images(torch.zeros(2, 1, side, side, dtype=torch.uint8), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match=f"^size must be a divisor .* got {size}, .* of few are {side} x {side}$"):
-        averaged_to(Dataset("few", 2, part, part), size)
+        downsample(Dataset("few", 2, part, part), size)

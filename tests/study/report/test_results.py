@@ -17,7 +17,7 @@ from emabank.study.report.results import (
     read_results,
     read_setting,
 )
-from emabank.study.runs.manifest import Manifest, Ran, write_manifest
+from emabank.study.runs.manifest import Manifest, SettingRuns, write_manifest
 from tests.study.report.spoiling import content
 from tests.study.small_folder import ALL, COMMAND, EPOCHS, RATES, run_studies, small
 from tests.study.small_folder import finished as finished
@@ -81,7 +81,7 @@ def test_another_configuration_of_a_pair_is_a_separate_setting(setting: Setting,
 
 
 def test_one_protocol_for_two_pairs_makes_two_settings(setting: Setting, runs: Path):
-    ran = Ran(pair="cifar100n-resnet34", title="the other", protocol=setting.protocol)
+    ran = SettingRuns(pair="cifar100n-resnet34", title="the other", protocol=setting.protocol)
     write_manifest(Manifest(study="label-noise", scale="demo", command=COMMAND, state="done", pairs=(ran,)), runs)
     first, second = read_results(runs).settings
     assert (first.pair, first.title) == (setting.pair, setting.title)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from emabank.study.runs.manifest import Manifest, Ran, read_manifest, write_manifest
+from emabank.study.runs.manifest import Manifest, SettingRuns, read_manifest, write_manifest
 
 MANIFEST = Manifest(
     study="sampling-period",
@@ -16,8 +16,10 @@ MANIFEST = Manifest(
     state="failed",
     reason="cifar100-resnet18: 1 of 3 runs failed, the first with exit code 1; see räume/ab/log.txt",
     pairs=(
-        Ran(pair="cifar100-resnet18", title="digits, ResNet-8", protocol="protocol-abc", arms={"every 1": ("a", "b")}),
-        Ran(pair="cifar10-resnet18", title="digits 5–9, ResNet-8"),
+        SettingRuns(
+            pair="cifar100-resnet18", title="digits, ResNet-8", protocol="protocol-abc", arms={"every 1": ("a", "b")}
+        ),
+        SettingRuns(pair="cifar10-resnet18", title="digits 5–9, ResNet-8"),
     ),
     overheads=({"network": "resnet8", "step_seconds": [0.25, 0.5], "conditions": {"torch": "2", "gpu": None}},),
 )

@@ -69,7 +69,7 @@ def test_missing_files_and_invalid_names_are_clear_errors(done: RunFolder):
 def test_a_run_with_a_missing_file_is_not_done(done: RunFolder, name: str):
     (done.path / name).unlink()
     assert not done.is_done()
-    assert done.what_is_wrong() == f"{done.path / name} is missing"
+    assert done.find_damage() == f"{done.path / name} is missing"
     assert done.state() == "waiting"
 
 
@@ -77,7 +77,7 @@ def test_a_file_of_another_size_or_content_is_detected(done: RunFolder):
     path = done.path / "snapshots" / "ema-0.998.safetensors"
     whole = bytearray(path.read_bytes())
     path.write_bytes(whole + b"x")
-    assert done.what_is_wrong() == f"{path} has {len(whole) + 1} bytes instead of {len(whole)}"
+    assert done.find_damage() == f"{path} has {len(whole) + 1} bytes instead of {len(whole)}"
     whole[-1] ^= 1  # safetensors itself would not notice
     path.write_bytes(whole)
     assert done.is_done()

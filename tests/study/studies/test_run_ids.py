@@ -8,7 +8,7 @@ import pytest
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA
 from emabank.study.config import Place, ProtocolConfig
-from emabank.study.protocol import Choice, Chosen, refit_job, swa_job, tuning_jobs
+from emabank.study.protocol import Choice, RefitPlan, refit_job, swa_job, tuning_jobs
 from emabank.study.run_job import folder_of
 from emabank.study.studies.catalogue import settings_of, studies_named
 from emabank.study.studies.scales import SCALES, Scale
@@ -19,7 +19,7 @@ DATA = "0123456789abcdef"  # stands for the fingerprints of data sets
 PLACE = Place()
 
 
-def make_chosen(config: ProtocolConfig, *, average: int, epoch: int) -> Chosen:
+def make_chosen(config: ProtocolConfig, *, average: int, epoch: int) -> RefitPlan:
     """The choices and jobs if every seed chooses its first rate, this average and this epoch, by all criteria."""
     best = config.averages.names[average], epoch
     noisy = config.data.has_wrong_labels
@@ -33,7 +33,7 @@ def make_chosen(config: ProtocolConfig, *, average: int, epoch: int) -> Chosen:
         refit_job(config, choice, job.config, has_batchnorm="vgg" not in config.training.network, targets=targets)
         for choice, job in zip(choices, tuned, strict=True)
     ]
-    return Chosen(choices, [], refits, [swa_job(config, refit, PLACE) for refit in refits])
+    return RefitPlan(choices, [], refits, [swa_job(config, refit, PLACE) for refit in refits])
 
 
 def planned_ids(scale: Scale) -> dict[str, dict[str, list[str]]]:

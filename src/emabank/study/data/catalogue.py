@@ -46,7 +46,7 @@ class Download:
 
 
 @dataclass(frozen=True)
-class Published:
+class DatasetInfo:
     """A data set under its command-line name; `needs` names the data sets whose files it also uses."""
 
     name: str
@@ -67,10 +67,10 @@ _UCSC_TERMS = "the licence of that repository, which is none of the common ones:
 _UCSC_FILES = "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data"
 
 
-def _cifar(name: str, title: str, archive: File, folder: str, *files: tuple[str, int, str]) -> Published:
+def _cifar(name: str, title: str, archive: File, folder: str, *files: tuple[str, int, str]) -> DatasetInfo:
     contents = tuple(File(f"{folder}/{file}", size, f"md5:{md5}") for file, size, md5 in files)
     download = Download(f"https://www.cs.toronto.edu/~kriz/{archive.path}", archive, contents)
-    return Published(name, title, _KRIZHEVSKY, _CIFAR_TERMS, (download,))
+    return DatasetInfo(name, title, _KRIZHEVSKY, _CIFAR_TERMS, (download,))
 
 
 CIFAR10 = _cifar(
@@ -97,10 +97,10 @@ CIFAR100 = _cifar(
 )
 
 
-def _cifar_n(name: str, title: str, needs: str, file: str, size: int, sha256: str) -> Published:
+def _cifar_n(name: str, title: str, needs: str, file: str, size: int, sha256: str) -> DatasetInfo:
     """Nobody publishes checksums of these files: the SHA-256 are those of the copies that emabank was built with."""
     labels = File(f"cifar-n/{file}", size, f"sha256:{sha256}", elsewhere=file)
-    return Published(name, title, _UCSC, _UCSC_TERMS, (Download(f"{_UCSC_FILES}/{file}", labels),), (needs,))
+    return DatasetInfo(name, title, _UCSC, _UCSC_TERMS, (Download(f"{_UCSC_FILES}/{file}", labels),), (needs,))
 
 
 CIFAR10N = _cifar_n(
@@ -120,7 +120,7 @@ CIFAR100N = _cifar_n(
     sha256="bd2d80409754d420292d622e15e25248ba21e37d27429efac49c8da723f44394",
 )
 
-TINY_IMAGENET = Published(
+TINY_IMAGENET = DatasetInfo(
     name="tiny-imagenet",
     title="Tiny-ImageNet-200",
     publisher="Stanford CS231n, from ImageNet, http://cs231n.stanford.edu",
@@ -134,19 +134,19 @@ TINY_IMAGENET = Published(
     ),
 )
 
-DIGITS = Published(
+DIGITS = DatasetInfo(
     name="digits",
     title="Optical Recognition of Handwritten Digits, test set",
     publisher="Alpaydin and Kaynak, UCI Machine Learning Repository",
     terms="CC BY 4.0; embedded in this package",
 )
 
-DATASETS: dict[str, Published] = {
+DATASETS: dict[str, DatasetInfo] = {
     dataset.name: dataset for dataset in (DIGITS, CIFAR10, CIFAR100, CIFAR10N, CIFAR100N, TINY_IMAGENET)
 }
 
 
-def find_dataset(name: str) -> Published:
+def find_dataset(name: str) -> DatasetInfo:
     """The data set of this name; `ValueError` lists the known names."""
     if name not in DATASETS:
         raise ValueError(f"there is no data set {name!r}; there are {', '.join(DATASETS)}")

@@ -201,7 +201,7 @@ def _refusal(source: str, name: str) -> str:
 
 # CIFAR-N -------------------------------------------------------------------------------------------------------------
 
-NOISES = {
+LABEL_SETS = {
     "cifar10n": {
         "aggregate": "aggre_label",
         "worse": "worse_label",
@@ -219,7 +219,7 @@ def load_cifar_n(
 ) -> NDArray[np.int64]:
     """The human labels of the training images of CIFAR-10N or CIFAR-100N, in the official order.
 
-    `labels` is a key of `NOISES[name]`. The file has its own copy of the `official` labels, which must match them.
+    `labels` is a key of `LABEL_SETS[name]`. The file has its own copy of the `official` labels, which must match them.
     """
     folder, file = Path(folder), find_dataset(name).downloads[0].file
     path = file.find(folder)
@@ -230,7 +230,7 @@ def load_cifar_n(
         check_labels(
             getattr(stored.get(key), "array", None), count=len(official), classes=classes, source=f"{key} in {path}"
         )
-        for key in (NOISES[name][labels], "clean_label")
+        for key in (LABEL_SETS[name][labels], "clean_label")
     )
     differ = np.flatnonzero(clean != official)
     if len(differ):

@@ -8,7 +8,7 @@ from emabank.study.config import DataConfig
 from emabank.study.data.cifar import load_cifar, load_cifar_n
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.folders import ProgressCallback, load_tiny_imagenet
-from emabank.study.data.images import Dataset, Images, averaged_to, make_images
+from emabank.study.data.images import Dataset, Images, downsample, make_images
 from emabank.study.data.splits import Parts, make_parts, stratified_split
 
 
@@ -19,7 +19,7 @@ def load_dataset(
 
     Decoded images are kept in `cache`.
     """
-    return averaged_to(_load(config.completed(), folder, cache, progress), config.size)
+    return downsample(_load(config.completed(), folder, cache, progress), config.size)
 
 
 def _load(config: DataConfig, folder: Path, cache: Path | None, progress: ProgressCallback | None) -> Dataset:
@@ -71,7 +71,7 @@ def load_transfer_target(
             raise
     test = _cifar(name, folder, "test")
     halves = [test.take(index) for index in stratified_split(test.labels, 0.5, seed=split_seed)]
-    return averaged_to(Dataset(f"{name}-test-halves", _classes(name), *halves), size)
+    return downsample(Dataset(f"{name}-test-halves", _classes(name), *halves), size)
 
 
 def _cifar(name: str, folder: Path, split: str) -> Images:

@@ -137,11 +137,12 @@ def _count(place: Path, files: list[tuple[str, int]], wnids: list[str], per_clas
     if empty is not None:
         return _wrong(place, "damaged", f"{empty} is damaged: it is empty", download)
     counts = Counter(label for _, label in files)
-    unlike = [label for label in range(len(wnids)) if counts[label] != per_class]
-    if unlike:
+    wrong_classes = [label for label in range(len(wnids)) if counts[label] != per_class]
+    if wrong_classes:
         sentence = (
-            f"{place} is incomplete: {len(files):,} of {per_class * len(wnids):,} images, and {len(unlike)} of "
-            f"{len(wnids)} classes do not have {per_class} (first {wnids[unlike[0]]} with {counts[unlike[0]]})"
+            f"{place} is incomplete: {len(files):,} of {per_class * len(wnids):,} images, and {len(wrong_classes)} of "
+            f"{len(wnids)} classes do not have {per_class} "
+            f"(first {wnids[wrong_classes[0]]} with {counts[wrong_classes[0]]})"
         )
         return _wrong(place, "incomplete", sentence, download)
     return Finding(place, "ok", f"{place} holds {per_class} images in each of {len(wnids)} classes")

@@ -105,7 +105,7 @@ def fingerprint(dataset: Dataset) -> str:
     return digest.hexdigest()[:16]
 
 
-def averaged_to(dataset: Dataset, size: int | None) -> Dataset:
+def downsample(dataset: Dataset, size: int | None) -> Dataset:
     """The data set with its images averaged down to `size` x `size` pixels; unchanged if None.
 
     Each new pixel is the mean of a square block of pixels, rounded half up.

@@ -123,16 +123,16 @@ def _choose(labels: Tensor, size: int, generator: torch.Generator) -> Tensor:
     order = torch.randperm(len(labels), generator=generator)
     _, group, counts = labels[order].unique(return_inverse=True, return_counts=True)
     by_class = group.argsort(stable=True).split(counts.tolist())
-    dues = _dues(counts.tolist(), size)
-    chosen = torch.cat([members[:due] for members, due in zip(by_class, dues, strict=True)])
+    quotas = _quotas(counts.tolist(), size)
+    chosen = torch.cat([members[:due] for members, due in zip(by_class, quotas, strict=True)])
     return order[chosen].sort().values
 
 
-def _dues(counts: list[int], size: int) -> list[int]:
+def _quotas(counts: list[int], size: int) -> list[int]:
     """The number of examples per class in a subset of this size, by the largest-remainder method in integers."""
     total = sum(counts)
-    dues = [size * count // total for count in counts]
+    quotas = [size * count // total for count in counts]
     lost = sorted(range(len(counts)), key=lambda label: -(size * counts[label] % total))
-    for label in lost[: size - sum(dues)]:
-        dues[label] += 1
-    return dues
+    for label in lost[: size - sum(quotas)]:
+        quotas[label] += 1
+    return quotas

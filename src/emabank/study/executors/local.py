@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task
-from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
+from emabank.study.executors.loop import TaskHandle, describe_exit_code, run_tasks
 from emabank.study.executors.worker import LOCKED, PARENT, start_worker
 from emabank.study.runs.locks import is_locked
 from emabank.study.runs.reader import LOCK
@@ -90,11 +90,11 @@ class _Job(TaskHandle):
 
     def poll(self) -> Outcome | None:
         code = self.process.poll()
-        if code is None or (code == LOCKED and self._waits()):
+        if code is None or (code == LOCKED and self._wait_for_lock()):
             return None
-        return self.outcome(code, reason_of(code))
+        return self.outcome(code, describe_exit_code(code))
 
-    def _waits(self) -> bool:
+    def _wait_for_lock(self) -> bool:
         """Whether to wait for the process that has the run open; restarts the worker once the run is free."""
         if self.folder.is_done() or time.monotonic() - self.started > self._patience:
             return False
@@ -127,8 +127,8 @@ class ForkedWorker:
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(modules))
-        surroundings = os.getcwd(), {**os.environ, **environment}
-        self._process = context.Process(target=_work, args=(modules[0], list(arguments), str(log), *surroundings))
+        cwd_and_env = os.getcwd(), {**os.environ, **environment}
+        self._process = context.Process(target=_work, args=(modules[0], list(arguments), str(log), *cwd_and_env))
         _start_server(environment)
         try:
             self._process.start()

@@ -49,7 +49,7 @@ class TaskHandle:
         """The outcome; None while the task runs."""
         raise NotImplementedError
 
-    def news(self) -> Progress | None:
+    def new_progress(self) -> Progress | None:
         """The current progress; None if it has not changed, or was read less than `_BETWEEN_LOOKS` ago."""
         if time.monotonic() - self._looked < _BETWEEN_LOOKS:
             return None
@@ -124,7 +124,7 @@ def run_tasks(
                         end(Outcome(task=task, state="failed", reason=f"could not be started: {error}"))
                 time.sleep(poll)
                 for handle in list(running):
-                    if (progress := handle.news()) is not None:
+                    if (progress := handle.new_progress()) is not None:
                         shown.progressed(handle.task, progress)
                     if (outcome := handle.poll()) is not None:
                         running.remove(handle)
@@ -135,13 +135,13 @@ def run_tasks(
             ended = f"{before + len(outcomes)} of {total or len(tasks)}"
             shown.say(f"interrupted: {ended} runs ended, the same command resumes the rest")
             raise KeyboardInterrupt
-    in_their_order = [outcomes[task.id] for task in tasks]
-    for line in failures(in_their_order):
+    ordered = [outcomes[task.id] for task in tasks]
+    for line in failures(ordered):
         shown.say(line)
-    return in_their_order
+    return ordered
 
 
-def reason_of(code: int) -> str:
+def describe_exit_code(code: int) -> str:
     """An exit code, negative for a signal, in words."""
     if code == 0:
         return "ended without finishing the run"

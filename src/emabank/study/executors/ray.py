@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, engine
-from emabank.study.executors.loop import TaskHandle, reason_of, run_tasks
+from emabank.study.executors.loop import TaskHandle, describe_exit_code, run_tasks
 from emabank.study.executors.progress import say
 from emabank.study.executors.worker import RemoteCommand
 from emabank.study.runs.environment import cores
@@ -59,7 +59,7 @@ class _Remote(TaskHandle):
     def __init__(self, task: Task, ray: Any, settings: RayExecutor, say: Callable[[str], None]) -> None:
         super().__init__(task)
         self._ray, self._settings, self._say = ray, settings, say
-        self._left = settings.retries
+        self._retries_left = settings.retries
         self._submit()
 
     def _submit(self) -> None:
@@ -68,31 +68,31 @@ class _Remote(TaskHandle):
         command = RemoteCommand(
             self.task.command, log=str(self.log), environment=self.task.environment, grace=self._settings.grace
         )
-        self._promise = self._ray.remote(_work).options(**options, name=self.task.title).remote(command)
+        self._ref = self._ray.remote(_work).options(**options, name=self.task.title).remote(command)
 
     def poll(self) -> Outcome | None:
-        ready, _ = self._ray.wait([self._promise], timeout=0)
+        ready, _ = self._ray.wait([self._ref], timeout=0)
         if not ready:
             return None
         try:
-            code = self._ray.get(self._promise)
+            code = self._ray.get(self._ref)
         except self._ray.exceptions.RayError as error:  # the worker, or its machine, is gone
-            if self._left > 0 and not self.folder.is_done():
-                self._left -= 1
+            if self._retries_left > 0 and not self.folder.is_done():
+                self._retries_left -= 1
                 self._say(
                     f"{self.task.title}: its worker died ({type(error).__name__}); it resumes from its checkpoint"
                 )
                 self._submit()
                 return None
             return self.outcome(None, f"its worker died, {self._settings.retries + 1} times: {type(error).__name__}")
-        return self.outcome(code, reason_of(code))
+        return self.outcome(code, describe_exit_code(code))
 
     def cancel(self) -> None:
-        self._ray.cancel(self._promise)
+        self._ray.cancel(self._ref)
 
     def wait(self, seconds: float) -> None:
         """Wait at most this long until the task has stopped."""
-        self._ray.wait([self._promise], timeout=seconds)
+        self._ray.wait([self._ref], timeout=seconds)
 
 
 def _work(command: RemoteCommand) -> int:

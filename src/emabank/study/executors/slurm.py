@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from emabank.study.executors import Outcome, Task, engine
-from emabank.study.executors.loop import INTERRUPTED, TaskHandle, reason_of, run_tasks
+from emabank.study.executors.loop import INTERRUPTED, TaskHandle, describe_exit_code, run_tasks
 from emabank.study.executors.progress import say
 from emabank.study.executors.worker import LOCKED, RemoteCommand
 from emabank.study.runs.reader import LOG, RunFolder
@@ -93,7 +93,7 @@ class _Array:
         self._looked = -math.inf
         return job
 
-    def holds(self, job: Any) -> bool:
+    def is_queued(self, job: Any) -> bool:
         """Whether a job waits or runs. Slurm is asked now and then, for all jobs at once; no answer counts as yes."""
         if time.monotonic() - self._looked > _BETWEEN_QUEUES:
             self._queue = _queue()
@@ -132,27 +132,27 @@ class _Submitted(TaskHandle):
     def __init__(self, task: Task, array: _Array, say: Callable[[str], None]) -> None:
         super().__init__(task)
         self._array, self._say = array, say
-        self._left = array.settings.retries
-        self._gone: float | None = None
+        self._retries_left = array.settings.retries
+        self._left_queue_at: float | None = None
         self._job = array.submit(task)
 
     def poll(self) -> Outcome | None:
         if self.folder.is_done():
             return self.outcome(0, "")
-        if self._array.holds(self._job):
-            self._gone = None
+        if self._array.is_queued(self._job):
+            self._left_queue_at = None
             return None
-        self._gone = self._gone or time.monotonic()
+        self._left_queue_at = self._left_queue_at or time.monotonic()
         code = self._exit_code()
-        if code is None and time.monotonic() - self._gone < _LOST:
+        if code is None and time.monotonic() - self._left_queue_at < _LOST:
             return None
         if code is not None and code not in (*INTERRUPTED, LOCKED):
-            return self.outcome(code, reason_of(code))
-        if self._left == 0:
+            return self.outcome(code, describe_exit_code(code))
+        if self._retries_left == 0:
             return self.outcome(None, f"its job was lost, {self._array.settings.retries + 1} times")
-        self._left -= 1
+        self._retries_left -= 1
         self._say(f"{self.task.title}: its job {self._job.job_id} was lost; it resumes from its checkpoint")
-        self._job, self._gone = self._array.submit(self.task), None
+        self._job, self._left_queue_at = self._array.submit(self.task), None
         return None
 
     def cancel(self) -> None:

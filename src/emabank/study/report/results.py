@@ -20,7 +20,7 @@ from emabank.study.config import ProtocolConfig, RunConfig
 from emabank.study.runs import reader as files
 from emabank.study.runs.archive import unpacked
 from emabank.study.runs.locks import is_locked
-from emabank.study.runs.manifest import PREFIX, Manifest, Ran, manifest_lock, read_manifest
+from emabank.study.runs.manifest import PREFIX, Manifest, SettingRuns, manifest_lock, read_manifest
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.rows import Row, read_rows
 from emabank.study.runs.storage import file_checksum, read_checked
@@ -256,7 +256,7 @@ def read_setting(folder: str | os.PathLike[str]) -> Setting:
     """The setting of one protocol, by its folder, without the runs that studies add."""
     path = Path(folder)
     # A protocol on its own has no scale and stands in for no pair of the paper.
-    return _Reader(path.parent).setting("demo", path.name, [Ran(pair="", title=path.name)])
+    return _Reader(path.parent).setting("demo", path.name, [SettingRuns(pair="", title=path.name)])
 
 
 def state_of(study: Manifest, runs: Path) -> str:
@@ -320,26 +320,26 @@ class _Reader:
 
     def _settings(self, manifests: Sequence[Manifest]) -> list[Setting]:
         """One setting per pair and protocol, with the variants of all studies."""
-        asked: dict[tuple[str, str, str], list[Ran]] = {}
+        requested: dict[tuple[str, str, str], list[SettingRuns]] = {}
         for manifest in manifests:
             for ran in manifest.pairs:
                 if ran.protocol is not None:
-                    asked.setdefault((manifest.scale, ran.pair, ran.protocol), []).append(ran)
+                    requested.setdefault((manifest.scale, ran.pair, ran.protocol), []).append(ran)
         settings: list[Setting] = []
-        for (scale, _, protocol), rans in asked.items():
+        for (scale, _, protocol), runs_of_studies in requested.items():
             self._used.add(protocol)
             try:
-                settings.append(self.setting(scale, protocol, rans))
+                settings.append(self.setting(scale, protocol, runs_of_studies))
             except DAMAGE as error:
-                self._skip(f"{rans[-1].title} ({scale})", _message(error, self.folder))
+                self._skip(f"{runs_of_studies[-1].title} ({scale})", _message(error, self.folder))
         return settings
 
-    def setting(self, scale: str, protocol: str, rans: Sequence[Ran]) -> Setting:
+    def setting(self, scale: str, protocol: str, runs_of_studies: Sequence[SettingRuns]) -> Setting:
         folder = self.folder / _plain_name(protocol)
         summary, config, shared = _read_protocol(folder)
-        title = rans[-1].title
+        title = runs_of_studies[-1].title
         ids = _protocol_runs(summary, config)
-        for variant, runs in ((variant, runs) for ran in rans for variant, runs in ran.arms.items()):
+        for variant, runs in ((variant, runs) for ran in runs_of_studies for variant, runs in ran.arms.items()):
             if _VARIANT.fullmatch(variant):
                 ids[variant] = runs
             else:
@@ -350,7 +350,7 @@ class _Reader:
         has_batchnorm = bool(summary["has_batchnorm"])
         return Setting(
             scale=scale,  # type: ignore[arg-type]
-            pair=rans[-1].pair,
+            pair=runs_of_studies[-1].pair,
             title=title,
             dataset=config.data.dataset,
             network=config.training.network,
@@ -565,7 +565,7 @@ def _why_not_done(folder: RunFolder) -> str:
     if folder.is_done():
         return ""
     if (folder.path / files.DONE).exists():
-        return f"damaged: {folder.what_is_wrong() or f'{files.DONE} is not what this emabank writes'}"
+        return f"damaged: {folder.find_damage() or f'{files.DONE} is not what this emabank writes'}"
     state = folder.state()
     if state == "failed":
         return f"failed: {folder.failure()}"
@@ -603,8 +603,8 @@ def _conditions(folder: RunFolder) -> dict[str, Any]:
 
 def _rows(folder: RunFolder, config: RunConfig) -> list[Row]:
     rows, test_rows = folder.rows(), folder.test_curves()
-    asked = config.trained_on == "100%" and config.recipe.measuring.test_curves
-    for name, missing in ((files.ROWS, not rows), (files.TEST_CURVES, asked and not test_rows)):
+    expects_test_curves = config.trained_on == "100%" and config.recipe.measuring.test_curves
+    for name, missing in ((files.ROWS, not rows), (files.TEST_CURVES, expects_test_curves and not test_rows)):
         if missing and not folder.summary().get("diverged"):
             raise ValueError(f"{name} is empty; measure that run again")
     return [*rows, *test_rows]

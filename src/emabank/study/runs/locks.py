@@ -44,7 +44,7 @@ def locked(path: str | os.PathLike[str], *, what: str) -> Generator[None]:
         if not _taken(descriptor, path, exclusive=True, patience=PATIENCE):
             raise LockedError(f"{what} is in use by {_owner(path)}; wait until it has ended, or end it")
         with suppress(OSError):  # on a full disk the lock still works; only the message has less detail
-            _sign(descriptor)
+            _write_owner(descriptor)
         yield
     finally:
         if os.getpid() == process:  # a forked child that ends in here has already closed its copy
@@ -87,7 +87,7 @@ def _taken(descriptor: int, path: Path, *, exclusive: bool, patience: float) -> 
             return True
 
 
-def _sign(descriptor: int) -> None:
+def _write_owner(descriptor: int) -> None:
     since = datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
     text = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since})
     os.ftruncate(descriptor, 0)
@@ -102,7 +102,7 @@ def _owner(path: Path) -> str:
         return "another process"
 
 
-def _let_go_in_child() -> None:
+def _release_in_child() -> None:
     # A forked child shares the parent's open file. If the child kept it, the lock would outlive the parent.
     while _held:
         with suppress(OSError):
@@ -110,4 +110,4 @@ def _let_go_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_let_go_in_child)
+    os.register_at_fork(after_in_child=_release_in_child)

@@ -16,7 +16,7 @@ PREFIX = "study-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class SettingRuns:
     """One pair (data set and network) of a study: its protocol, and the runs of its variants."""
 
     pair: str
@@ -37,7 +37,7 @@ class Manifest:
     state: Literal["running", "done", "failed"]
     reason: str = ""
     """Why it failed."""
-    pairs: tuple[Ran, ...] = ()
+    pairs: tuple[SettingRuns, ...] = ()
     overheads: tuple[dict[str, Any], ...] = ()
     """The costs of averaging, as measured by `emabank.study.studies.cost`."""
 

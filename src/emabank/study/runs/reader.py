@@ -86,11 +86,11 @@ class RunFolder:
 
     def is_done(self, *, contents: bool = False) -> bool:
         """Whether the run is done and its files are complete; with `contents`, their checksums are compared too."""
-        return self._left() is not None and self.what_is_wrong(contents=contents) is None
+        return self._listed_files() is not None and self.find_damage(contents=contents) is None
 
-    def what_is_wrong(self, *, contents: bool = False) -> str | None:
+    def find_damage(self, *, contents: bool = False) -> str | None:
         """What is missing or damaged in a finished run; None if nothing is."""
-        for name, (size, checksum) in (self._left() or {}).items():
+        for name, (size, checksum) in (self._listed_files() or {}).items():
             path = self.path / name
             try:
                 status = path.stat()
@@ -130,14 +130,14 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         content = self._json(CONFIG)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
-            raise ValueError(f"{self.path / CONFIG} is damaged: it holds no configuration; {self._again()}")
+            raise ValueError(f"{self.path / CONFIG} is damaged: it holds no configuration; {self._retrain_hint()}")
         return content["config"]
 
     def environment(self) -> list[dict[str, Any]]:
         """The environment of the training, once per start or resume."""
         content = self._json(ENVIRONMENT)
         if not isinstance(content, dict) or not isinstance(content.get("sessions"), list):
-            raise ValueError(f"{self.path / ENVIRONMENT} is damaged: it holds no sessions; {self._again()}")
+            raise ValueError(f"{self.path / ENVIRONMENT} is damaged: it holds no sessions; {self._retrain_hint()}")
         return content["sessions"]
 
     def history(self) -> Any:
@@ -168,7 +168,7 @@ class RunFolder:
 
     def load_snapshot(self, name: str) -> "tuple[dict[str, Tensor], dict[str, Any]]":
         """Saved weights as a state dict on the CPU, and their metadata."""
-        return read_weights(self._kept(f"{SNAPSHOTS}/{check_name(name)}.safetensors"))
+        return read_weights(self._existing_file(f"{SNAPSHOTS}/{check_name(name)}.safetensors"))
 
     def predictions(self) -> list[str]:
         """The names of the weights whose predictions were saved."""
@@ -176,9 +176,9 @@ class RunFolder:
 
     def load_predictions(self, name: str) -> dict[str, Predictions]:
         """The predictions of saved weights, by part of the data."""
-        return read_predictions(self._kept(f"{PREDICTIONS}/{check_name(name)}.npz"))
+        return read_predictions(self._existing_file(f"{PREDICTIONS}/{check_name(name)}.npz"))
 
-    def _left(self) -> dict[str, tuple[int, int]] | None:
+    def _listed_files(self) -> dict[str, tuple[int, int]] | None:
         """The size and checksum of each file that done.json lists; None if it is missing or damaged."""
         try:
             done = read_json(self.path / DONE)
@@ -187,12 +187,12 @@ class RunFolder:
             return None
         return files if isinstance(done.get("summary", {}), dict) and all(map(_is_inside, files)) else None
 
-    def _kept(self, name: str) -> Path:
+    def _existing_file(self, name: str) -> Path:
         path = self.path / name
         if not path.exists():
             if self.is_rows_only():
                 reason = "the run was restored from an archive, which keeps neither weights nor predictions"
-                raise FileNotFoundError(f"{path} is not there: {reason}; {self._again()}")
+                raise FileNotFoundError(f"{path} is not there: {reason}; {self._retrain_hint()}")
             names = sorted(other.stem for other in path.parent.glob("[!.]*"))
             raise FileNotFoundError(f"{path} is not there; the run has {', '.join(names) or 'none'} in that folder")
         return self.intact(name)
@@ -201,10 +201,10 @@ class RunFolder:
         """The path of a file of the run; `ValueError` if the file does not match its checksum in done.json."""
         path = self.path / name
         if not stat.S_ISREG(path.stat().st_mode):  # a missing or unreadable file raises its own error
-            raise ValueError(f"{path} is no regular file; {self._again()}")
-        listed = (self._left() or {}).get(name)
+            raise ValueError(f"{path} is no regular file; {self._retrain_hint()}")
+        listed = (self._listed_files() or {}).get(name)
         if listed is not None and file_checksum(path) != listed[1]:
-            raise ValueError(f"{path} is damaged: its content does not match its checksum; {self._again()}")
+            raise ValueError(f"{path} is damaged: its content does not match its checksum; {self._retrain_hint()}")
         return path
 
     def _rows(self, name: str) -> list[Row]:
@@ -218,9 +218,9 @@ class RunFolder:
         try:
             return read_any(path)
         except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}; {self._again()}") from error
+            raise ValueError(f"{path} is damaged: {error}; {self._retrain_hint()}") from error
 
-    def _again(self) -> str:
+    def _retrain_hint(self) -> str:
         return f"remove the folder {self.path} to train the run again"
 
 

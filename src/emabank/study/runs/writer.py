@@ -59,8 +59,8 @@ def open_run(
     run.path.mkdir(parents=True, exist_ok=True)
     with locked(run.path / LOCK, what=f"run {run.id}"):
         _check_config(run, config)
-        _tidy(run.path)
-        _take_up(run, environment(threads=threads, also=also))
+        _clean_up(run.path)
+        _begin_session(run, environment(threads=threads, also=also))
         try:
             yield run
         except Exception as error:
@@ -150,7 +150,7 @@ class RunWriter(RunFolder):
 
     def _refuse_when_done(self) -> None:
         if (self.path / DONE).exists():
-            raise ValueError(f"run {self.id} is done, and nothing can be written to it; {self._again()}")
+            raise ValueError(f"run {self.id} is done, and nothing can be written to it; {self._retrain_hint()}")
 
 
 def mark_failed(path: Path, message: str) -> None:
@@ -178,19 +178,19 @@ def _check_config(run: RunWriter, config: Mapping[str, Any]) -> None:
         )
 
 
-def _tidy(path: Path) -> None:
+def _clean_up(path: Path) -> None:
     """Remove the temporary files of a killed process, and finish its renaming of a checkpoint."""
     for folder in (path, path / SNAPSHOTS, path / PREDICTIONS, path / FORKS, path / POSTHOC):
         remove_temporary(folder)
     storage.finish_checkpoint(path)
 
 
-def _take_up(run: RunWriter, session: dict[str, Any]) -> None:
+def _begin_session(run: RunWriter, session: dict[str, Any]) -> None:
     (run.path / FAILED).unlink(missing_ok=True)
     if (run.path / DONE).exists():
         if run.is_done():
             return
-        wrong = run.what_is_wrong() or f"{run.path / DONE} is damaged"
+        wrong = run.find_damage() or f"{run.path / DONE} is damaged"
         (run.path / DONE).unlink()
         warnings.warn(f"run {run.id} was done, but {wrong}; it is trained again", RuntimeWarning, stacklevel=4)
     sessions: Any = read_json(run.path / ENVIRONMENT).get("sessions")

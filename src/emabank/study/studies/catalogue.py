@@ -17,7 +17,7 @@ from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, PERIODS, 
 from emabank.study.studies.variants import runs_needed
 
 if TYPE_CHECKING:
-    from emabank.study.protocol import Chosen, Planned, Protocol
+    from emabank.study.protocol import Protocol, RefitPlan, TuningPlan
     from emabank.study.run_job import MakeModel
 
 
@@ -195,8 +195,8 @@ class Setting:
     """The variants to run as well."""
     make_model: "MakeModel | None" = None
     model_fingerprint: str = ""
-    planned: "Planned | None" = None
-    chosen: "Chosen | None" = None
+    planned: "TuningPlan | None" = None
+    chosen: "RefitPlan | None" = None
     protocol: "Protocol | None" = None
     trained: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Run ids of each finished variant."""

@@ -85,7 +85,7 @@ def measure_speed(
     size, device = SIZES[dataset], torch.device(hardware.device)
     image = size.image if pixels is None else (size.image[0], pixels, pixels)
     with threads(hardware.threads), torch.random.fork_rng(devices=[]):
-        model, inputs = _as_in_runs(network, width, size.classes, [_IMAGES, *image], hardware, device)
+        model, inputs = _network_and_inputs(network, width, size.classes, [_IMAGES, *image], hardware, device)
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model(inputs)
         with torch.no_grad():
@@ -103,7 +103,7 @@ def measure_speed(
     return Speed(both, min(forward, both), counter.get_total_flops() / _IMAGES)
 
 
-def _as_in_runs(
+def _network_and_inputs(
     network: str, width: int | None, classes: int, shape: Sequence[int], hardware: HardwareConfig, device: torch.device
 ) -> tuple[nn.Module, Tensor]:
     """A network and random images of this shape, on the device and in the memory format of its runs."""
@@ -174,7 +174,7 @@ def measure_overhead(config: ProtocolConfig, dataset: Dataset, *, repetitions: i
     shape = [training.batch, *dataset.train.images.shape[1:]]
     with threads(hardware.threads), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model, inputs = _as_in_runs(training.network, training.width, dataset.classes, shape, hardware, device)
+        model, inputs = _network_and_inputs(training.network, training.width, dataset.classes, shape, hardware, device)
         labels = torch.randint(0, dataset.classes, [training.batch], device=device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=hardware.fused)
         # The cost does not depend on the decays.

@@ -16,8 +16,8 @@ from emabank.study.data.images import Dataset
 from emabank.study.executors import Outcome, raise_if_failed
 from emabank.study.protocol import (
     Choice,
-    Chosen,
     Protocol,
+    RefitPlan,
     choose_all,
     conclude,
     held_from,
@@ -28,7 +28,14 @@ from emabank.study.protocol import (
 )
 from emabank.study.run_job import Job, folder_of
 from emabank.study.runs.locks import locked
-from emabank.study.runs.manifest import Manifest, Ran, manifest_lock, manifest_path, read_manifest, write_manifest
+from emabank.study.runs.manifest import (
+    Manifest,
+    SettingRuns,
+    manifest_lock,
+    manifest_path,
+    read_manifest,
+    write_manifest,
+)
 from emabank.study.studies.catalogue import Setting, Study
 from emabank.study.studies.cost import measure_overhead
 from emabank.study.studies.scales import Scale
@@ -61,12 +68,15 @@ class Scheduler:
 
     def run(self) -> None:
         """Train all unfinished runs, and write the rows and summaries of the protocols."""
-        self._each(self._plan)
+        self._for_each_active(self._plan)
         self._round("tuning", lambda setting: setting.planned.tuning if setting.planned else [])
-        self._each(self._choose)
-        self._round("refits, and runs that need only tuning", lambda setting: self._follow(setting, from_refits=False))
-        self._round("runs that start from refits", lambda setting: self._follow(setting, from_refits=True))
-        self._each(self._conclude)
+        self._for_each_active(self._choose)
+        self._round(
+            "refits, and runs that need only tuning",
+            lambda setting: self._jobs_after_tuning(setting, from_refits=False),
+        )
+        self._round("runs that start from refits", lambda setting: self._jobs_after_tuning(setting, from_refits=True))
+        self._for_each_active(self._conclude)
 
     def active(self) -> list[Setting]:
         return [setting for setting in self.settings if setting.error is None]
@@ -96,7 +106,7 @@ class Scheduler:
                     f"{lowest} at {lowest_epoch} (loss)"
                 )
 
-    def _follow(self, setting: Setting, *, from_refits: bool) -> list[Job]:
+    def _jobs_after_tuning(self, setting: Setting, *, from_refits: bool) -> list[Job]:
         """The runs after tuning: those of the kinds that need refits, or all others."""
         assert setting.chosen is not None
         jobs = jobs_by_kind(setting, setting.chosen, self.place)
@@ -116,7 +126,7 @@ class Scheduler:
         def plan(setting: Setting) -> None:
             jobs[setting.name] = jobs_of(setting)
 
-        self._each(plan)
+        self._for_each_active(plan)
         by_id = {folder_of(job.config, self.place).id: job for some in jobs.values() for job in some}
         if not by_id:
             return
@@ -125,14 +135,14 @@ class Scheduler:
         self.place.runs.mkdir(parents=True, exist_ok=True)
         outcomes = self._run_jobs(list(by_id.values()), before=self._begun, total=total)
         self._begun += len(by_id)
-        self._each(
+        self._for_each_active(
             lambda setting: raise_if_failed(
                 [outcomes[folder_of(job.config, self.place).id] for job in jobs[setting.name]]
             )
         )
         self._after_round()
 
-    def _each(self, part: Callable[[Setting], None]) -> None:
+    def _for_each_active(self, part: Callable[[Setting], None]) -> None:
         """Do one step for every active setting. A failure that is not a bug sets its setting aside."""
         for setting in self.active():
             try:
@@ -223,7 +233,7 @@ def _manifest(
         state="failed" if failed else "done" if state == "done" else "running",
         reason="; ".join(failed),
         pairs=tuple(
-            Ran(
+            SettingRuns(
                 pair=setting.name,
                 title=setting.config.title,
                 protocol=None if setting.protocol is None else setting.protocol.folder.name,
@@ -238,7 +248,7 @@ def _manifest(
 # Variants -------------------------------------------------------------------------------------------------------------
 
 
-def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
+def placeholder_choices(config: ProtocolConfig, place: Place) -> RefitPlan:
     """The choices, and the runs after them, if every seed chose the first rate and the slowest average at the end."""
     slowest, end = config.averages.names[-1], config.training.epochs
     averages, noisy_end = dict.fromkeys(CRITERIA, (slowest, end)), None
@@ -249,10 +259,10 @@ def placeholder_choices(config: ProtocolConfig, place: Place) -> Chosen:
     refits = [
         refit_job(config, choice, job.config, has_batchnorm=True) for choice, job in zip(choices, tuned, strict=True)
     ]
-    return Chosen(choices, [], refits, [swa_job(config, refit, place) for refit in refits] if config.swa else [])
+    return RefitPlan(choices, [], refits, [swa_job(config, refit, place) for refit in refits] if config.swa else [])
 
 
-def jobs_by_kind(setting: Setting, chosen: Chosen, place: Place) -> dict[str, list[Job]]:
+def jobs_by_kind(setting: Setting, chosen: RefitPlan, place: Place) -> dict[str, list[Job]]:
     """All runs of a setting after tuning, by kind."""
     kinds = runs_needed(setting.config, setting.stages, setting.arms)
     jobs = {"refit": chosen.refits, "swa": chosen.swa}
@@ -260,7 +270,7 @@ def jobs_by_kind(setting: Setting, chosen: Chosen, place: Place) -> dict[str, li
     return {kind: jobs[kind] for kind in kinds if kind != "tune"}
 
 
-def variant_jobs(arm: str, config: ProtocolConfig, chosen: Chosen, place: Place) -> list[Job]:
+def variant_jobs(arm: str, config: ProtocolConfig, chosen: RefitPlan, place: Place) -> list[Job]:
     """The runs of a variant (`variant_config`), in the order of the seeds.
 
     "constant" starts from the checkpoint that the refit left at the epoch of `held_from`.
