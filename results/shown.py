@@ -35,7 +35,7 @@ def claims() -> str:
             f"| {row['claim']} | {row['title']} | {statistic} | {mean} [{low},\u00a0{high}] | {seeds} | {verdict} |"
         )
     missing = ", ".join(row["claim"] for row in deciding if not row["mean"])
-    return "\n".join(lines) + (f"\n\nNot run yet: {missing}." if missing else "")
+    return "\n".join(lines) + (f"\n\nNot run: {missing}." if missing else "")
 
 
 def runs() -> str:
