@@ -150,7 +150,7 @@ def test_a_killed_and_interrupted_study_resumes_to_the_undisturbed_result(
 
     with Command(study, place.runs) as third:  # Ctrl-C during the runs that start from refits
         third.read_until(f"started: {STUDIED}: rate held from epoch")
-        wait_until(third.running_workers)  # on a busy machine they start later than the line says
+        wait_until(lambda: bool(third.running_workers()))  # on a busy machine they start later than the line says
         third.process.send_signal(signal.SIGINT)
         assert third.finish() == 130
     assert third.workers
