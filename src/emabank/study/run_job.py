@@ -69,6 +69,8 @@ def run_job(
     config = job.config
     folder = folder_of(config, place)
     if group.from_first(folder.is_done()):
+        if group.is_first:
+            storage.remove_checkpoints(folder.path)  # a kill may have come between the mark and this
         return folder
     dataset = dataset or load_dataset(config.recipe.data, place.data, cache=place.cache)
     _check_data(dataset, config.fingerprint)

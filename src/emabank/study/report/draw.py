@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from textwrap import fill
@@ -171,7 +172,9 @@ def draw(figure: Figure, path: Path, *, file_format: Literal["svg", "pdf"] = "sv
     with rc_context(RC):
         # Without the date and time, which matplotlib would write into the file.
         metadata = {"Date": None} if file_format == "svg" else {"CreationDate": None}
-        picture(figure).savefig(path, format=file_format, dpi=150, metadata=metadata)
+        content = BytesIO()  # because matplotlib's own writer of PDF hides a failed write behind an AttributeError
+        picture(figure).savefig(content, format=file_format, dpi=150, metadata=metadata)
+    path.write_bytes(content.getvalue())
 
 
 def picture(figure: Figure) -> matplotlib_figure.Figure:
