@@ -28,3 +28,10 @@ def test_the_lowest_tested_versions_are_the_lower_bounds() -> None:
 def test_installed_and_cited_versions_match() -> None:
     assert metadata.version("emabank") == emabank.__version__
     assert f"\nversion: {emabank.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_description_on_a_package_index_has_no_links_that_lead_nowhere() -> None:
+    description = metadata.metadata("emabank").get_payload()
+    links = re.findall(r"\]\(([^)]*)\)", str(description))
+    assert links
+    assert all(link.startswith("https://") for link in links), links
