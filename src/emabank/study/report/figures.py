@@ -236,8 +236,10 @@ def percent_text(shares: Sequence[float]) -> str:
 
 
 def epochs_text(epochs: Sequence[int]) -> str:
-    """The epochs of the seeds, or a single one if all are the same."""
-    return f"epoch {epochs[0]}" if len(set(epochs)) == 1 else f"epochs {', '.join(map(str, epochs))}"
+    """The epochs of the seeds: a single one if all are the same, each of up to three, else from which to which."""
+    if len(set(epochs)) == 1:
+        return f"epoch {epochs[0]}"
+    return f"epochs {', '.join(map(str, epochs)) if len(epochs) <= 3 else f'{min(epochs)} to {max(epochs)}'}"
 
 
 def seeds_note(panels: Sequence[Panel]) -> str:
