@@ -37,7 +37,7 @@ def compact(sequence: Any, what: str) -> Tensor:
 def check_per_sample(new: PerSample, known: PerSample, rows: "Iterable[Observation]") -> PerSample:
     """The known and the new values; raise unless the new ones fit the rows and all have the same length.
 
-    Values that are not finite are left out, because their metric is never best.
+    Values that are not finite are skipped, because their metric is never best.
     """
     metrics = {(row.metric, row.average, row.epoch): row.value for row in rows if row.complete}
     merged = dict(known)
@@ -69,7 +69,7 @@ def paired_test(
     must be, at this level, to be more than the luck of the best of all candidates. None with too few samples.
 
     White's "reality check" (2000), studentised: the quantile of the largest t over all candidates if none were better,
-    by a Gaussian multiplier bootstrap, which accounts for their correlation. Candidates that are far worse are left out
+    by a Gaussian multiplier bootstrap, which accounts for their correlation. Candidates that are far worse are skipped
     (Hansen 2005).
 
     >>> generator = torch.Generator().manual_seed(0)

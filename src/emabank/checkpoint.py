@@ -221,7 +221,7 @@ def read_state(path: str | os.PathLike[str], *, kind: str, checksum: int | None 
     return cast("dict[str, Any]", state)
 
 
-_TENSOR = "__tensor__"  # stands for a tensor in the text
+_TENSOR = "__tensor__"  # the key of a tensor in the text
 
 
 def _split_tensors(state: Mapping[str, Any], *, is_read: bool = False) -> tuple[str, list[Tensor]]:

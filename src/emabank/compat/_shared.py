@@ -73,7 +73,7 @@ def warmed_up(step: int, *, decay: float, min_decay: float, inv_gamma: float, po
 
 
 def is_skipped(lives: Iterable[tuple[str, Tensor]], on_nonfinite: OnNonfinite) -> bool:
-    """Whether live parameters hold NaN or inf and the update is to be left out; "raise" raises instead."""
+    """Whether live parameters hold NaN or inf and the update is to be skipped; "raise" raises instead."""
     check_choice("on_nonfinite", on_nonfinite, ("ignore", "raise", "skip"))
     named = {} if on_nonfinite == "ignore" else {name: live.detach() for name, live in lives}
     if any(map(is_sharded, named.values())):

@@ -80,7 +80,7 @@ def resolve(config: ProtocolConfig) -> ProtocolConfig:
 def tuning_jobs(config: ProtocolConfig, *, data: str, model: str = "") -> list[Job]:
     """One run per seed and learning rate, on 80% of the training images; `data` and `model` are fingerprints.
 
-    Measurements for figures are made in runs on all training images. Here they are left out, so that they do not change
+    Measurements for figures are made in runs on all training images. Here they are omitted, so that they do not change
     the ids of tuning runs.
     """
     recipe = replace(config.recipe, measuring=MeasuringConfig())

@@ -354,7 +354,7 @@ def _periods(value: Callable[[Setting, Run, Run], float | None]) -> Samples:
         if 1 not in periods or (len(periods) < 3 and 16 not in periods):
             return []
         period = 16 if 16 in periods else list(periods)[2]
-        notes = () if period == 16 else (f"T = {period} stands for 16 in this shorter run",)
+        notes = () if period == 16 else (f"T = {period} stands in for 16 in this shorter run",)
         return [sample._replace(notes=notes) for sample in paired(periods[period], periods[1], value)(setting)]
 
     return sample

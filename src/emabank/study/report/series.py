@@ -195,7 +195,7 @@ def minus(ours: BySeed, theirs: BySeed) -> dict[int, float | None]:
 def posthoc(setting: Setting, metric: str = "accuracy") -> dict[str, np.ndarray]:
     """A metric of each window tried after training, on validation, [seeds, epochs], the shortest window first.
 
-    Epochs that were not tried are NaN. A window that any run lacks is left out.
+    Epochs that were not tried are NaN. A window that any run lacks is skipped.
     """
     statistics = "averaged" if metric == "weight_distance" else setting.statistics
     runs = setting.variants.get("posthoc", ())

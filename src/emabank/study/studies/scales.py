@@ -44,7 +44,7 @@ RATES: dict[Scale, tuple[float, ...]] = {"paper": (), "small": (0.05, 0.2), "dem
 """Learning rates that the learning-rate search tries in addition to those of the protocol."""
 
 PERIODS: dict[Scale, tuple[int, ...]] = {"paper": (1, 4, 16, 64), "small": (1, 2, 4, 8), "demo": (1, 2, 4, 8)}
-"""Sampling periods to compare. Runs of a few hundred steps use shorter ones; the third stands for the paper's 16."""
+"""Sampling periods to compare. Runs of a few hundred steps use shorter ones; the third stands in for the paper's 16."""
 
 
 def protocol_of(pair: str, scale: Scale) -> ProtocolConfig | None:
