@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from emabank import BestTracker, EMABank, recalibrate_batchnorm
+from emabank import EMA, BestTracker, EMABank, recalibrate_batchnorm
 from emabank._paired import paired_test
 from emabank.advice import advise
 from tests.support.models import BANK, BOTH, NAMES, Run, numbers
@@ -196,6 +196,32 @@ def test_advice_on_averaged_statistics_suggests_recalibration():
     again = BestTracker(run.bank)
     again.load_state_dict(run.tracker.state_dict())
     assert again.advice() == advice
+
+
+@pytest.mark.parametrize(
+    ("options", "recalibrated", "batchnorm"),
+    [({}, ["slow"], "averaged"), ({}, ["fast"], "recomputed"), ({"buffers": "copy"}, None, "recomputed")],
+)
+def test_advice_names_the_statistics_of_the_average_it_advises(options: Any, recalibrated: Any, batchnorm: str):
+    rules = {"fast": EMA(0.9, warmup=None), "slow": EMA(0.99, warmup=None)}
+    bank = EMABank(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), rules, **options)
+    bank.update()
+    recalibrate_batchnorm(bank, [torch.randn(32, 2)], averages=recalibrated)
+    tracker = BestTracker(bank)
+    tracker.observe(1, {"live": numbers(0.5), "fast": numbers(0.8), "slow": numbers(0.6)})
+    assert tracker.advice().batchnorm == batchnorm == bank.statistics("fast")
+
+
+def test_a_default_dtype_or_device_of_torch_changes_no_advice():
+    live, slow = torch.rand(2, 100)
+    tracker = make_loss_tracker({"live": [live], "slow": [slow - 0.5]})
+    advice = tracker.advice()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            assert tracker.advice() == advice
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 # Sample by sample ----------------------------------------------------------------------------------------------------

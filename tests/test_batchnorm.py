@@ -154,6 +154,25 @@ def test_trap20_recomputed_statistics_of_frozen_layers_are_the_live_ones() -> No
     assert not torch.equal(state["4.running_var"], bank.weights(0.9, batchnorm="averaged")["4.running_var"])
 
 
+@pytest.mark.parametrize("read", ["module", "applied"])
+def test_trap20_layers_after_a_frozen_one_are_measured_with_the_statistics_it_is_read_with(read: str) -> None:
+    model = net()
+    bank = trained_bank(model)
+    model[1].eval()  # its averages still lag behind
+    recalibrate_batchnorm(bank, [images()])
+    inputs: list[Tensor] = []
+    model[4].register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    if read == "applied":
+        with bank.applied(0.9), torch.no_grad():
+            model.eval()(images())
+    else:
+        averaged = bank.module(0.9)
+        averaged[4].register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+        averaged(images())
+    mean = inputs[-1].double().mean(dim=(0, 2, 3))
+    torch.testing.assert_close(bank.weights(0.9)["4.running_mean"].double(), mean, rtol=2e-5, atol=1e-6)
+
+
 def test_trap21_batches_of_every_kind() -> None:
     class Named(nn.BatchNorm1d):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
@@ -401,6 +420,17 @@ def test_trap17_trap21_wrong_arguments_are_refused() -> None:
             recalibrate_batchnorm(net(), **arguments)
     with pytest.raises(KeyError, match="ema-0.9"):
         recalibrate_batchnorm(EMABank(net(), [0.9]), [images()], averages=[0.5])
+    with pytest.raises(ValueError, match="^averages must name at least one"):
+        recalibrate_batchnorm(EMABank(net(), [0.9]), [images()], averages=[])
+    with pytest.raises(ValueError, match="^target must be a bank or a module; got a list"):
+        recalibrate_batchnorm([], [images()])  # type: ignore[arg-type]
+
+
+def test_a_default_device_of_torch_changes_no_measurement() -> None:
+    model, batches = net(), [images()]
+    with torch.device("meta"):  # in place of an accelerator
+        recalibrate_batchnorm(model, batches)
+    assert_statistics(model.state_dict(), pooled(model, [images()]))
 
 
 def test_trap14_wrapped_models_are_recalibrated() -> None:

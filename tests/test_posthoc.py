@@ -26,7 +26,7 @@ from emabank.posthoc import (
     synthesize_many,
 )
 from tests.on_ranks import sharded
-from tests.support.oracle import AVERAGES
+from tests.support.oracle import AVERAGES, states_equal
 from tests.support.ranks import FSDP, run_on_ranks
 
 WIDTHS = {"narrow": PowerEMA(0.05), "wide": PowerEMA(0.1)}
@@ -214,6 +214,18 @@ def test_trap53_constants_are_reproduced_exactly(tmp_path: Path, dtype: torch.dt
 def test_a_step_without_snapshots_is_refused(trained: Training, at_step: int) -> None:
     with pytest.raises(ValueError, match=f"^at_step must be from 0 to 200, .* got {at_step}"):
         synthesize(trained.folder, EMA(0.9), at_step=at_step)
+
+
+@pytest.mark.parametrize("at_step", [5.5, "5", True])
+def test_a_step_that_is_no_whole_number_is_refused(trained: Training, at_step: Any) -> None:
+    with pytest.raises(ValueError, match="^at_step must be a whole number"):
+        synthesize(trained.folder, EMA(0.9), at_step=at_step)
+
+
+def test_a_default_device_of_torch_changes_no_synthesis(trained: Training) -> None:
+    expected = synthesize(trained.folder, EMA(half_life=8)).weights
+    with torch.device("meta"):
+        assert states_equal(synthesize(trained.folder, EMA(half_life=8)).weights, expected)
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:
@@ -468,6 +480,18 @@ def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
         bank.update()
     with pytest.raises(ValueError, match="step-000000008.pt has narrow, wide of a bank with every=1"):
         Snapshots(bank, tmp_path, every_steps=4)
+
+
+def test_a_refused_folder_keeps_its_snapshots(tmp_path: Path) -> None:
+    Training(tmp_path).train(40)
+    kept = snapshot_steps(tmp_path)
+    for widths, steps in ({"other": PowerEMA(0.05), "widths": PowerEMA(0.2)}, 20), (WIDTHS, 20), (WIDTHS, 1):
+        bank = EMABank(nn.Linear(2, 1), widths, every=1)
+        for _ in range(steps):
+            bank.update()
+        with pytest.raises(ValueError, match="use another folder"):
+            Snapshots(bank, tmp_path, every_steps=4, run="another")
+        assert snapshot_steps(tmp_path) == kept
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,11 +95,10 @@ def paired_test(
     critical = NormalDist().inv_cdf(1.0 - level)  # of a single candidate
     if plausible.any():
         directions = gains[plausible].div_(lengths[plausible, None])
-        generator = torch.Generator().manual_seed(0)
+        # Whatever torch's default device and dtype are.
+        draw = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu")
         block = max(1, _BLOCK // samples)
-        largest = torch.cat([
-            (torch.randn(min(block, _DRAWS - start), samples, generator=generator) @ directions.T).amax(1)
-            for start in range(0, _DRAWS, block)
-        ])  # fmt: skip
+        blocks = (min(block, _DRAWS - start) for start in range(0, _DRAWS, block))
+        largest = torch.cat([(draw(size, samples) @ directions.T).amax(1) for size in blocks])
         critical = max(critical, float(largest.quantile(1.0 - level)))
     return float(errors[chosen]), critical

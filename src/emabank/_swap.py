@@ -213,7 +213,7 @@ def functional_params(model: nn.Module, values: Mapping[str, Tensor]) -> dict[st
         if value is None:
             tensors[ref.path] = live if ref.is_parameter else live.clone()
         elif value.device == live.device:
-            tensors[ref.path] = value.to(live.dtype)
+            tensors[ref.path] = value.to(live.dtype, copy=not ref.is_parameter)
         else:
             tensors[ref.path] = torch.empty_like(live)
             copies.add(tensors[ref.path], value)

@@ -4,7 +4,7 @@ Computed from the curves of one criterion, one value per epoch; no torch.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
@@ -174,7 +174,7 @@ def advise(
     error: float | None = None,
     critical: float | None = None,
     test: PairedTest | None = None,
-    recomputed: Sequence[int] = (),
+    recomputed: Collection[tuple[str, int]] = (),
     has_batchnorm: bool = False,
     unit: str = "epoch",
 ) -> Advice:
@@ -190,7 +190,7 @@ def advise(
         critical: how many standard errors the gain must be to be clear; by default `critical_value` of all epochs of
             all averages.
         test: gives both, from all averages, the best of them and the best live weights, or None.
-        recomputed: the epochs at which averages had recomputed batch-norm statistics.
+        recomputed: the averages and epochs that had recomputed batch-norm statistics.
         has_batchnorm: whether the averages have batch-norm statistics.
         unit: what epochs are called.
 
@@ -229,8 +229,10 @@ def advise(
     if chosen is None:
         raise LookupError(f"No {criterion} has been observed that is complete and finite.")
     statistics: Literal["averaged", "recomputed"] | None = None
-    if has_batchnorm and chosen is top:
-        statistics = "recomputed" if chosen.epoch in recomputed else "averaged"
+    if chosen is top and (chosen.average, chosen.epoch) in recomputed:
+        statistics = "recomputed"
+    elif chosen is top and has_batchnorm:
+        statistics = "averaged"
     as_good = sign * chosen.value - (error or 0.0)
     like_chosen = averages if chosen is top else [point for point in points if point.average == LIVE]
     return Advice(

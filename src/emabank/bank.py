@@ -162,6 +162,8 @@ class EMABank:
         >>> handle.remove()
         """
         self._check_not_applied("attach()")
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise ValueError(f"optimizer must be a torch optimizer; got a {type(optimizer).__name__}.")
         if self._is_attached():
             raise RuntimeError(
                 "This bank is attached to an optimizer already, and would count twice: remove() that handle first."
@@ -194,10 +196,13 @@ class EMABank:
         self._finish_check()
         names = self.names if name is None else (self._schedule.average(name),)
         self._tensors.refresh(sync_statistics=True)
+        if self._on_nonfinite != "ignore" and (bad := self._tensors.storage.nonfinite()):
+            raise self._nonfinite_error(bad, self._steps)
         for average in names:
             self._tensors.write(self.names.index(average))
             self._schedule.reset(average, self._steps)
-        self._invalidate_cache()
+            self._recomputed.pop(average, None)
+        self._cached_averages = {}
 
     def _count_step(self) -> bool:
         self._steps = step = self._steps + 1
@@ -531,7 +536,7 @@ class EMABank:
         self._check_not_applied("to()")
         self._refresh()
         self._tensors.to(None if device is None else torch.device(device))
-        self._invalidate_cache()
+        self._cached_averages = {}
         return self
 
     def __repr__(self) -> str:

@@ -89,21 +89,27 @@ def recalibrate_batchnorm(
     >>> with bank.applied(0.9, batchnorm="recomputed"):
     ...     _ = model(torch.randn(4, 2))
     """
+    if not isinstance(target, (EMABank, nn.Module)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"target must be a bank or a module; got a {type(target).__name__}.")
     if max_batches is not None:
         max_batches = check_int("max_batches", max_batches, minimum=1)
     if isinstance(target, EMABank):
         model = target.model
         names = [target.resolve(name) for name in (target.names if averages is None else averages)]
+        if not names:
+            raise ValueError("averages must name at least one average, or be None for all; got none.")
     elif averages is None:
         model, names = target, [""]
     else:
         raise ValueError("averages must be None for a module; it selects averages of a bank.")
     layers, frozen = _find_layers(model)
+    # As the averages are read afterwards: what later layers see depends on it.
+    kept = {key: tensor.to(_wide(tensor), copy=True) for key, tensor in _buffers(frozen).items()}
     moments = {name: {key: RunningMoments(_channels(layer)) for key, layer in layers.items()} for name in names}
     batches = 0
     if layers:
         recorder = _Recorder(layers)
-        batches = _measure(target, moments, recorder, loader, max_batches, forward or _default_forward)
+        batches = _measure(target, moments, kept, recorder, loader, max_batches, forward or _default_forward)
         groups = ProcessGroups.of(model)
         if groups is not None:
             batches = _pool_over_ranks(groups, moments, batches)
@@ -116,7 +122,6 @@ def recalibrate_batchnorm(
             raise
     statistics = _statistics(layers, moments)
     if isinstance(target, EMABank):
-        kept = {key: tensor.to(_wide(tensor), copy=True) for key, tensor in _buffers(frozen).items()}
         for name in names:
             target._store_recomputed(name, {**kept, **statistics[name]})  # pyright: ignore[reportPrivateUsage]
     elif statistics[""]:  # in one call, which an interrupt cannot split
@@ -202,7 +207,7 @@ class RunningMoments:
     def __init__(self, channels: int) -> None:
         self.count = 0
         self.unnormalizable = 0  # values alone in their batch, with fewer than MIN_POOLED before them
-        self.mean, self.squares = torch.zeros(2, channels, dtype=torch.float64)
+        self.mean, self.squares = torch.zeros(2, channels, dtype=torch.float64, device="cpu")
 
     def add(self, count: int, mean: Tensor, squares: Tensor) -> None:
         """Add a batch: its size, mean, and sum of squared deviations from the mean."""
@@ -219,7 +224,7 @@ class RunningMoments:
 
     def state(self) -> Tensor:
         """Everything in one vector."""
-        counts = torch.tensor([self.count, self.unnormalizable], dtype=torch.float64)
+        counts = torch.tensor([self.count, self.unnormalizable], dtype=torch.float64, device="cpu")
         return torch.cat([counts, self.mean, self.squares])
 
     @classmethod
@@ -235,7 +240,7 @@ class RunningMoments:
 def _pool_over_ranks(groups: ProcessGroups, moments: dict[str, dict[str, RunningMoments]], batches: int) -> int:
     """Replace the moments by those of all ranks together; return the number of their batches. A collective."""
     states = [pool.state() for pools in moments.values() for pool in pools.values()]
-    flat = torch.cat([torch.tensor([batches], dtype=torch.float64), *states])
+    flat = torch.cat([torch.tensor([batches], dtype=torch.float64, device="cpu"), *states])
     ranks = [rank.split([1, *map(len, states)]) for rank in groups.all_gather(flat)]
     by_part = zip(*ranks, strict=True)
     total = int(sum(next(by_part)))
@@ -284,6 +289,7 @@ def _check_moments(
 def _measure(
     target: EMABank | nn.Module,
     moments: dict[str, dict[str, RunningMoments]],
+    kept: Mapping[str, Tensor],
     recorder: "_Recorder",
     loader: Iterable[Any],
     max_batches: int | None,
@@ -293,7 +299,7 @@ def _measure(
     model = target.model if isinstance(target, EMABank) else target
     root = unwrap(model)
     device = next((parameter.device for parameter in root.parameters()), torch.device("cpu"))
-    weights = {name: _weights(target, name) for name in moments}
+    weights = {name: _weights(target, name, kept) for name in moments}
     # Nobody else may read or update the bank during the pass; for sharded parameters swapped() ensures it.
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
@@ -331,7 +337,9 @@ def _without_new_buffers(root: nn.Module) -> Generator[None]:
         yield
 
 
-def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractContextManager[Any]]:
+def _weights(
+    target: EMABank | nn.Module, name: str, kept: Mapping[str, Tensor]
+) -> Callable[[], AbstractContextManager[Any]]:
     """A context manager, to be entered for every batch, that puts the weights of an average into the model."""
     swap = None
     read: Callable[[], dict[str, Tensor]] = dict
@@ -341,8 +349,8 @@ def _weights(target: EMABank | nn.Module, name: str) -> Callable[[], AbstractCon
         read = partial(target._values, name, "averaged", check=False)  # pyright: ignore[reportPrivateUsage]
     model = target.model if isinstance(target, EMABank) else target
     if fsdp_modules(model):  # a forward pass gathers the parameters' own tensors, so the values must be in these
-        return lambda: swapped(model, read(), swap)
-    return partial(holding, unwrap(model), functional_params(model, read()), None)
+        return lambda: swapped(model, {**read(), **kept}, swap)
+    return partial(holding, unwrap(model), functional_params(model, {**read(), **kept}), None)
 
 
 class _Recorder:

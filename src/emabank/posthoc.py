@@ -407,12 +407,10 @@ class Snapshots:
                 f"{self._folder} has snapshots up to step {max(later)}, but the bank is at step 0: to resume that run, "
                 "build Snapshots after bank.load_state_dict(); for a new run, use another folder."
             )
-        for step in later:
-            paths.pop(step).unlink()
         if not paths or bank.num_steps == 0:
             return secrets.token_hex(8) if run is None else run
-        path = paths[max(paths)]
-        state = _read(path, max(paths))
+        newest = max([step for step in paths if step not in later] or later)
+        path, state = paths[newest], _read(paths[newest], newest)
         rules = {name: bank._average_state(name)["rule"] for name in self._names}  # pyright: ignore[reportPrivateUsage]
         if state["every"] != bank.every or _rules(state) != rules:
             raise ValueError(
@@ -421,6 +419,8 @@ class Snapshots:
             )
         if run not in (None, state["run"]):
             raise ValueError(f"run must be {state['run']!r}, that of {path}; got {run!r}: use another folder.")
+        for step in later:  # only now: they may be of another run
+            paths[step].unlink()
         return state["run"]
 
 
@@ -490,7 +490,7 @@ def synthesize_many(
     paths = _snapshot_paths(Path(folder))
     if not paths:
         raise FileNotFoundError(f"There are no snapshots in {folder}; emabank.posthoc.Snapshots writes them.")
-    at_step = max(paths) if at_step is None else at_step
+    at_step = max(paths) if at_step is None else check_int("at_step", at_step)
     if not min(paths) <= at_step <= max(paths):
         raise ValueError(
             f"at_step must be from {min(paths)} to {max(paths)}, the steps of the snapshots in {folder}; got {at_step}."
@@ -500,7 +500,8 @@ def synthesize_many(
     reason = _unusable_reason(last)
     if reason:
         raise ValueError(f"{paths[max(paths)]} cannot be used: {reason}.")
-    keys, mixtures = _mixtures(paths, last, targets, at_step)
+    with torch.device("cpu"):  # whatever torch's default device is
+        keys, mixtures = _mixtures(paths, last, targets, at_step)
     coefficients = {name: dict(zip(keys, mixed.coefficients, strict=True)) for name, mixed in mixtures.items()}
     weights = _mix(paths, last, coefficients)
     return {

@@ -590,7 +590,8 @@ def format_decay(decay: float) -> str:
     >>> format_decay(0.99987487), format_decay(0.99)
     ('0.999875', '0.99')
     """
-    return f"{decay:g}" if decay in (0, 1) else f"{decay:.{2 - math.floor(math.log10(1 - decay))}f}".rstrip("0")
+    digits = f"{decay:g}" if decay in (0, 1) else f"{decay:.{2 - math.floor(math.log10(1 - decay))}f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
 
 
 def _format_steps(steps: float) -> str:

@@ -53,6 +53,10 @@ def test_merge_weights_and_their_controls() -> None:
         ("model_0040.safetensors", 40),
         ("global_step12.pt", 12),
         ("resnet50-90.pt", 90),
+        ("llama-3.2-checkpoint-500", 500),
+        ("model-0.5B-500.pt", 500),
+        ("checkpoint.500.pt", 500),
+        ("epoch=3-val_acc=0.91.ckpt", 3),
     ],
 )
 def test_steps_are_read_from_names(name: str, step: int) -> None:
@@ -102,7 +106,7 @@ def test_the_best_timm_checkpoints_are_chosen_and_averaged(tmp_path: Path) -> No
 
 
 def test_a_metric_is_read_from_the_file_name(tmp_path: Path) -> None:
-    names = ["epoch=1-val_loss=0.50.pt", "epoch=2-val_loss=0.25.pt", "epoch=3-val_loss=1.5.pt"]
+    names = ["epoch=1-val_loss=0.50.pt", "epoch=2-val_loss=5.0e-05.pt", "epoch=3-val_loss=1.5.pt"]
     paths = [write_all(tmp_path / "written", ".pt", [state(1)])[0].rename(tmp_path / name) for name in names]
     assert best_checkpoints(paths, 2, "val_loss", lowest=True) == paths[:2]
     with pytest.raises(ValueError, match="epoch=1-val_loss=0.50.pt must have a number 'accuracy'"):

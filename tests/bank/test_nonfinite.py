@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from emabank import EMABank
+from tests.support.oracle import states_equal
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -42,6 +43,18 @@ def test_a_nan_weight_is_refused_when_the_bank_is_built() -> None:
         model.bias[0] = float("nan")
     with pytest.raises(ValueError, match="'bias' hold NaN or inf when the bank is built"):
         EMABank(model, [0.9])
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+def test_trap49_a_reset_to_nan_is_refused_and_changes_nothing(policy: str) -> None:
+    model = nn.Linear(2, 1)
+    bank = EMABank(model, [0.9], on_nonfinite=policy)
+    before = bank.state_dict()
+    with torch.no_grad():
+        model.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="'weight'"):
+        bank.reset()
+    assert states_equal(bank.state_dict(), before)
 
 
 def test_finite_weights_whose_sum_overflows_are_accepted() -> None:

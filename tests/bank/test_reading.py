@@ -45,6 +45,21 @@ def test_call_does_not_write_into_live_buffers() -> None:
     assert float(model.seen) == 0.0
 
 
+def test_call_does_not_write_into_the_average() -> None:
+    class Training(nn.BatchNorm1d):
+        """Stays in training mode, so that a forward pass changes its statistics."""
+
+        def train(self, mode: bool = True) -> "Training":
+            return super().train(True)
+
+    bank = EMABank(nn.Sequential(nn.Linear(2, 3), Training(3)), [0.9])
+    bank.update()
+    for _ in range(2):
+        before = bank.functional(0.9)
+        bank.call(0.9, torch.randn(5, 2) + 3)
+        assert states_equal(bank.functional(0.9), before)
+
+
 def test_modules_have_the_models_dtypes_and_weights_the_stored_dtype() -> None:
     model = build("half_precision")
     bank = EMABank(model, [0.99], every=2)
@@ -159,3 +174,14 @@ def test_recomputed_statistics_are_the_default_while_they_are_current() -> None:
     train(model, 1, bank.update)
     assert bank.statistics(0.9) == "averaged"
     assert states_equal(bank.weights(0.9), bank.weights(0.9, batchnorm="averaged"))
+
+
+def test_moving_the_bank_or_resetting_another_average_keeps_recomputed_statistics() -> None:
+    model = build("mlp")
+    bank = EMABank(model, {"kept": 0.9, "reset": 0.99})
+    train(model, 2, bank.update)
+    recalibrate_batchnorm(bank, [torch.randn(32, 6)])
+    recomputed = bank.weights("kept")
+    bank.to("cpu").reset("reset")
+    assert (bank.statistics("kept"), bank.statistics("reset")) == ("recomputed", "averaged")
+    assert states_equal(bank.weights("kept"), recomputed)

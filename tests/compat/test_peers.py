@@ -51,6 +51,29 @@ def test_update_bn_weighs_samples_where_torch_weighs_batches():
     torch.testing.assert_close(average.module[0].running_var, inputs.var(0))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_update_bn_measures_a_module_in_either_mode(training: bool):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train(training)
+    averages = [AveragedModel(model), torch.optim.swa_utils.AveragedModel(model)]
+    data = torch.randn(64, 3) * 3 + 2
+    for average, update in zip(averages, (update_bn, torch.optim.swa_utils.update_bn), strict=True):
+        average.update_parameters(model.train())
+        update([data], average)
+    ours, theirs = (average.module[1].running_mean for average in averages)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_update_bn_passes_a_mapping_as_one_argument():
+    class Named(nn.BatchNorm1d):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().forward(batch["inputs"])
+
+    average = AveragedModel(Named(4))
+    inputs = torch.randn(64, 4) + 3
+    update_bn([{"inputs": inputs}], average)
+    torch.testing.assert_close(average.module.running_mean, inputs.mean(0))
+
+
 # timm ----------------------------------------------------------------------------------------------------------------
 
 

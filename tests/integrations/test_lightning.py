@@ -193,6 +193,17 @@ def test_training_and_its_logs_are_not_changed_by_the_callback():
     assert added == {f"{metric}/{name}" for metric in ("val_loss", "val_accuracy") for name in AVERAGES}
 
 
+def test_recalibrating_on_the_training_loader_leaves_its_generator_as_it_was():
+    runs = []
+    for averaged in (False, True):
+        torch.manual_seed(3)
+        loader, recorder = training_loader(generator=torch.Generator().manual_seed(5)), Recorder()
+        callbacks = [bank_callback(recalibrate=2, recalibrate_on=loader)] if averaged else []
+        fit(Module(), *callbacks, recorder, loader=loader)
+        runs.append(recorder.weights)
+    assert_equal(runs[1], runs[0])
+
+
 class Bar(ProgressBar):
     """A progress bar that records the hooks of validation."""
 

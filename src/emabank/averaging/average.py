@@ -26,6 +26,7 @@ from emabank.averaging.formats import (
     chunks,
     is_weights_file,
     open_checkpoint,
+    suffix_of,
     weights_file,
     write_checkpoint,
 )
@@ -252,7 +253,7 @@ class _Mean:
     def _buffer(self, use: str, dtype: torch.dtype, size: int) -> Tensor:
         buffer = self._buffers.get((use, dtype))
         if buffer is None or len(buffer) < size:
-            buffer = self._buffers[use, dtype] = torch.empty(size, dtype=dtype)
+            buffer = self._buffers[use, dtype] = torch.empty(size, dtype=dtype, device="cpu")
         return buffer[:size]
 
 
@@ -375,16 +376,17 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def checkpoint_step(path: Path) -> int:
-    """The step of a checkpoint, from its name: the number after "step", or else the last one.
+    """The step of a checkpoint, from its name: the number after "step", or else the last whole number.
 
     >>> checkpoint_step(Path("epoch=3-step=1200.ckpt")), checkpoint_step(Path("checkpoint-500"))
     (1200, 500)
     """
-    stem = path.name.lower().removesuffix("".join(path.suffixes[-2:]).lower()) if path.suffix else path.name.lower()
-    number = re.search(r"step\D?(\d+)", path.name.lower()) or re.search(r"(\d+)\D*$", stem)
-    if number is None:
+    name = path.name.lower().removesuffix(suffix_of(path))
+    whole_numbers = r"(?<!\d)(?<!\d\.)\d+(?!\.?\d)"  # not the digits of 0.91
+    numbers = re.findall(r"step\D?(\d+)", name)[:1] or re.findall(whole_numbers, name)
+    if not numbers:
         raise ValueError(f"{path} must have its step in its name, as in step-500.pt, to be merged like a decay.")
-    return int(number[1])
+    return int(numbers[-1])
 
 
 def recent_checkpoints(paths: Sequence[Path], window: int | None = None, min_interval: int = 1) -> list[Path]:
@@ -419,7 +421,7 @@ def best_checkpoints(paths: Sequence[Path], count: int, metric: str, *, lowest: 
 
 
 def _metric_of(path: Path, metric: str) -> float:
-    named = re.search(rf"(?<![A-Za-z0-9]){re.escape(metric)}=(-?\d+(?:\.\d+)?)", path.name)
+    named = re.search(rf"(?<![A-Za-z0-9]){re.escape(metric)}=(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", path.name)
     if named:
         return float(named[1])
     for file in open_checkpoint(path).files.values():

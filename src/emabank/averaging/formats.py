@@ -134,7 +134,9 @@ def _mapped_values(
 
 def _tensor_at(memory: memoryview, dtype: torch.dtype) -> Tensor:
     """A flat tensor in this memory, which it keeps alive."""
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype) if memory else torch.empty(0, dtype=dtype)
+    return (
+        torch.frombuffer(memory, dtype=torch.uint8).view(dtype) if memory else torch.empty(0, dtype=dtype, device="cpu")
+    )
 
 
 def _write_safetensors(
@@ -547,7 +549,7 @@ class DcpFolder:
         box = [(index.start, index.stop) if isinstance(index, slice) else (index, index + 1) for index in chunk.index]
         box = [(start, min(stop, size)) for (start, stop), size in zip(box, spec.shape, strict=False)]
         box += [(0, size) for size in spec.shape[len(box) :]]
-        values = torch.empty([stop - start for start, stop in box], dtype=spec.dtype)
+        values = torch.empty([stop - start for start, stop in box], dtype=spec.dtype, device="cpu")
         for shard in self._shards[name]:
             common = [
                 (max(start, offset), min(stop, offset + size))
@@ -640,7 +642,7 @@ class Checkpoint:
 
     def is_exported_to(self, out: Path) -> bool:
         """Whether `out` is one safetensors file for a folder of torch.distributed.checkpoint."""
-        return _suffix(out) == SAFETENSORS and any(isinstance(file, DcpFolder) for file in self.files.values())
+        return suffix_of(out) == SAFETENSORS and any(isinstance(file, DcpFolder) for file in self.files.values())
 
     @cached_property
     def specs(self) -> dict[str, Spec]:
@@ -683,14 +685,14 @@ def open_checkpoint(path: Path, key: str | None = None) -> Checkpoint:
     return Checkpoint(path, main.parent, files, file_of, main.name if is_index else None)
 
 
-def _suffix(path: Path) -> str:
+def suffix_of(path: Path) -> str:
     """The suffix of a file of weights; empty if it is none."""
     return next((suffix for suffix in (SAFETENSORS, *TORCH) if path.name.lower().endswith(suffix)), "")
 
 
 def is_weights_file(path: Path) -> bool:
     """Whether a file name is that of a checkpoint: not a shard, and not other training state."""
-    if not _suffix(path) or path.name.startswith((".", *_TRAINING_STATE)):
+    if not suffix_of(path) or path.name.startswith((".", *_TRAINING_STATE)):
         return False
     return not re.search(r"-\d+-of-\d+\.", path.name)
 
@@ -710,9 +712,9 @@ def weights_file(folder: Path) -> Path | None:
 def _open_file(path: Path, key: str | None) -> WeightsFile:
     if path.name == _DCP_METADATA:
         return DcpFolder(path.parent, key)
-    if _suffix(path) == SAFETENSORS:
+    if suffix_of(path) == SAFETENSORS:
         return SafetensorsFile(path)
-    if _suffix(path):
+    if suffix_of(path):
         return TorchFile(path, key)
     suffixes = ", ".join((SAFETENSORS, *TORCH))
     raise ValueError(f"{path} is not a checkpoint; use a {suffixes} or {_INDEX} file, or a folder.")
@@ -745,11 +747,11 @@ def check_output_path(out: Path, like: Checkpoint, inputs: Sequence[Path], *, re
         real = path.resolve()
         if real_out == real or real_out in real.parents or (path.is_dir() and real in real_out.parents):
             raise ValueError(f"out must not overwrite an input; got {out}, which would overwrite {path}.")
-    suffixes = (SAFETENSORS,) if _suffix(like.path) == SAFETENSORS else TORCH
+    suffixes = (SAFETENSORS,) if suffix_of(like.path) == SAFETENSORS else TORCH
     is_folder = like.is_folder and not like.is_exported_to(out)
-    if is_folder and _suffix(out):
+    if is_folder and suffix_of(out):
         raise ValueError(f"out must be a folder, like the last checkpoint; got the name of a file, {out.name}.")
-    if not like.is_folder and _suffix(out) not in suffixes:
+    if not like.is_folder and suffix_of(out) not in suffixes:
         raise ValueError(f"out must end in {' or '.join(suffixes)}, like {like.path.name}; got {out.name}.")
     if not out.exists() and not out.is_symlink():
         return

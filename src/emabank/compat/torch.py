@@ -121,4 +121,8 @@ def update_bn(loader: Iterable[Any], model: nn.Module, device: int | str | torch
     >>> averaged.module.running_mean
     tensor([2., 3.])
     """
-    recalibrate_batchnorm(model, loader)
+    # The wrapper keeps its own mode: by it, all layers of a module in eval mode would look frozen.
+    model = model.module if isinstance(model, AveragedModel) else model
+    recalibrate_batchnorm(
+        model, loader, forward=lambda model, batch: model(batch[0] if isinstance(batch, list | tuple) else batch)
+    )

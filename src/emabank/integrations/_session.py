@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from emabank import BestTracker, EMABank, recalibrate_batchnorm
+from emabank.preserved import preserved_rng
 from emabank.rules import LIVE, Rule
 
 Averages = Sequence[float | Rule] | Mapping[str, float | Rule]
@@ -151,10 +152,11 @@ class CallbackSession:
         batches: Iterable[Any] = ()
         if self.needs_batches:
             batches = second_pass(loader) if self._recalibrate_on is None else self._recalibrate_on
-        if prepare is not None:
-            batches = map(prepare, batches)
         max_batches = None if self._recalibrate is True else self._recalibrate
-        recalibrate_batchnorm(self.bank, batches, max_batches=max_batches, forward=self._forward)
+        with preserved_rng(self._recalibrate_on):  # `map` draws at once, and hides the loader's generators
+            if prepare is not None:
+                batches = map(prepare, batches)
+            recalibrate_batchnorm(self.bank, batches, max_batches=max_batches, forward=self._forward)
 
     def observe(self, at: int, metrics: Metrics, *, complete: bool = True) -> None:
         """Pass metrics to the tracker, unless it has this step already: a resumed run may validate again."""
