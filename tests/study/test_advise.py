@@ -75,11 +75,14 @@ def test_output_has_the_advice_its_reason_and_the_weights_file(run: RunFolder):
 
 def test_gains_by_loss_match_the_predictions(run: RunFolder):
     found = advise_run(run, "loss")
-    assert {gain.weights for gain in found.gains} <= {name for name in run.predictions() if name.endswith("-loss")}
+    assert {gain.weights for gain in found.gains} < {name for name in run.predictions() if name.endswith("-loss")}
     assert (found.advice.average == "live") == all(gain.on_val[0] <= 0 for gain in found.gains)
+    live = [row for row in run.rows() if (row.weights, row.split, row.metric) == ("live", "val", "loss")]
+    assert found.advice.live is not None
+    assert found.advice.live.value == min(row.value for row in live if row.selected_by is None)
     gain = found.gains[0]
     logits, labels = run.load_predictions(gain.weights)["test"]
-    live = run.load_predictions("live-accuracy")["test"].logits
+    live = run.load_predictions("live-loss")["test"].logits
     scores = [x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (logits.astype(float), live.astype(float))]
     rows = np.arange(len(labels))
     assert gain.on_test[0] == pytest.approx((scores[0][rows, labels] - scores[1][rows, labels]).mean(), rel=1e-5)

@@ -274,7 +274,8 @@ def test_refits_use_the_chosen_seeds_and_rates_and_all_images(finished: Finished
             for criterion, (average, epoch) in choice.averages.items()
             for weights in ((average,) if criterion.startswith("noisy") else (average, "ema-7.1%"))
         }
-        assert set(refit.snapshots()) == set(tuned.snapshots()), "the same columns, and the last live weights"
+        # The same columns, and the last live weights; no column has the live weights with the lowest loss.
+        assert set(refit.snapshots()) == set(tuned.snapshots()) - {"live-loss"}
         assert len(refit.load_predictions("live-last")["train"].labels) == 160
         assert len(tuned.load_predictions("live-last")["train"].labels) == 128
 

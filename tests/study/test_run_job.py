@@ -39,7 +39,7 @@ def test_a_finished_run_has_a_complete_folder(run: RunFolder, place: Place):
     assert run.config()["recipe"]["training"]["network"] == "resnet8"
     assert [epoch["epoch"] for epoch in run.history()] == [1, 2, 3, 4]
     names = run.snapshots()
-    assert len(names) == 9
+    assert len(names) == 10
     assert run.predictions() == names
     assert read_state(run.fork_path(1))["steps"] == 5
     assert not list(run.path.glob("checkpoint*"))

@@ -197,7 +197,9 @@ def test_kept_weights_are_those_of_the_chosen_epoch(run):
     training, weights = run
     chosen, slowest = training.selector.selected(), NAMES[-1]
     kept = {selected.keep.name: selected for selected in training.kept()}
-    want = {"live-last": ("live", 4), "live-accuracy": ("live", chosen["live"]["epoch"])}
+    want = {"live-last": ("live", 4)}
+    want |= {f"live-{criterion}": ("live", chosen[name]["epoch"])
+             for criterion, name in (("accuracy", "live"), ("loss", "live-loss"))}  # fmt: skip
     for criterion in ("accuracy", "loss"):
         place = chosen[criterion]["average"], chosen[criterion]["epoch"]
         want |= {f"{place[0]}-{criterion}": place, f"{slowest}-recomputed-{criterion}": (slowest, place[1])}
@@ -228,7 +230,7 @@ def test_the_slowest_average_is_kept_once_if_chosen_in_a_network_without_batch_n
         data={"noise": 0.0}, training={"network": "vgg-small", "epochs": 2}, averages={"half_lives": (5.0,)}
     )
     names = [kept.keep.name for kept in trained(run_config).kept()]
-    assert names == ["live-last", "live-accuracy", "ema-5%-accuracy", "ema-5%-loss"]
+    assert names == ["live-last", "live-accuracy", "live-loss", "ema-5%-accuracy", "ema-5%-loss"]
 
 
 @pytest.mark.parametrize("trained_on", ["80%", "100%"])

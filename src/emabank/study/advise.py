@@ -91,13 +91,15 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
             curves.setdefault(row.weights, {})[row.epoch] = row.value
     gains = tuple(_gains(folder, rows, criterion))
     by_name = {kept_name(row): row for row in on_val if row.selected_by is not None}
-    # A run keeps the live weights with the best accuracy, whatever the criterion.
-    live = _as_best(by_name[f"{LIVE}-accuracy"])
+    live_name = f"{LIVE}-{criterion}"
+    if live_name not in by_name:
+        raise ValueError(f"{folder.path} keeps no live weights of the best {criterion}; train it again")
+    live = _as_best(by_name[live_name])
     kept = max(gains, key=lambda gain: gain.on_val[0], default=None)
     if kept is None:
         advice = advise({LIVE: curves[LIVE]}, criterion=criterion, better=better)
         advice = replace(advice, epoch=live.epoch, value=live.value, live=live, stop=min(advice.stop, live.epoch))
-        return RunAdvice(folder.id, _title(folder), advice, gains, f"{LIVE}-accuracy")
+        return RunAdvice(folder.id, _title(folder), advice, gains, live_name)
     gain, error = kept.on_val
     # The choice was among every epoch of every average, plus the kept ones with recomputed statistics.
     choices = sum(len(curve) for name, curve in curves.items() if name != LIVE) + len(gains)
@@ -116,8 +118,7 @@ def advise_run(folder: RunFolder, criterion: Criterion = "accuracy") -> RunAdvic
         gain=gain,
         stop=min(advice.stop, shipped.epoch),
     )
-    name = kept.weights if gain > 0.0 else f"{LIVE}-accuracy"
-    return RunAdvice(folder.id, _title(folder), advice, gains, name)
+    return RunAdvice(folder.id, _title(folder), advice, gains, kept.weights if gain > 0.0 else live_name)
 
 
 def _as_best(row: Row) -> Best:
@@ -126,7 +127,7 @@ def _as_best(row: Row) -> Best:
 
 def _gains(folder: RunFolder, rows: Sequence[Row], criterion: Criterion) -> Iterator[Gain]:
     """The gain over the best live weights, for every set of weights that the run keeps for the criterion."""
-    live = folder.load_predictions(f"{LIVE}-accuracy")
+    live = folder.load_predictions(f"{LIVE}-{criterion}")
     names = {kept_name(row) for row in rows if row.selected_by == criterion and row.weights != LIVE}
     for name in sorted(names & set(folder.predictions())):
         predictions = folder.load_predictions(name)

@@ -7,12 +7,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from emabank import BestTracker, EMABank
+from emabank.advice import Direction
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, columns
 from emabank.study.config import AveragesConfig, Keep
 
 LIVE = "live"
 NOISY_LIVE = "noisy-live"
 """The live weights at the epoch that noisy validation labels chose."""
+_SELECTED_LIVE = {"accuracy": LIVE, "loss": "live-loss", "noisy-accuracy": NOISY_LIVE}
+"""The criteria that select live weights, and the names of these in the summary of a run."""
 
 Weights = dict[str, Tensor]
 
@@ -32,8 +35,9 @@ class WeightSelector:
 
     def __init__(self, bank: EMABank, *, noisy: bool = False) -> None:
         criteria = (*CRITERIA, *NOISY_CRITERIA) if noisy else tuple(CRITERIA)
-        self.averages = BestTracker(bank, {name: "min" if name.endswith("loss") else "max" for name in criteria})
-        self.live = BestTracker(bank, {name: "max" for name in criteria if name.endswith("accuracy")})
+        directions: dict[str, Direction] = {name: "min" if name.endswith("loss") else "max" for name in criteria}
+        self.averages = BestTracker(bank, directions)
+        self.live = BestTracker(bank, {name: directions[name] for name in criteria if name in _SELECTED_LIVE})
         self._kept: dict[str, Weights] = {}
 
     def keep(self, name: str, weights: Weights) -> None:
@@ -66,9 +70,8 @@ class WeightSelector:
             averages = [self.averages.best(criterion) for criterion in self.averages.criteria]
         except LookupError:  # no metric was finite so far
             return {}
-        names = (LIVE if best.criterion in CRITERIA else NOISY_LIVE for best in live)
         return {
-            **{name: {"epoch": best.epoch, "value": best.value} for name, best in zip(names, live, strict=True)},
+            **{_SELECTED_LIVE[best.criterion]: {"epoch": best.epoch, "value": best.value} for best in live},
             **{b.criterion: {"average": b.average, "epoch": b.epoch, "value": b.value} for b in averages},
         }
 
@@ -79,7 +82,7 @@ class WeightSelector:
         if not selected:
             return kept
         for criterion in self.live.criteria:
-            epoch = selected[LIVE if criterion in CRITERIA else NOISY_LIVE]["epoch"]
+            epoch = selected[_SELECTED_LIVE[criterion]]["epoch"]
             keep = Keep(weights=LIVE, epoch=epoch, batchnorm="own", selected_by=criterion)  # type: ignore[arg-type]
             kept.append(SelectedWeights(keep, dict(self.live.weights(criterion))))
         for criterion in self.averages.criteria:

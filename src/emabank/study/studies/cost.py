@@ -25,7 +25,7 @@ from emabank.study.predict import autocast_context, threads
 from emabank.study.report.results import Overhead
 from emabank.study.runs.environment import environment
 
-_CHOSEN = 5  # snapshots that validation chooses, kept and measured at the end of the run
+_CHOSEN = 6  # snapshots that validation chooses, kept and measured at the end of the run
 _CHOSEN_NOISY = 3  # further snapshots, chosen by noisy validation labels
 _TRANSFERRED = 6  # snapshots whose features are evaluated on each transfer target
 _HEAD = 2  # passes over a target per snapshot: one for its features, and about as much for the linear head
