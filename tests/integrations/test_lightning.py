@@ -431,6 +431,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, monitor: str 
     assert_equal(resumed.best_weights(), uninterrupted.best_weights())
 
 
+@pytest.mark.filterwarnings("ignore:.*steps")
+def test_a_run_that_is_extended_keeps_the_half_lives_of_its_first_plan(tmp_path: Path):
+    def callback() -> EMABankCallback:
+        return EMABankCallback(criteria={"val_loss": "min"})  # half-lives are shares of the run
+
+    first, longer = callback(), callback()
+    loader = DataLoader(data(48, seed=1), batch_size=8)
+    fit(Module(), first, ModelCheckpoint(tmp_path, filename="last"), epochs=2, loader=loader)
+    fit(Module(), longer, epochs=3, loader=loader, ckpt_path=tmp_path / "last.ckpt")
+    assert (first.bank.num_steps, longer.bank.num_steps) == (12, 18)
+    assert [longer.bank.decay(name) for name in longer.bank.names] == [first.bank.decay(n) for n in first.bank.names]
+
+
 def test_a_second_fit_resumes_for_the_same_module_and_restarts_for_another():
     module, callback = Module(norm=False), bank_callback()
     trainer = fit(module, callback, epochs=1)

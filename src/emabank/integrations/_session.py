@@ -105,11 +105,14 @@ class CallbackSession:
         """Build the bank for a model, wrapped or not, and a run of so many steps, if the framework knows.
 
         The session resumes from a pending state, or from its own state if `resume_for` is the same as last time; then
-        the run is still the first one.
+        the run is still the first one. A resumed run keeps the length that was planned when it began, because
+        half-lives may be shares of it.
         """
         state = self._pending_state
         if state is None and resume_for is not None and resume_for is self._model:
             state = self._state()
+        elif state:
+            self._steps = state["steps"]
         else:
             self._steps = int(steps) if steps is not None and 0 < steps < math.inf else None
         options: dict[str, Any] = {"steps": self._steps, **self._options}
@@ -176,6 +179,7 @@ class CallbackSession:
 
     def _state(self) -> dict[str, Any]:
         return {
+            "steps": self._steps,
             "bank": self.bank.state_dict(),
             "tracker": None if self._tracker is None else self._tracker.state_dict(),
         }
