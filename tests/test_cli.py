@@ -100,7 +100,7 @@ def test_version(capsys: Capture):
         ("run dynamics --scale smal", "--scale must be one of demo, small, paper (did you mean small?); got 'smal'"),
         ("bench --averages 1 x", "--averages must be a whole number, such as 3; got 'x'"),
         ("run dynamics --seeds 0", "seeds is 0; give 1 or more"),
-        ("run dynamics --set nonsense", "--set: 'nonsense' is no setting; give key=value, "),
+        ("run dynamics --set nonsense", "--set: 'nonsense' is not a setting; give key=value, "),
         ("run dynamics --set colour=red", "--set: there is no setting 'colour'; there are "),
         ("list --scale=huge", "--scale must be one of demo, small, paper; got 'huge'"),
     ],

@@ -169,7 +169,7 @@ def folder(tmp_path: Path) -> Path:
     """What a reader of the pages has already: data sets, and checkpoints of a training."""
     if DATA is not None:
         (tmp_path / "data").symlink_to(Path(DATA).resolve())
-    checkpoints = [f"checkpoints/{step}.safetensors" for step in range(1, 7)]
+    checkpoints = [f"checkpoints/step-{step}.safetensors" for step in range(1000, 7000, 1000)]
     checkpoints += ["a.pt", "b.pt", "c.pt"]
     checkpoints += [f"output/checkpoint-{step}/model.safetensors" for step in (500, 1000)]
     checkpoints += [f"lightning_logs/version_0/checkpoints/epoch={epoch}-step={10 * epoch}.ckpt" for epoch in (1, 2)]

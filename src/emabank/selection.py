@@ -192,7 +192,9 @@ class BestTracker:
     def _check_metrics(self, epoch: int, metrics: Mapping[Any, Any], complete: bool) -> list[Observation]:
         """The metrics of one validation as rows."""
         if not metrics:
-            raise ValueError(f"metrics must have at least one average with its values; got none at epoch {epoch}.")
+            raise ValueError(
+                f"metrics must have at least one average with its values; got none at {self._unit} {epoch}."
+            )
         if self._history and epoch < self._history[-1].epoch:
             raise ValueError(f"epoch must be at least {self._history[-1].epoch}, the last one observed; got {epoch}.")
         observed = {row.average for row in self._history if row.epoch == epoch and row.complete and complete}
@@ -200,7 +202,7 @@ class BestTracker:
         for key, values in metrics.items():
             average = self._bank.resolve(key)
             if average in observed:
-                raise ValueError(f"{average!r} was already observed at epoch {epoch}; observe it once per epoch.")
+                raise ValueError(f"{average!r} was already observed at {self._unit} {epoch}; observe it once.")
             observed.add(average)
             if not isinstance(values, Mapping):
                 raise ValueError(
@@ -209,8 +211,8 @@ class BestTracker:
             missing = [criterion for criterion in self._criteria if criterion not in values]
             if missing:
                 raise ValueError(
-                    f"metrics must have every criterion; got none for {' and '.join(missing)} of {average!r} at epoch "
-                    f"{epoch}, but {', '.join(map(repr, sorted(values))) or 'nothing'}."
+                    f"metrics must have every criterion; got none for {' and '.join(missing)} of {average!r} at "
+                    f"{self._unit} {epoch}, but {', '.join(map(repr, sorted(values))) or 'nothing'}."
                 )
             for metric, value in values.items():
                 rows.append(Observation(epoch, average, metric, _number(value, average, metric), complete))
@@ -274,7 +276,8 @@ class BestTracker:
             of = f" of {', '.join(averages) or 'no average'}"
         best = _best(rows, criterion, direction)
         if best is None:
-            raise LookupError(f"No {criterion}{of} has been observed that is complete and finite.")
+            nothing = "" if self._history else ": nothing was observed at all. Validate during training"
+            raise LookupError(f"No {criterion}{of} has been observed that is complete and finite{nothing}.")
         return best
 
     def weights(self, criterion: str, average: Name | Iterable[Name] | None = None) -> dict[str, Any]:
@@ -499,7 +502,10 @@ def _number(value: SupportsFloat, average: str, metric: str) -> float:
             raise TypeError("text")
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{metric!r} of {average!r} must be a number, or a tensor with one; got {value!r}.") from error
+        raise ValueError(
+            f"{metric!r} of {average!r} must be a number, or a tensor with one or with a row of values per "
+            f"sample; got {value!r:.100}."
+        ) from error
 
 
 # Snapshots ------------------------------------------------------------------------------------------------------------

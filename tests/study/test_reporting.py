@@ -96,7 +96,7 @@ def test_the_report_of_an_empty_folder_has_the_command_to_begin_with(tmp_path: P
     lines = lines_of(make_report, Path("runs"), None)
     assert lines[-3:] == [
         "19 not run",
-        "There is nothing to report in runs yet; `emabank run all --scale demo` makes runs.",
+        "There is nothing to report in runs yet.",
         f"Open {(tmp_path / 'runs/report/index.html').resolve().as_uri()} in a browser; "
         "next: `emabank run all --scale demo`.",
     ]

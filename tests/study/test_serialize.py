@@ -200,7 +200,7 @@ def test_every_configuration_can_be_set_by_overrides(config):
         ("epoch=3", "--set: there is no setting 'epoch'; there are rates, seeds, .*, training.epochs, "),
         ("data=digits", "--set: there is no setting 'data'"),
         ("measuring.epochs=3", "--set: there is no setting 'measuring.epochs'"),
-        ("epochs", "--set: 'epochs' is no setting; give key=value, such as training.epochs=10"),
+        ("epochs", "--set: 'epochs' is not a setting; give key=value, such as training.epochs=10"),
         ("epochs=", "--set, training: epochs is ''; give a whole number"),
         ("epochs=1\nseeds=2", r"--set, training: epochs is '1\\nseeds=2'; give a whole number"),
         ("rates=0.1,0.2", "--set: rates is '0.1,0.2'; give a list"),

@@ -170,7 +170,7 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
         raise ValueError(
             f"{path} contains no runs; pass the folder that `emabank run` wrote its runs to, or one of its runs"
         )
-    lines = [("run", "trained", "ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
+    lines = [("run", "trained", "kept weights to ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
     skipped = 0
     for folder in folders:
         try:

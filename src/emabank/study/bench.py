@@ -291,10 +291,11 @@ def run_bench(arguments: "BenchArguments") -> None:
     console.print(table)
     background = "This system does not say whether other processes disturbed the measurement."
     if shares:
-        advice = "no ratios, measure again on an idle machine" if disturbed else "undisturbed"
+        advice = "so no ratios are shown; measure again on an idle machine" if disturbed else "undisturbed"
         background = f"Other processes used {max(shares):.1%} of the machine: {advice}."
     console.print(
-        f"{about['cpu']}, {about['cores']} cores, {about['threads']} threads, {device.type}, torch {about['torch']}; "
+        f"{about['cpu']}, {about['cores']} cores, {about['threads']} thread{'s' * (about['threads'] != 1)}, "
+        f"{device.type}, torch {about['torch']}; "
         f"{min(case['rounds'] for case in cases)} rounds or more.\n"
         f"{BANK} and {AGAIN} are two identical banks: they differ by noise.\n{background}"
     )

@@ -13,6 +13,7 @@ from emabank.study.report.render import terminal
 from emabank.study.report.render_claims import claims_summary, claims_terminal
 from emabank.study.report.results import read_results
 from emabank.study.report.write import Report, build_report, try_next
+from emabank.study.runs.archive import ARCHIVE
 from emabank.study.status import print_skipped
 
 SHOWN = ("generalization/headline", "label-noise/leaderboard", "label-noise/test-accuracy")
@@ -32,13 +33,14 @@ def make_report(runs: Path, out: Path | None, *, tables: str = "", console: Cons
     _show_tables(report, tables, console)
     say(console, claims_summary(report.claims))
     print_skipped(results.skipped, console)
-    following = try_next(results, runs=runs)
+    # Archived runs have no weights to resume from: `run` would train all of them again.
+    following = "" if any(runs.glob(f"*/{ARCHIVE}")) else f"; next: `{try_next(results, runs=runs)}`"
     if results.settings:
         place = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
         say(console, f"{len(report.tables)} tables and {len(report.figures)} figures are in {place}.")
     else:
-        say(console, f"There is nothing to report in {runs} yet; `{following}` makes runs.")
-    say(console, f"Open {report.page.resolve().as_uri()} in a browser; next: `{following}`.")
+        say(console, f"There is nothing to report in {runs} yet.")
+    say(console, f"Open {report.page.resolve().as_uri()} in a browser{following}.")
     return report
 
 

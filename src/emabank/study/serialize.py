@@ -89,7 +89,7 @@ def apply_overrides(config: T, settings: Sequence[str]) -> T:
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign:
-            raise ValueError(f"--set: {setting!r} is no setting; give key=value, such as training.epochs=10")
+            raise ValueError(f"--set: {setting!r} is not a setting; give key=value, such as training.epochs=10")
         table, name = _table_of(values, key.strip())
         try:
             [value] = [None] if text.strip() == "None" else _read(f"value = {text}").values()

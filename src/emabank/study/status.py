@@ -18,7 +18,7 @@ from emabank.study.runs.archive import unpacked
 from emabank.study.runs.reader import CONFIG, RunFolder
 from emabank.study.serialize import from_dict
 
-_STATES = ("done", "running", "interrupted", "failed")
+_STATES = ("done", "running", "interrupted", "failed", "damaged")
 
 
 def show_status(runs: Path, console: Console | None = None) -> None:
@@ -38,7 +38,7 @@ def _show_status(runs: Path, console: Console) -> None:
     if studies:
         console.print(table)
     folders = [RunFolder(path) for path in sorted(runs.iterdir()) if (path / CONFIG).exists()]
-    states = ["interrupted" if state == "waiting" else state for state in (folder.state() for folder in folders)]
+    states = [_state_of(folder) for folder in folders]
     counts = ", ".join(f"{states.count(state)} {state}" for state in _STATES if state == "done" or state in states)
     say(
         console,
@@ -49,12 +49,21 @@ def _show_status(runs: Path, console: Console) -> None:
     for folder, state in zip(folders, states, strict=True):
         if state == "failed":
             say(console, f"  {_title(folder)} failed: {folder.failure()}")
+        elif state == "damaged":
+            say(console, f"  {_title(folder)} damaged, trained again by the same command: {folder.find_damage()}")
         elif state != "done":
             progress = folder.progress()
             left = progress.seconds_left if progress and state == "running" else None
             line = progress and plain_line(progress.epoch, progress.epochs, left, progress.words)
             say(console, f"  {_title(folder)} {state}" + (f": {line}" if line else ""))
     print_skipped(skipped, console)
+
+
+def _state_of(folder: RunFolder) -> str:
+    state = folder.state()
+    if state != "waiting":
+        return state
+    return "damaged" if folder.find_damage() else "interrupted"
 
 
 def _title(folder: RunFolder) -> str:

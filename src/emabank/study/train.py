@@ -167,7 +167,9 @@ class Training:
         if self.group.is_alone:
             return model
         # Synchronised batch norms hold the same values on all ranks, so buffers need no broadcast.
-        return DistributedDataParallel(model, broadcast_buffers=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # torch 2.6 has nothing else
+            return DistributedDataParallel(model, broadcast_buffers=False)
 
     def module(
         self, make_model: Callable[[], nn.Module], tensors: Mapping[str, Tensor], *, recompute: bool

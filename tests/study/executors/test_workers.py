@@ -272,7 +272,7 @@ def test_ctrl_c_gives_workers_time_for_a_checkpoint(tmp_path: Path, whole_group:
         output = executor.wait()
     assert all((tmp_path / name / "checkpoint").exists() for name in "ab")
     assert not (tmp_path / "c").exists()
-    assert "interrupted: 0 of 3 runs ended, the same command resumes the rest" in output
+    assert "interrupted: 0 of 3 runs have ended; the same command resumes the rest" in output
     assert output.count("Traceback") == 1 and output.rstrip().endswith("KeyboardInterrupt")
     assert executor.process.returncode == -signal.SIGINT
     assert RunFolder(tmp_path / "a").state() == "waiting"

@@ -201,22 +201,6 @@ def test_memorisation_is_compared_when_each_first_reaches_the_level():
     assert values("6", "memorised", found) == [pytest.approx(-30.0), pytest.approx(-40.0)]
 
 
-def test_recomputed_statistics_are_used_if_they_were_measured():
-    found = training([0.8, 0.9, 1.0], [0.0, 0.5, 1.0])
-    more = setting_from_curves(
-        {
-            ("b", "recomputed", "train", "clean_accuracy"): [[0.9, 1.0, 1.0]] * 2,
-            ("b", "recomputed", "train", "memorised"): [[0.05, 0.1, 0.2]] * 2,
-        }
-    )
-    runs = tuple(
-        replace(one, curves={**one.curves, **other.curves})
-        for one, other in zip(found.variants["refit"], more.variants["refit"], strict=True)
-    )
-    found = replace(found, variants={"refit": runs})
-    assert values("6", "memorised", found) == [pytest.approx(-45.0), pytest.approx(-55.0)]
-
-
 def test_a_seed_that_never_reaches_the_level_is_named():
     found = training([0.5, 0.6, 0.7], [0.0, 0.5, 1.0])
     (finding,) = findings_of(make_claims(make_results(found))[5], "memorised")

@@ -4,6 +4,7 @@ Each command is a class: its fields are the arguments, `run` imports and calls t
 no torch (`--help`, `list`, `decay`) start at once.
 """
 
+import codecs
 import io
 import os
 import sys
@@ -17,12 +18,25 @@ emabank {__version__}: keep a bank of weight averages while you train; know whic
 `emabank COMMAND --help` explains a command, `emabank --version` prints the version."""
 
 
+_PLAIN = "emabank.plain"
+_SIGNS = {"±": "~", "–": "-", "−": "-", "×": "x", "…": ".", "≤": "<", "≥": ">"}  # as wide, for tables
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """What stands for the signs that a terminal cannot show."""
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_PLAIN, _in_ascii)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 wrong usage or missing package, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an ASCII terminal has no "±" or "–"
+            stream.reconfigure(errors=_PLAIN)
     if words == ["--version"]:
         print(f"emabank {__version__}")
         return 0

@@ -97,7 +97,10 @@ def average_files(arguments: AverageArguments, *, console: Console | None = None
     listed = find_checkpoints(arguments.checkpoints)
     paths, weights = _paths_and_weights(arguments, listed.checkpoints)
     if len(paths) < 2:
-        raise ValueError(f"an average needs two checkpoints or more; got {', '.join(map(str, paths)) or 'none'}")
+        window = "" if arguments.window is None else f" in a --window of {arguments.window} training steps"
+        raise ValueError(
+            f"an average needs two checkpoints or more; got {', '.join(map(str, paths)) or 'none'}{window}"
+        )
     for path in listed.skipped:
         say(console, f"Skipped: {path}. It has no number, so its position is unknown; name it to include it.")
     if arguments.greedy is not None:
@@ -195,8 +198,8 @@ def _show_plan(plan: "AveragePlan", console: Console) -> None:
     if plan.batchnorm:
         say(
             console,
-            f"Warning: {len(plan.batchnorm)} averaged tensors are batch-norm statistics ({plan.batchnorm[0]}), which "
-            "now fit no network. Recalibrate them on training data: emabank.recalibrate_batchnorm(model, loader).",
+            f"Warning: {len(plan.batchnorm)} averaged tensors are batch-norm statistics, such as {plan.batchnorm[0]}. "
+            "They now fit no network. Recalibrate them on training data: emabank.recalibrate_batchnorm(model, loader).",
         )
     if plan.differing:
         names = ", ".join(plan.differing[:3])

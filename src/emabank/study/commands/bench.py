@@ -22,7 +22,7 @@ class BenchArguments:
     averages: tuple[int, ...] = (1, 5)
     """How many averages, from 1 to 5; each number is timed."""
     seconds: float = 8
-    """Approximate time per number of averages."""
+    """Approximate time per number of averages; at least 15 rounds are measured."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """The device of the model and its averages; auto: a GPU if there is one."""
     threads: int | None = None

@@ -79,7 +79,7 @@ class ListArguments:
     """List the paper's studies: what each produces, from how many runs."""
 
     scale: Scale = "demo"
-    """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
+    """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, four hours on two cores. paper: for a GPU."""
 
     def run(self, words: list[str]) -> None:
         catalogue.list_studies(self.scale)
@@ -95,7 +95,7 @@ class RunArguments:
     study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
     """The name of a study, or all."""
     scale: Scale = "demo"
-    """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, a day on a CPU. paper: for a GPU."""
+    """demo: embedded digits, minutes. small: parts of CIFAR and CIFAR-N, four hours on two cores. paper: for a GPU."""
     seeds: Seeds | None = None
     """How many seeds, counted from 0; or which, such as 10-19 or 10,12,15. By default 3."""
     set: tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]] = ()

@@ -63,7 +63,7 @@ _CIFAR_TERMS = (
     "images, 2009"
 )
 _UCSC = "Wei et al., ICLR 2022, http://www.noisylabels.com, https://github.com/UCSC-REAL/cifar-10-100n"
-_UCSC_TERMS = "the licence of that repository, which is none of the common ones: read its LICENSE before other uses"
+_UCSC_TERMS = "the licence of that repository, which is not a common one: read its LICENSE before any other use"
 _UCSC_FILES = "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data"
 
 

@@ -133,7 +133,7 @@ def run_tasks(
             stop(running, interrupts)
         if interrupts:
             ended = f"{before + len(outcomes)} of {total or len(tasks)}"
-            shown.say(f"interrupted: {ended} runs ended, the same command resumes the rest")
+            shown.say(f"interrupted: {ended} runs have ended; the same command resumes the rest")
             raise KeyboardInterrupt
     ordered = [outcomes[task.id] for task in tasks]
     for line in failures(ordered):

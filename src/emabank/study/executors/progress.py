@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.progress import Task as Bar
+from rich.table import Column
+from rich.text import Text
 
 from emabank.study.executors import Outcome, Task
 from emabank.study.runs.reader import LOG, Progress
@@ -107,6 +110,15 @@ class Display:
         say(self._console, sentence)
 
 
+class _CutColumn(TextColumn):
+    """One line of text, which is cut in a narrow terminal so that the columns beside it stay whole."""
+
+    def render(self, task: Bar) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
 class _BarDisplay(Display):
     def __init__(self, console: Console, ended: int, total: int, bars: Bars) -> None:
         super().__init__(console, ended, total)
@@ -143,11 +155,11 @@ def display(console: Console, ended: int, total: int) -> Generator[Display]:
         yield Display(console, ended, total)
         return
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
         TextColumn("{task.fields[count]}", markup=False),
+        BarColumn(bar_width=max(4, min(20, console.width // 8))),
         TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.fields[words]}", markup=False),
+        _CutColumn("{task.description}", markup=False, table_column=Column()),
+        _CutColumn("{task.fields[words]}", markup=False, table_column=Column()),
     )
     with Bars(*columns, console=console) as bars:
         yield _BarDisplay(console, ended, total, bars)

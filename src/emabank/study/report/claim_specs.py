@@ -408,8 +408,8 @@ CLAIMS = (
                   runs("refit", lambda setting, run: _early_and_late_lead(setting, run)[0]), _ORACLE),
         Statistic("most", "the same lead in the first quarter minus in the other three, points", above(),
                   runs("refit", lambda setting, run: _minus(*_early_and_late_lead(setting, run))), _ORACLE),
-    ), note="that three quarters of the epochs count as all through is ours: the paper prints no number; a tie is "
-       "half an epoch"),
+    ), note="we count three quarters of the epochs as “all through”, because the paper prints no number; a tie is half "
+       "an epoch"),
     ClaimSpec("2", "The best epoch comes before 3/4 of the budget, and from there on it gets worse or equal",
               ("dynamics",), ALL, (
         Statistic("when", "epoch that validation accuracy chose for the averages, % of all epochs", below(BUDGET),
@@ -449,8 +449,7 @@ CLAIMS = (
         difference("ahead", SLOWEST_ACC, SGD_BEST, above()),
         Statistic("memorised", "slowest average minus SGD: share of wrong labels memorised when the accuracy on the "
                   "clean ones first reaches 90%, points", below(), _memorised),
-    ), note="how far is far is left to the reader; memorised by the average with recomputed statistics where these "
-       "were measured each epoch, else with averaged ones"),
+    ), note="the paper does not say how much “by far” is; the average that memorises has averaged statistics"),
     ClaimSpec("7", "Under label noise, training on at a constant rate does not overfit, decaying the rate does",
               ("constant-lr",), (CONSTANT,), (
         Statistic("difference", "chosen average, test accuracy at the end minus where the rate is held: constant "
@@ -538,7 +537,8 @@ CLAIMS = (
     ), scale="paper", note="only CIFAR-10N and CIFAR-100N with ResNet-34 compare with the published numbers, which "
        "are taken as they stand, without their spread; the paper prints a selection of the leaderboard's methods"),
     ClaimSpec("b", "Noisy validation labels choose nearly as well as clean ones", ("label-noise",), NOISY, (
-        Statistic("lost", "EMA (acc.) chosen with clean minus with noisy validation labels, test accuracy, points",
+        Statistic("lost", "EMA (acc.) chosen with clean validation labels minus chosen with noisy ones, test accuracy, "
+                  "points",
                   below(EQUAL), _lost_by_noisy_choice),
     ), beyond=True),
     ClaimSpec("c", "An average has the live weights' best accuracy in fewer steps", ("dynamics",), ALL, (

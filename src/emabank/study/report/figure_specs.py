@@ -40,7 +40,7 @@ from emabank.study.report.figures import (
 )
 from emabank.study.report.results import LIVE, Results, Setting
 from emabank.study.report.series import REACHED, REFIT, TUNED_ON_TEST, OnTrain, average_of, best_of, sgd
-from emabank.study.report.tables import settings_for
+from emabank.study.report.tables import HELD_FROM, settings_for
 from emabank.study.studies.scales import CLEAN, CONSTANT, MAIN, NOISY, Scale
 
 ITEMS = {
@@ -91,8 +91,8 @@ def dynamics(results: Results, scale: Scale) -> list[Figure]:
     specs = [
         FigureSpec(
             name=f"dynamics/{pair}", title="Live weights and the best average through training", pairs=[pair],
-            panels_of=_dynamics_panels, item=ITEMS.get(pair, ""), averaged=True, cut=True,
-            caption="Cosine schedule. The point marks what validation chose.",
+            panels_of=_dynamics_panels, item=ITEMS.get(pair, ""), averaged=True, cut=True, curves=True,
+            caption="Cosine schedule. The point marks what validation chose, measured on all test images.",
         )
         for pair in dict.fromkeys(setting.pair for setting in settings_for(results, scale))
     ]  # fmt: skip
@@ -141,17 +141,17 @@ def _bootstrap_panels(setting: Setting) -> list[Panel]:
 
 EARLY = FigureSpec(
     name="dynamics/early", title="Early training: the first quarter enlarged", panels_of=_early_panels, columns=2,
-    averaged=True,
+    averaged=True, curves=True,
 )  # fmt: skip
 STEP_DECAY = FigureSpec(
     name="step-decay/accuracy", title="Step decay of the learning rate", item="Figure 3", pairs=[MAIN],
     panels_of=lambda setting: training_panel(setting, _live_and_best(setting, "step"), "step"),
-    caption="The rate falls at three milestones instead of along a cosine.", averaged=True, cut=True,
+    caption="The rate falls at three milestones instead of along a cosine.", averaged=True, cut=True, curves=True,
 )  # fmt: skip
 CONSTANT_RATE = FigureSpec(
     name="constant-lr/accuracy", title="Wrong labels: the learning rate held constant, against the cosine",
-    item="Figure 8", pairs=[CONSTANT], panels_of=_constant_panels, averaged=True, cut=True,
-    caption="The rate stays constant from the epoch that validation chose for EMA (acc.); until then both are one run.",
+    item="Figure 8", pairs=[CONSTANT], panels_of=_constant_panels, averaged=True, cut=True, curves=True,
+    caption=f"{HELD_FROM} Until then both are one run.",
 )  # fmt: skip
 BOOTSTRAP = FigureSpec(
     name="bootstrap/accuracy", title="The average copied back into training once per epoch", item="Figure 5",
@@ -265,12 +265,12 @@ def _period_panels(setting: Setting) -> list[Panel]:
 
 DECAYS = FigureSpec(
     name="batchnorm/decays", title="Every average, with averaged and with recomputed batch-norm statistics",
-    item="Figure 1b, Figure 9", pairs=[MAIN], panels_of=_decay_panels, columns=2, about=_slowest_note,
+    item="Figure 1b, Figure 9", pairs=[MAIN], panels_of=_decay_panels, columns=2, about=_slowest_note, curves=True,
     caption="Statistics are recomputed after every epoch.",
 )  # fmt: skip
 SAMPLING_PERIOD = FigureSpec(
     name="sampling-period/accuracy", title="Averages of the same horizon, updated every T steps", pairs=[MAIN],
-    panels_of=_period_panels, columns=2, averaged=True, cut=True,
+    panels_of=_period_panels, columns=2, averaged=True, cut=True, curves=True,
     caption=f"{ORACLE} The difference is paired by seed; the paper samples every 16 steps.",
 )  # fmt: skip
 
@@ -307,7 +307,7 @@ def _memorisation_panels(setting: Setting) -> list[Panel]:
             return []
         kind, order = ("live", 0) if weights == LIVE else ("average", len(setting.averages) - 1)
         if weights != LIVE and setting.has_batchnorm:
-            words = f"{words}, {curves.batchnorm} statistics"
+            words = f"{words}, averaged statistics"
         lines += [
             line(curves.memorised, f"{words}: memorised", kind=kind, order=order),
             line(curves.clean, f"{words}: clean", kind=kind, order=order, dashed=True),
@@ -328,13 +328,13 @@ def _reached_mark(curves: OnTrain, words: str) -> list[Mark]:
 
 NOISE_ACCURACY = FigureSpec(
     name="label-noise/accuracy", title="Trained on wrong labels: the live weights and the slowest average",
-    item="Figure 2", pairs=NOISY, panels_of=_noise_panels, columns=2, about=_slowest_note, cut=True,
+    item="Figure 2", pairs=NOISY, panels_of=_noise_panels, columns=2, about=_slowest_note, cut=True, curves=True,
     caption="Accuracy on test images, whose labels are clean. Points: the mean over seeds at the epochs that "
     "validation chose for the live weights and for the average.",
 )  # fmt: skip
 MEMORISATION = FigureSpec(
     name="label-noise/memorisation", title="Wrong labels memorised, beside clean training images learnt",
-    item="Figure 7", pairs=NOISY, panels_of=_memorisation_panels, columns=2, about=_slowest_note,
+    item="Figure 7", pairs=NOISY, panels_of=_memorisation_panels, columns=2, about=_slowest_note, curves=True,
     caption="On the training images: the share of wrongly labelled ones predicted as that label (memorised), and the "
     "accuracy on those with a right label (clean). Points: what is memorised when the clean accuracy first reaches "
     f"{REACHED:.0%}, from each seed's own curve; weights without a point do not reach it with every seed.",
@@ -434,7 +434,7 @@ def _posthoc_note(setting: Setting) -> str:
 
 DECAY_HEATMAP = FigureSpec(
     name="batchnorm/heatmap", title="Test accuracy over average and epoch; points: the best epoch of each, on test",
-    pairs=[MAIN], panels_of=_heat_panels, columns=2,
+    pairs=[MAIN], panels_of=_heat_panels, columns=2, curves=True,
     caption="From the average with the shortest memory to that with the longest. Points: the best epoch of each "
     "average's mean over seeds, found on test itself: an oracle's choice. Not smoothed.",
     about=lambda settings: f"{_slowest_note(settings)} {_spread_note(settings)}",

@@ -14,7 +14,7 @@ from emabank.study.metrics import Floats
 from emabank.study.report import series
 from emabank.study.report.results import Results, Setting
 from emabank.study.report.series import MakeCurve
-from emabank.study.report.tables import Cell, Item, selection_note, settings_for
+from emabank.study.report.tables import Cell, Item, curves_note, selection_note, settings_for
 from emabank.study.studies.scales import PAIRS, Scale
 
 Mark = tuple[float, float, str]
@@ -114,6 +114,7 @@ class FigureSpec(Figure):
             seeds_note(panels) if any(line.kind != "ideal" for line in lines) else "",
             CUT if self.cut else "",
             selection_note(settings).strip(),
+            curves_note(settings).strip() if self.curves else "",
         ]
         notes = [
             f"{setting.title} stands in for the paper's {PAIRS[setting.pair].replace(',', ' with')}: compare shapes, "

@@ -41,7 +41,7 @@ def claims_terminal(claims: Sequence[Claim], *, secondary: bool = False) -> Grou
     ]
     shown: list[RenderableType] = [
         *([_grid(rows), Text("")] if rows else []),
-        Text(f"{claims_summary(claims)}.", style="bold"),
+        Text(f"Of the paper's claims: {claims_summary(claims)}.", style="bold"),
         *([Text(f"Not run: {', '.join(claim.number for claim in missing)}.")] if missing else []),
     ]
     if not secondary:

@@ -412,7 +412,7 @@ def _why_unused(path: Path, *, all_done: bool) -> str:
         if path.is_dir() and path.name.startswith(_PROTOCOL):
             return "a protocol of no study (from `emabank protocol`, or a study with other settings)"
         if not any((path / name).exists() for name in (files.CONFIG, files.DONE, files.FAILED)):
-            return "not a run of emabank"
+            return "a run that is being started" if (path / files.LOG).exists() else "not a run of emabank"
         why = _why_not_done(RunFolder(path))
     except DAMAGE as error:
         why = _message(error, path)

@@ -259,8 +259,6 @@ class OnTrain(NamedTuple):
     """Accuracy on the images with a right label."""
     memorised: np.ndarray
     """Share of the images with a wrong label that are predicted as that label."""
-    batchnorm: str
-    """"own", "recomputed" or "averaged"."""
 
     def at(self, epochs: Sequence[int | None]) -> list[Reached | None]:
         """Each seed at its own epoch; None if it has no such epoch."""
@@ -281,10 +279,8 @@ class OnTrain(NamedTuple):
 
 
 def on_train(setting: Setting, weights: str) -> OnTrain | None:
-    """The curves of the live weights or an average, with recomputed statistics if measured at every epoch."""
-    for batchnorm in ("own",) if weights == LIVE else ("recomputed", "averaged"):
-        both = [Curve(weights, batchnorm, "train", metric) for metric in ("clean_accuracy", "memorised")]
-        clean, memorised = (stack(setting, "refit", lambda run, curve=curve: run.curves.get(curve)) for curve in both)
-        if clean is not None and memorised is not None:
-            return OnTrain(clean, memorised, batchnorm)
-    return None
+    """The curves of the live weights, or of an average with averaged batch-norm statistics; None if not measured."""
+    batchnorm = "own" if weights == LIVE else "averaged"
+    both = [Curve(weights, batchnorm, "train", metric) for metric in ("clean_accuracy", "memorised")]
+    clean, memorised = (stack(setting, "refit", lambda run, curve=curve: run.curves.get(curve)) for curve in both)
+    return None if clean is None or memorised is None else OnTrain(clean, memorised)

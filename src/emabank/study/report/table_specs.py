@@ -31,6 +31,7 @@ from emabank.study.report.series import (
 )
 from emabank.study.report.tables import (
     DASH,
+    HELD_FROM,
     METRICS,
     MISSING,
     Cell,
@@ -245,7 +246,7 @@ def _stage_table(setting: Setting, stage: Stage, name: str) -> list[Table]:
                 JS_SCALE,
                 *(["right labels: accuracy on training images with a right label. memorised: share of training images "
                    "with a wrong label that are predicted as that label."] if setting.validation_labels else []),
-                *reference_note([setting]),
+                *(reference_note([setting]) if any(cell.paper for row in rows for cell in row.cells) else ()),
             ),
         )
     ]  # fmt: skip
@@ -281,7 +282,7 @@ def transfer(results: Results, scale: Scale) -> list[Table]:
         caption=f"Features of the models trained on all training images. {PAIRED}", bold="the best features in a row",
         notes=(
             f"EMA: {SLOWEST}. Baseline: the live weights at the last epoch. Supervised: the same kind of network "
-            "trained on the target itself with SGD, at the last epoch.",
+            "trained on the target itself with SGD, at the last epoch; a dash if that was not run.",
         ),
         paper_notes=[paper.OF_MEANS],
     )(results, scale)  # fmt: skip
@@ -299,8 +300,8 @@ def _transfer_cells(setting: Setting, metric: str, settings: Sequence[Setting]) 
         return paper.lookup("Table 4", pair=setting.pair, ours=column, metric=theirs) if theirs else ""
 
     supervised = paper.lookup("Table 4", row="Supervised", pair=_TARGETS.get(theirs.removeprefix(TRANSFER), "none"))
-    same = [other for other in settings if other.dataset == target]
-    same.sort(key=lambda other: other.network != setting.network)
+    alike = (target, setting.network, setting.config.data.size)
+    same = [other for other in settings if (other.dataset, other.network, other.config.data.size) == alike]
     features = [value_cell(setting, column, metric, REFIT, paper=printed(column)) for column in ("SGD", *AVERAGES)]
     return [
         *with_best(features, range(3)),
@@ -407,15 +408,15 @@ def _compared(
 
 MEMORISATION = TableSpec(
     name="label-noise/memorisation", title="Wrong labels memorised, by the accuracy on right ones", item="Figure 7",
-    pairs=NOISY, lines=_memorised,
+    pairs=NOISY, lines=_memorised, curves=True,
     columns=["clean accuracy reached", *("epoch", "clean, %", "memorised, %") * 2, "memorised, points"],
     groups=[("", 1), ("SGD", 3), ("EMA, slowest", 3), ("EMA − SGD", 1)],
-    caption=f"On the training images, without augmentation. A dash: not every seed reached it. {PAIRED}",
+    caption="On the training images, without augmentation. A dash: not every seed reached it, or that epoch was not "
+    f"measured. {PAIRED}",
     notes=(
         "clean: accuracy on training images with a right label. memorised: share of training images with a wrong label "
         "that are predicted as that label.",
-        "The first epoch at which each seed reaches the accuracy. EMA: recomputed batch-norm statistics where they "
-        "were measured at every epoch, else averaged ones.",
+        "The first measured epoch at which each seed has the accuracy. EMA: averaged batch-norm statistics.",
     ),
     paper_notes=("The paper's numbers (Appendix E.1) are for CIFAR-100N with ResNet-34.",),
 )  # fmt: skip
@@ -497,11 +498,12 @@ def _bootstrap_lines(setting: Setting) -> Lines:
 
 CONSTANT_RATE = TableSpec(
     name="constant-lr/peak", title="Learning rate held constant from the EMA (acc.) epoch on, against the cosine",
-    item="Figure 8", columns=_PEAKS, lines=_constant_lines, caption=_PEAKS_CAPTION, notes=_PEAKS_NOTES,
+    item="Figure 8", columns=_PEAKS, lines=_constant_lines, caption=_PEAKS_CAPTION, curves=True,
+    notes=(*_PEAKS_NOTES, HELD_FROM),
 )  # fmt: skip
 STEP_DECAY = TableSpec(
     name="step-decay/end", title="Step decay of the learning rate", item="Figure 3", columns=_PEAKS, lines=_step_lines,
-    caption=_PEAKS_CAPTION, notes=_PEAKS_NOTES,
+    caption=_PEAKS_CAPTION, notes=_PEAKS_NOTES, curves=True,
 )  # fmt: skip
 BOOTSTRAP = TableSpec(
     name="bootstrap/accuracy", title="The average copied back into training after each epoch (bootstrap)",
@@ -540,7 +542,7 @@ def _sensitivity_lines(setting: Setting) -> Lines:
 
 SENSITIVITY = TableSpec(
     name="batchnorm/sensitivity", title="Best test accuracy of each average, and when", item="Table 24",
-    lines=_sensitivity_lines,
+    lines=_sensitivity_lines, curves=True,
     columns=["average", "best, %", "epoch", "accuracy, %", "best, %", "epoch", "accuracy, %"],
     groups=[("", 1), ("recomputed, oracle", 2), ("recomputed, chosen", 1), ("averaged, oracle", 2),
             ("averaged, chosen", 1)],
@@ -620,7 +622,8 @@ def _period_cells(setting: Setting, variant: str, shortest: str) -> list[Cell]:
 
 SAMPLING_PERIOD = TableSpec(
     name="sampling-period/accuracy", title="Test accuracy of averages by sampling period, equal horizons",
-    lines=_period_lines, columns=["sampling period", "peak, %", "chosen, %", "end, %", "peak, %", "peak", "chosen"],
+    lines=_period_lines, curves=True,
+    columns=["sampling period", "peak, %", "chosen, %", "end, %", "peak, %", "peak", "chosen"],
     groups=[("", 1), ("best average", 3), ("slowest average", 1), ("best, minus the shortest T", 2)],
     caption="Trained on all training images, no warm-up of the decay, averaged batch-norm statistics. Differences, in "
     "points, are paired by seed.",
@@ -738,8 +741,9 @@ _AVERAGES = "averages.decays or averages.half_lives"
 _HYPERPARAMETERS = {
     "data": ("data.dataset", "", ""),
     "labels": ("data.labels", "", ""),
-    "share of wrong labels": ("data.noise", "", ""),
+    "share of labels made wrong": ("data.noise", "", ""),
     "training images, if not all": ("data.subset", "", ""),
+    "size of the images, if shrunk": ("data.size", "", ""),
     "network": ("training.network", "", ""),
     "width": ("training.width", "", ""),
     "Nesterov momentum of SGD": ("training.momentum", "Table 22", "momentum"),
@@ -754,6 +758,9 @@ _HYPERPARAMETERS = {
     "warm-up of the decay": ("averages.decay_warmup", "Section 4.1", "decay_warmup"),
     "crop, pixels": ("data.crop", "", ""),
     "mirrored": ("data.flip", "", ""),
+    "precision": ("hardware.precision", "", ""),
+    "images for curves, if not all": ("measuring.curve_images", "", ""),
+    "epochs between measurements on training images": ("measuring.train_every", "", ""),
     "seeds": ("seeds", "Section 4.1", "runs"),
 }
 """By row title: the option's path in the configuration, then the item and metric under which the paper prints it."""

@@ -77,6 +77,8 @@ class Item:
     scale: Literal["demo", "small", "paper", ""] = ""
     notes: Sequence[str] = ()
     """Notes that a reader needs to understand it and to compare it with the paper."""
+    curves: bool = False
+    """Whether its values are of single epochs, on test or training images; the caption then says of how many images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +200,9 @@ def with_best_by_column(lines: Lines, columns: Iterable[int]) -> Lines:
 
 # Settings -------------------------------------------------------------------------------------------------------------
 
+HELD_FROM = (
+    "The rate is held from the epoch that validation chose for EMA (acc.), by noisy labels where these choose the rate."
+)
 REFERENCE = "The paper's numbers come from a larger data set or network. They are for reference, not a target."
 
 
@@ -247,6 +252,13 @@ def selection_note(settings: Iterable[Setting]) -> str:
     return text
 
 
+def curves_note(settings: Iterable[Setting]) -> str:
+    """The caption's words on the images of curves, if a setting uses only a part of them."""
+    counts = sorted({setting.config.measuring.curve_images or 0 for setting in settings} - {0})
+    most = " or ".join(f"{count:,}" for count in counts)
+    return f" Epochs are measured on at most {most} images, always the same; kept weights on all." if counts else ""
+
+
 # Builders -------------------------------------------------------------------------------------------------------------
 
 
@@ -287,7 +299,8 @@ class TableSpec(Table):
         return [
             replace(
                 self, title=title, rows=[*rows, *self.quoted], breaks=breaks, study=self.name.partition("/")[0],
-                scale=scale, caption=self.caption + selection_note(settings), notes=(*self.notes, *paper_notes),
+                scale=scale, notes=(*self.notes, *paper_notes),
+                caption=self.caption + selection_note(settings) + (curves_note(settings) if self.curves else ""),
             )
         ]  # fmt: skip
 

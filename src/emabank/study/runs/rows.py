@@ -32,7 +32,7 @@ class Row:
     weights: str
     """"live", or the name of an average."""
     batchnorm: BatchNorm
-    """The batch-norm statistics used: "own" for the live weights and for networks without batch norm."""
+    """The batch-norm statistics used: "own" for the live weights."""
     selected_by: SelectedBy | None
     """The criterion that chose this epoch and average on the validation part; None: nothing was chosen."""
     epoch: int | None
