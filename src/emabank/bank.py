@@ -194,11 +194,12 @@ class EMABank:
         """
         self._check_not_applied("reset()")
         self._finish_check()
-        names = self.names if name is None else (self._schedule.average(name),)
+        restarted = self.names if name is None else (self._schedule.average(name),)
         self._tensors.refresh(sync_statistics=True)
         if self._on_nonfinite != "ignore" and (bad := self._tensors.storage.nonfinite()):
-            raise self._nonfinite_error(bad, self._steps)
-        for average in names:
+            names = ", ".join(repr(self._tensors.names[index]) for index in bad[:5])
+            raise FloatingPointError(f"The live weights hold NaN or inf in {names}: no average can restart from them.")
+        for average in restarted:
             self._tensors.write(self.names.index(average))
             self._schedule.reset(average, self._steps)
             self._recomputed.pop(average, None)

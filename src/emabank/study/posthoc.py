@@ -83,7 +83,6 @@ class PosthocRecorder:
             return
         if state is None:
             raise ValueError("this checkpoint is of a run without snapshots; a run with them starts at the beginning")
-        self._bank.reset()  # otherwise its first step would warn about replaced weights
         self._bank.load_state_dict(state)
 
 

@@ -441,7 +441,6 @@ class Training:
         self.optimizer.load_state_dict(deepcopy(state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
         self.loader.load_state_dict(state["loader"])
-        self.bank.reset()  # otherwise its first step would warn about replaced weights
         self.bank.load_state_dict(state["bank"])
         self.recorder.load_state_dict(state.get("posthoc"))  # missing in older checkpoints
         self.selector.load_state_dict(state)
