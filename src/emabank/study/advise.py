@@ -170,7 +170,6 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
         raise ValueError(
             f"{path} contains no runs; pass the folder that `emabank run` wrote its runs to, or one of its runs"
         )
-    lines = [("run", "trained", "kept weights to ship", "epoch", "gain (validation)", "gain (test)", "could stop")]
     skipped = 0
     for folder in folders:
         try:
@@ -179,13 +178,11 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
             skipped += 1
             continue
         test, advice = advised.on_test, advised.advice
-        gain = "" if advice.gain is None else _gain(criterion, advice.gain, advice.error)
-        stop = f"{advice.stop} of {advice.epochs[-1]}"
-        on_test = "" if test is None else _gain(criterion, *test.on_test)
-        lines.append((advised.run, advised.title, advised.kept, str(advice.epoch), gain, on_test, stop))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:  # never cut to the width of the terminal
-        say(console, "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        gains = [] if advice.gain is None else [f"{_gain(criterion, advice.gain, advice.error)} on validation"]
+        gains += [] if test is None else [f"{_gain(criterion, *test.on_test)} on test"]
+        stop = f"training could stop after epoch {advice.stop} of {advice.epochs[-1]}"
+        say(console, f"{advised.run}: {advised.title}")
+        say(console, f"  ship {advised.kept}, of epoch {advice.epoch}; {'; '.join([*gains, stop])}")
     say(console, f"No advice for {skipped} runs: unfinished, diverged, or trained on all images.")
 
 

@@ -53,10 +53,10 @@ def load_cifar(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images uint8 `[n, 3, 32, 32]` and (fine) labels of one part of CIFAR-10 or CIFAR-100, in the official order.
 
-    Only the files of this part are needed: unpacked (`cifar-10-batches-py/`, `cifar-100-python/`), or the archive
+    Those of CIFAR-10N and CIFAR-100N are the same. Only the files of this part are needed: unpacked (`cifar-10-batches-py/`, `cifar-100-python/`), or the archive
     (`cifar-10-python.tar.gz`, `cifar-100-python.tar.gz`), which is read without unpacking it.
     """
-    layout = _LAYOUTS[name]
+    layout = _LAYOUTS[name.removesuffix("n")]
     counts = layout.train if split == "train" else layout.test
     images: dict[str, NDArray[np.uint8]] = {}
     labels: dict[str, NDArray[np.int64]] = {}
@@ -72,7 +72,7 @@ def load_cifar(
 
 def _contents(name: str, folder: Path, layout: _Layout, files: list[str]) -> Iterator[tuple[str, str, bytes]]:
     """The name, the description for errors and the content of each file, one at a time."""
-    unpacked, archive = folder / layout.folder, folder / find_dataset(name).downloads[0].file.path
+    unpacked, archive = folder / layout.folder, folder / find_dataset(name.removesuffix("n")).downloads[0].file.path
     absent = [f"{layout.folder}/{file}" for file in files if not (unpacked / file).is_file()]
     if not absent:
         for path in (unpacked / file for file in files):

@@ -30,7 +30,7 @@ def _load(config: DataConfig, folder: Path, cache: Path | None, progress: Progre
         case "cifar10" | "cifar100":
             return Dataset(name, _classes(name), _cifar(name, folder, "train"), _cifar(name, folder, "test"))
         case "cifar10n" | "cifar100n":
-            train, test = (_cifar(name.removesuffix("n"), folder, split) for split in ("train", "test"))
+            train, test = (_cifar(name, folder, split) for split in ("train", "test"))
             labels = load_cifar_n(name, folder, labels=str(config.labels), official=train.clean.numpy())
             return Dataset(name, _classes(name), Images(train.images, torch.from_numpy(labels), train.clean), test)
         case "tiny-imagenet":
