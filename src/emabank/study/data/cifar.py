@@ -53,8 +53,9 @@ def load_cifar(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images uint8 `[n, 3, 32, 32]` and (fine) labels of one part of CIFAR-10 or CIFAR-100, in the official order.
 
-    Those of CIFAR-10N and CIFAR-100N are the same. Only the files of this part are needed: unpacked (`cifar-10-batches-py/`, `cifar-100-python/`), or the archive
-    (`cifar-10-python.tar.gz`, `cifar-100-python.tar.gz`), which is read without unpacking it.
+    Those of CIFAR-10N and CIFAR-100N are the same. Only the files of this part are needed: unpacked
+    (`cifar-10-batches-py/`, `cifar-100-python/`), or the archive (`cifar-10-python.tar.gz`,
+    `cifar-100-python.tar.gz`), which is read without unpacking it.
     """
     layout = _LAYOUTS[name.removesuffix("n")]
     counts = layout.train if split == "train" else layout.test
