@@ -5,7 +5,7 @@ CPU; `demo` by the embedded digits, with runs of seconds. Not every pair exists 
 """
 
 from dataclasses import replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from emabank.study.config import (
     AveragesConfig,
@@ -61,42 +61,33 @@ _PART = replace(_FIGURES, curve_images=5_000)
 _NOISE = replace(_PART, on_train=True)
 
 
-class _Paper(NamedTuple):
-    dataset: str
-    network: str
-    rates: tuple[float, ...]
-    transfer: tuple[str, ...] = ()
-    measuring: MeasuringConfig = _FIGURES
-    epochs: int = 200
-
-
-def _paper(paper: _Paper) -> ProtocolConfig:
+def _paper(
+    dataset: str,
+    network: str,
+    rates: tuple[float, ...],
+    transfer: tuple[str, ...] = (),
+    measuring: MeasuringConfig = _FIGURES,
+    epochs: int = 200,
+) -> ProtocolConfig:
     return ProtocolConfig(
-        data=DataConfig(dataset=paper.dataset),  # type: ignore[arg-type]
-        training=TrainingConfig(network=paper.network, epochs=paper.epochs, warmup_epochs=5.0),  # type: ignore[arg-type]
+        data=DataConfig(dataset=dataset),  # type: ignore[arg-type]
+        training=TrainingConfig(network=network, epochs=epochs, warmup_epochs=5.0),  # type: ignore[arg-type]
         averages=_PAPERS_AVERAGES,
-        measuring=paper.measuring,
-        rates=paper.rates,
-        transfer=paper.transfer,  # type: ignore[arg-type]
+        measuring=measuring,
+        rates=rates,
+        transfer=transfer,  # type: ignore[arg-type]
     )
 
 
 _PAPER = {
-    pair: _paper(paper)
-    for pair, paper in {
-        MAIN: _Paper(
-            "cifar100", "resnet18", (0.4, 0.8, 1.2, 1.6), ("cifar10",), replace(_PART, recompute="each-epoch")
-        ),
-        "cifar100-vgg16": _Paper("cifar100", "vgg16", (0.025, 0.05, 0.1)),
-        "cifar100-wrn-28-10": _Paper("cifar100", "wrn-28-10", (0.05, 0.1, 0.2, 0.4)),
-        "cifar10-resnet18": _Paper("cifar10", "resnet18", (0.4, 0.8, 1.2), ("cifar100",)),
-        "tiny-imagenet-resnet18": _Paper(
-            "tiny-imagenet", "resnet18", (0.4, 0.8, 1.2), ("cifar10", "cifar100"), epochs=150
-        ),
-        "cifar100n-resnet34": _Paper("cifar100n", "resnet34", (0.4, 0.8, 1.2), measuring=_NOISE),
-        "cifar10n-resnet34": _Paper("cifar10n", "resnet34", (0.4, 0.8, 1.2), measuring=_NOISE),
-        CONSTANT: _Paper("cifar100n", "resnet18", (0.4, 0.8, 1.2), measuring=_NOISE),
-    }.items()
+    MAIN: _paper("cifar100", "resnet18", (0.4, 0.8, 1.2, 1.6), ("cifar10",), replace(_PART, recompute="each-epoch")),
+    "cifar100-vgg16": _paper("cifar100", "vgg16", (0.025, 0.05, 0.1)),
+    "cifar100-wrn-28-10": _paper("cifar100", "wrn-28-10", (0.05, 0.1, 0.2, 0.4)),
+    "cifar10-resnet18": _paper("cifar10", "resnet18", (0.4, 0.8, 1.2), ("cifar100",)),
+    "tiny-imagenet-resnet18": _paper("tiny-imagenet", "resnet18", (0.4, 0.8, 1.2), ("cifar10", "cifar100"), epochs=150),
+    "cifar100n-resnet34": _paper("cifar100n", "resnet34", (0.4, 0.8, 1.2), measuring=_NOISE),
+    "cifar10n-resnet34": _paper("cifar10n", "resnet34", (0.4, 0.8, 1.2), measuring=_NOISE),
+    CONSTANT: _paper("cifar100n", "resnet18", (0.4, 0.8, 1.2), measuring=_NOISE),
 }
 
 # For a CPU: networks that memorise, but late in the run; chosen on pilot seeds (docs/preregistration.md) --------------
@@ -105,54 +96,49 @@ _CURVES = MeasuringConfig(test_curves=True, curve_images=2_000)
 _LATE_MEMORISATION = replace(_CURVES, on_train=True, train_every=2)
 
 
-class _Small(NamedTuple):
-    dataset: str
-    network: str
-    rate: float
-    epochs: int
-    batch: int
-    images: int
-    size: int | None = None
-    width: int | None = None
-    transfer: tuple[str, ...] = ()
-    measuring: MeasuringConfig = _CURVES
-
-
-def _small(small: _Small) -> ProtocolConfig:
+def _small(
+    dataset: str,
+    network: str,
+    rate: float,
+    epochs: int,
+    batch: int,
+    images: int,
+    size: int | None = None,
+    width: int | None = None,
+    transfer: tuple[str, ...] = (),
+    measuring: MeasuringConfig = _CURVES,
+) -> ProtocolConfig:
     return ProtocolConfig(
         data=DataConfig(
-            dataset=small.dataset,  # type: ignore[arg-type]
-            subset=small.images,
-            size=small.size,
+            dataset=dataset,  # type: ignore[arg-type]
+            subset=images,
+            size=size,
             crop=0,
             # In practice, noisy data has no clean validation labels.
-            validation_labels="noisy" if small.dataset.endswith("n") else "clean",
+            validation_labels="noisy" if dataset.endswith("n") else "clean",
         ),
-        training=TrainingConfig(network=small.network, width=small.width, epochs=small.epochs, batch=small.batch),  # type: ignore[arg-type]
+        training=TrainingConfig(network=network, width=width, epochs=epochs, batch=batch),  # type: ignore[arg-type]
         averages=AveragesConfig(every=4),
-        measuring=small.measuring,
-        hardware=HardwareConfig(precision="bf16" if small.network == "whitened-cnn" else "float32"),
-        rates=(small.rate,),
-        transfer=small.transfer,  # type: ignore[arg-type]
+        measuring=measuring,
+        hardware=HardwareConfig(precision="bf16" if network == "whitened-cnn" else "float32"),
+        rates=(rate,),
+        transfer=transfer,  # type: ignore[arg-type]
     )
 
 
-_NOISY_TEN = _Small("cifar10n", "whitened-cnn", 0.15, 28, 128, 15_000, measuring=_LATE_MEMORISATION)
+_NOISY_TEN = _small("cifar10n", "whitened-cnn", 0.15, 28, 128, 15_000, measuring=_LATE_MEMORISATION)
 _SMALL = {
-    pair: _small(small)
-    for pair, small in {
-        MAIN: _Small(
-            "cifar100", "resnet8", 0.1, 28, 64, 10_000, size=16, width=32, transfer=("cifar10",),
-            measuring=replace(_CURVES, recompute="each-epoch"),
-        ),
-        "cifar100-vgg16": _Small("cifar100", "vgg-small", 0.05, 28, 64, 10_000, size=16, width=32),
-        "cifar10-resnet18": _Small("cifar10", "whitened-cnn", 0.15, 16, 128, 15_000, transfer=("cifar100",)),
-        "cifar100n-resnet34": _Small(
-            "cifar100n", "resnet8", 0.1, 28, 64, 10_000, size=16, width=32, measuring=_LATE_MEMORISATION
-        ),
-        "cifar10n-resnet34": _NOISY_TEN,
-        CONSTANT: _NOISY_TEN,
-    }.items()
+    MAIN: _small(
+        "cifar100", "resnet8", 0.1, 28, 64, 10_000, size=16, width=32, transfer=("cifar10",),
+        measuring=replace(_CURVES, recompute="each-epoch"),
+    ),
+    "cifar100-vgg16": _small("cifar100", "vgg-small", 0.05, 28, 64, 10_000, size=16, width=32),
+    "cifar10-resnet18": _small("cifar10", "whitened-cnn", 0.15, 16, 128, 15_000, transfer=("cifar100",)),
+    "cifar100n-resnet34": _small(
+        "cifar100n", "resnet8", 0.1, 28, 64, 10_000, size=16, width=32, measuring=_LATE_MEMORISATION
+    ),
+    "cifar10n-resnet34": _NOISY_TEN,
+    CONSTANT: _NOISY_TEN,
 }  # fmt: skip
 
 # The embedded digits: so easy that clean labels would show almost no differences, so every setting has wrong ones -----
