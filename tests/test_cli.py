@@ -335,7 +335,8 @@ def test_missing_data_fails_a_study_with_the_command_to_fetch_it(tmp_path: Path,
     output = capsys.readouterr()
     message = " ".join(output.err.split())
     assert output.out == "" and message.startswith("label-noise could not be finished: cifar100n-resnet34: ")
-    assert "run `emabank data fetch cifar10 " in message and "next:" not in message
+    assert all(f"run `emabank data fetch {name} " in message for name in ("cifar10n", "cifar100n"))
+    assert "next:" not in message
     (manifest,) = (tmp_path / "runs").glob("*.json")
     assert json.loads(manifest.read_text())["state"] == "failed"
     assert main(["status", str(tmp_path / "runs")]) == 0
