@@ -56,7 +56,7 @@ def protocol_of(pair: str, scale: Scale) -> ProtocolConfig | None:
 
 _PAPERS_AVERAGES = AveragesConfig(decays=(0.968, 0.984, 0.992, 0.996, 0.998), every=16, decay_warmup="steps")
 _FIGURES = MeasuringConfig(test_curves=True)
-_PART = replace(_FIGURES, curve_images=5_000)
+_PART = replace(_FIGURES, curve_images=4_000)
 """For runs that measure more than test curves: on all images, measuring would take 71 % of their operations."""
 _NOISE = replace(_PART, on_train=True)
 
