@@ -282,7 +282,8 @@ class TorchFile:
         if not tensor.numel():
             return name
         pointer = tensor.untyped_storage().data_ptr()
-        return pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        lazy = tensor.is_conj(), tensor.is_neg()  # other values in the same memory
+        return pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, lazy
 
     def read(self, name: str, chunk: Chunk) -> Tensor:
         """A chunk of a tensor, flat; read-only."""
