@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,24 @@ def test_shards_by_columns_without_a_key_are_averaged(tmp_path: Path) -> None:
     dcp.load(state, checkpoint_id=tmp_path / "average", no_dist=True)
     expected = 1.5 * torch.arange(35.0).view(5, 7)
     assert torch.equal(state["columns"], expected) and torch.equal(state["rows"], expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("key", ["model", None])
+def test_extra_state_comes_from_the_last_checkpoint(tmp_path: Path, key: str | None) -> None:
+    def state(step: int) -> dict[str, Any]:
+        tensors = {"weight": torch.full((3,), float(step))}
+        values = {**tensors, "_extra_state": {"scale": step}, "layer._extra_state": Path(f"{step}")}
+        return {key: values} if key else values
+
+    for step in (1, 2):
+        dcp.save(state(step), checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
+    average_checkpoints([tmp_path / "step-1", tmp_path / "step-2"], tmp_path / "average")
+    loaded = state(0)
+    dcp.load(loaded, checkpoint_id=tmp_path / "average", no_dist=True)
+    values = loaded[key] if key else loaded
+    assert values.pop("weight").tolist() == [1.5, 1.5, 1.5]
+    assert values == {"_extra_state": {"scale": 2}, "layer._extra_state": Path("2")}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

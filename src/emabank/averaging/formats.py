@@ -495,19 +495,25 @@ class DcpFolder:
         with _damage_named(folder):
             with open(folder / _DCP_METADATA, "rb") as file:
                 metadata = _DcpUnpickler(file).load()
-            entries = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "chunks")}
+            entries: Mapping[str, Any] = metadata.state_dict_metadata
             # The first part of a name that was nested in the state dict; empty if it was not.
             nested: Mapping[str, Sequence[object]] = metadata.planner_data or {}
             tops = {name: str(nested[name][0]) if len(nested.get(name, ())) > 1 else "" for name in entries}
+            tops = {name: "" if top.endswith("_extra_state") else top for name, top in tops.items()}  # of a module
             items = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
-        self.key = _find_dcp_key(folder, set(tops.values()), key)
+            keys = {tops[name] for name, entry in entries.items() if hasattr(entry, "chunks")}
+        self.key = _find_dcp_key(folder, keys, key)
         self.specs: dict[str, Spec] = {}
         self._shards: dict[str, list[_Shard]] = {}
+        self._objects: dict[str, memoryview] = {}  # whatever is not a tensor, pickled
         for full_name, entry in entries.items():
             if tops[full_name] != (self.key or ""):
                 continue
             name = full_name.removeprefix(f"{self.key}.")
             with _damage_named(folder):
+                if not hasattr(entry, "chunks"):
+                    self._objects[name] = self._item(items[full_name, ()])
+                    continue
                 spec = Spec(tuple(entry.size), entry.properties.dtype)
                 shards = [self._open_shard(chunk, items[full_name, tuple(chunk.offsets)]) for chunk in entry.chunks]
                 is_complete = sum(shard.values.numel() for shard in shards) == math.prod(spec.shape)
@@ -515,13 +521,16 @@ class DcpFolder:
                     raise ValueError(f"the shards of {name!r} are not the tensor that {_DCP_METADATA} describes")
             self.specs[name], self._shards[name] = spec, shards
 
-    def _open_shard(self, chunk: Any, item: Any) -> _Shard:
+    def _item(self, item: Any) -> memoryview:
         if item.relative_path not in self._files:
             _check_file_name(item.relative_path)
             with open(self._folder / item.relative_path, "rb") as file:
                 # A private mapping, because torch warns of read-only memory.
                 self._files[item.relative_path] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        memory = self._files[item.relative_path][item.offset : item.offset + item.length]
+        return self._files[item.relative_path][item.offset : item.offset + item.length]
+
+    def _open_shard(self, chunk: Any, item: Any) -> _Shard:
+        memory = self._item(item)
         with zipfile.ZipFile(cast("Any", _MemoryFile(memory))) as archive:
             root = archive.namelist()[0].partition("/")[0]
             stored: _StoredTensor = _DcpUnpickler(archive.open(f"{root}/data.pkl")).load()
@@ -572,13 +581,22 @@ class DcpFolder:
 
         `path` is that of its metadata.
         """
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
+
+        class Planner(DefaultSavePlanner):
+            """Writes pickled objects as they are, because unpickling them could execute code."""
+
+            def transform_object(self, write_item: Any, object: Any) -> Any:
+                return object
 
         with _mapped_values(path.parent, self.specs, new_values, aliases) as tensors, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
             writer = FileSystemWriter(path.parent, sync_files=False)
-            save(tensors if self.key is None else {self.key: tensors}, storage_writer=writer, no_dist=True)
+            values = {**tensors, **{name: io.BytesIO(memory) for name, memory in self._objects.items()}}
+            content = values if self.key is None else {self.key: values}
+            save(content, storage_writer=writer, planner=Planner(), no_dist=True)
 
 
 @contextmanager
