@@ -29,6 +29,13 @@ def test_a_merge_equals_the_end_of_a_decay_with_the_same_gradients(shape) -> Non
     assert float(merged) == pytest.approx(float(branch), rel=1e-12)
 
 
+def test_merge_weights_of_steps_counted_in_tokens() -> None:
+    means = [5 / 6, 5 / 12, 1 / 12]  # of 1 - x / 6, by the midpoints
+    expected = [earlier - later for earlier, later in pairwise([1, *means, 0])]
+    weights = decay_merge_weights([0, 2 * 10**12, 5 * 10**12, 6 * 10**12], "linear")
+    assert weights == pytest.approx(expected, abs=1e-4) and math.fsum(weights) == pytest.approx(1, abs=1e-12)
+
+
 def test_merge_weights_and_their_controls() -> None:
     linear = decay_merge_weights(range(0, 101, 10), "linear")
     assert linear[1:-1] == pytest.approx([0.1] * 9) and linear[0] == pytest.approx(0.045)
