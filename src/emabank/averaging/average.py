@@ -242,8 +242,9 @@ class _Mean:
         wide = torch.complex128 if values.is_complex() else torch.float64
         if values.dtype == wide:
             return _exact_mean(name, chunk, self._weighted)
-        # The rounding of these sums is below half a digit of the result, so elements that are equal keep their bits.
-        total, term = self._buffer("total", wide, len(values)).zero_(), self._buffer("term", wide, len(values))
+        # The rounding of these sums is below half a digit of the result, so elements that are equal keep their bits,
+        # and -0.0 too, because the sums begin with it.
+        total, term = self._buffer("total", wide, len(values)).fill_(-0.0), self._buffer("term", wide, len(values))
         for checkpoint, weight in self._weighted:
             total.add_(term.copy_(checkpoint.read(name, chunk)), alpha=weight)
         if not math.isfinite(total.sum().abs()):
@@ -269,7 +270,7 @@ def _exact_mean(name: str, chunk: Chunk, weighted: _Weighted) -> Tensor:
     for checkpoint, weight in others:
         difference = checkpoint.read(name, chunk).to(base.dtype, copy=True)
         is_equal = difference == base
-        total.add_(difference.sub_(base).masked_fill_(is_equal, 0), alpha=weight)
+        total.add_(difference.sub_(base).masked_fill_(is_equal, -0.0), alpha=weight)
     nonfinite = ~total.isfinite()
     if nonfinite.any() and not total[nonfinite].equal(base[nonfinite]):
         raise ValueError(_nonfinite_error(name, chunk, weighted))
