@@ -276,6 +276,8 @@ def names_of(*paths: Path) -> list[str]:
     [
         ("step-1000.pt step-200.pt optimizer.pt notes.txt .hidden-1.pt", ["step-200.pt", "step-1000.pt"], []),
         ("epoch=9-step=90.ckpt epoch=10.ckpt last.ckpt", ["epoch=9-step=90.ckpt", "epoch=10.ckpt"], ["last.ckpt"]),
+        ("epoch=1.ckpt epoch=1-v1.ckpt last-v1.ckpt", ["epoch=1-v1.ckpt", "epoch=1.ckpt"], ["last-v1.ckpt"]),
+        ("net-v1.pt net-v2.pt", ["net-v1.pt", "net-v2.pt"], []),
         ("b.pt a.pt c1.pt", ["a.pt", "b.pt", "c1.pt"], []),  # a single number gives no order
     ],
 )

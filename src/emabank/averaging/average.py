@@ -370,7 +370,8 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     paths = sort_checkpoints(folders or files)
     if not paths:
         raise ValueError(f"{folder} holds no checkpoint: neither a file of weights nor a folder with one.")
-    numbered = [path for path in paths if re.search(r"[0-9]", path.name)]
+    # Lightning's last-v1.ckpt, of a second run, has a version and no number.
+    numbered = [path for path in paths if re.search(r"[0-9]", re.sub(r"-v[0-9]+(\.|$)", "", path.name))]
     if len(numbered) < 2:
         return paths, []
     return numbered, [path for path in paths if path not in numbered]
