@@ -101,6 +101,8 @@ def test_the_best_timm_checkpoints_are_chosen_and_averaged(tmp_path: Path) -> No
     paths = [write_timm(tmp_path, epoch, metric) for epoch, metric in enumerate((70.5, 71.5, math.nan, 71.0))]
     assert best_checkpoints(paths, 2, "metric") == [paths[1], paths[3]]
     assert best_checkpoints(paths, 1, "metric", lowest=True) == [paths[0]]
+    with pytest.raises(ValueError, match="^count must be at most 3, .* 'metric' is not NaN; got 4"):
+        best_checkpoints(paths, 4, "metric")
     average_checkpoints(best_checkpoints(paths, 2, "metric"), tmp_path / "average.pth.tar")
     with torch.serialization.safe_globals([argparse.Namespace]):
         average = torch.load(tmp_path / "average.pth.tar", weights_only=True)
@@ -141,6 +143,13 @@ def test_a_greedy_soup_adds_checkpoints_that_improve_it(tmp_path: Path, suffix: 
     assert [path.stem for path, _ in plan.checkpoints] == ["step-1", "step-3"]
     assert read(tmp_path / f"soup{suffix}")["weight"].tolist() == [-0.25]
     assert len(everything_in(tmp_path)) == 5
+
+
+def test_a_greedy_soup_of_checkpoints_without_a_score_is_refused(tmp_path: Path) -> None:
+    paths = write_all(tmp_path, ".pt", [state(1), state(2)])
+    with pytest.raises(ValueError, match="^score must be a number"):
+        greedy_soup(paths, tmp_path / "soup.pt", lambda path: math.nan)
+    assert everything_in(tmp_path) == ["step-0.pt", "step-1.pt"]
 
 
 def test_a_greedy_soup_writes_no_files_if_the_score_fails(tmp_path: Path) -> None:

@@ -418,6 +418,9 @@ def best_checkpoints(paths: Sequence[Path], count: int, metric: str, *, lowest: 
     if not 1 <= count <= len(paths):
         raise ValueError(f"count must be from 1 to {len(paths)}, the number of checkpoints; got {count}.")
     values = [_metric_of(path, metric) * (-1 if lowest else 1) for path in paths]
+    valid = sum(not math.isnan(value) for value in values)
+    if valid < count:
+        raise ValueError(f"count must be at most {valid}, the checkpoints whose {metric!r} is not NaN; got {count}.")
     ranked = sorted(range(len(paths)), key=lambda position: (math.isnan(values[position]), -values[position]))
     return [paths[position] for position in sorted(ranked[:count])]
 
@@ -459,6 +462,8 @@ def greedy_soup(
     scores = {path: score(path) for path in paths}
     ranked = sorted(paths, key=lambda path: (math.isnan(scores[path]), -scores[path]))
     chosen, best = ranked[:1], scores[ranked[0]]
+    if math.isnan(best):
+        raise ValueError("score must be a number for one checkpoint at least; got NaN for all.")
     if report is not None:
         report(ranked[0], best, True)
     draft = out.with_name(f".{secrets.token_hex(8)}.{out.name}")
