@@ -170,6 +170,8 @@ def test_arguments_are_parsed_or_refused(capsys: pytest.CaptureFixture[str]):
         (["a", "-o", "b", "--last", "0"], "last is 0"),
         (["a", "-o", "b", "--like-decay", "linear", "--best", "3"], "--like-decay and --best"),
         (["a", "-o", "b", "--window", "3"], "--like-decay"),
+        (["a", "-o", "b", "--metric", "loss"], "--best"),
+        (["a", "-o", "b", "--last", "3", "--lowest"], "--best"),
         (["a", "-o", "b", "--greedy", "validate"], "{} for the path"),
     ):
         assert message in error_of(capsys, "average", *words)

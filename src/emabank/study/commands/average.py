@@ -78,6 +78,8 @@ class AverageArguments:
             raise ValueError(f"{' and '.join(used)} exclude each other; choose one, or none for the plain mean")
         if self.like_decay is None and (self.window is not None or self.control is not None or self.min_interval != 1):
             raise ValueError("--window, --min-interval and --control need --like-decay")
+        if self.best is None and (self.metric != "metric" or self.lowest):
+            raise ValueError("--metric and --lowest need --best")
         if self.greedy is not None and ("{}" not in self.greedy or self.dry_run):
             raise ValueError(
                 "--greedy must be a command with {} for the path, such as 'python validate.py {}', without --dry-run"
