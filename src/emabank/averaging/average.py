@@ -47,6 +47,7 @@ class AveragePlan:
         nbytes: size of all tensors of one checkpoint.
         batchnorm: names of averaged batch-norm statistics, which fit no network and should be recalibrated.
         key: key of the state dict in the last file; None if the file is the state dict.
+        others: keys of other state dicts in the last file, such as an EMA, which are not averaged.
         in_memory: checkpoints that must be loaded completely: in torch's format from before 1.6, or compressed.
         memory: bytes of memory that averaging takes at most, beside the pages of mapped files, which the system drops
             when memory runs short.
@@ -60,6 +61,7 @@ class AveragePlan:
     nbytes: int
     batchnorm: tuple[str, ...]
     key: str | None
+    others: tuple[str, ...]
     in_memory: tuple[Path, ...]
     memory: int
     differing: tuple[str, ...] = ()
@@ -191,6 +193,7 @@ def _open_and_plan(
         nbytes=sum(spec.nbytes for spec in specs.values()),
         batchnorm=tuple(name for name in averaged if name.rpartition(".")[2] in ("running_mean", "running_var")),
         key=next(iter(last.files.values())).key,
+        others=tuple(key for file in last.files.values() if isinstance(file, TorchFile) for key in file.others),
         in_memory=tuple(checkpoint.path for checkpoint in in_memory),
         memory=MEMORY + sum(spec.nbytes for checkpoint in in_memory for spec in checkpoint.specs.values()),
     )

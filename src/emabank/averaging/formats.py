@@ -251,6 +251,9 @@ class TorchFile:
             raise ValueError(_unreadable(path, error)) from error
         self._content = content
         self.key, self._state = _find_state_dict(path, content, key)
+        self.others = [
+            str(name) for name, value in content.items() if self.key not in (None, name) and _is_state_dict(value)
+        ]
         tensors = {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
         self._tensors = {name: _check_tensor(path, name, tensor) for name, tensor in tensors.items()}
         self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}

@@ -132,12 +132,14 @@ def test_a_long_list_is_shortened_and_skipped_checkpoints_are_listed(
 def test_warnings_name_the_tensor_and_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for step in (1, 2):
         content = {"state_dict": {"codes": torch.tensor([step]), "weight": torch.ones(1)}}
+        content["state_dict_ema"] = content["state_dict"]  # timm loads it in preference
         torch.save(content, tmp_path / f"{step}.ckpt", _use_new_zipfile_serialization=step == 1)
     assert main(["average", str(tmp_path), "-o", str(tmp_path / "average.ckpt")]) == 0
     output = capsys.readouterr().out
     warnings = [line for line in output.splitlines() if line.startswith("Warning: ")]
     assert "'state_dict'" in output
-    assert len(warnings) == 2 and "codes" in warnings[0] and "2.ckpt" in warnings[1]
+    assert len(warnings) == 3 and "state_dict_ema" in warnings[0]
+    assert "codes" in warnings[1] and "2.ckpt" in warnings[2]
 
 
 def test_an_error_is_one_line_and_overwrites_no_file(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -197,6 +197,12 @@ def _show_plan(plan: "AveragePlan", console: Console) -> None:
         f"Tensors{under}: {len(plan.averaged)} averaged in float64 and rounded once{copied}. "
         f"{plan.nbytes / _MB:,.1f} MB per checkpoint. Peak memory: {plan.memory / _MB:,.0f} MB and torch itself.",
     )
+    if plan.others:
+        say(
+            console,
+            f"Warning: {', '.join(map(repr, plan.others))} is not averaged and still that of the last checkpoint. Load "
+            f"{plan.key!r}. timm prefers an EMA, unless use_ema=False.",
+        )
     if plan.batchnorm:
         say(
             console,
