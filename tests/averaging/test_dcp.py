@@ -1,6 +1,8 @@
 """Folders of torch.distributed.checkpoint, written by two processes and averaged by one."""
 
+import os
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from emabank.averaging import average_checkpoints, find_checkpoints, plan_average
 from tests.averaging.test_average import MEASURE, TENSOR
@@ -76,6 +79,22 @@ def test_extra_state_comes_from_the_last_checkpoint(tmp_path: Path, key: str | N
     values = loaded[key] if key else loaded
     assert values.pop("weight").tolist() == [1.5, 1.5, 1.5]
     assert values == {"_extra_state": {"scale": 2}, "layer._extra_state": Path("2")}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_may_have_more_files_than_may_be_open(tmp_path: Path) -> None:
+    for step in (1, 2):
+        state = {f"weight-{number}": torch.full((2,), float(step)) for number in range(60)}
+        writer = FileSystemWriter(tmp_path / f"step-{step}", single_file_per_rank=False, sync_files=False)
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    opened = len(os.listdir("/dev/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, limits[1]))
+    try:
+        average_checkpoints([tmp_path / "step-1", tmp_path / "step-2"], tmp_path / "average.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert load_file(tmp_path / "average.safetensors")["weight-59"].tolist() == [1.5, 1.5]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
