@@ -81,6 +81,14 @@ def test_extra_state_comes_from_the_last_checkpoint(tmp_path: Path, key: str | N
     assert values == {"_extra_state": {"scale": 2}, "layer._extra_state": Path("2")}
 
 
+def test_the_file_by_which_lightning_knows_a_folder_is_copied(trained: Training, tmp_path: Path) -> None:
+    paths = _copy_run(trained[0], tmp_path)
+    for epoch, path in enumerate(paths):
+        torch.save({"epoch": epoch}, path / "meta.pt")
+    average_checkpoints(paths, tmp_path / "average")
+    assert torch.load(tmp_path / "average/meta.pt", weights_only=True) == {"epoch": 2}
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_folder_may_have_more_files_than_may_be_open(tmp_path: Path) -> None:
     for step in (1, 2):

@@ -390,6 +390,7 @@ def _unreadable(path: Path, error: Exception) -> str:
 
 _DCP_METADATA = ".metadata"
 _DCP_WEIGHTS = ".distcp"
+_DCP_LIGHTNING = "meta.pt"  # hyper-parameters and epoch; without it Lightning does not take a folder for a checkpoint
 _DCP_TRAINING_STATE = ("optim", "lr_", "scheduler", "train", "dataloader", "rng", "scaler", "sampler")
 
 
@@ -844,7 +845,7 @@ def _files_to_copy(like: Checkpoint) -> list[Path]:
     return [
         path
         for path in like.folder.iterdir()
-        if path.name == like.index
+        if path.name in (like.index, _DCP_LIGHTNING)
         or (
             path.is_file()
             and not path.name.endswith(_OTHER_WEIGHTS)
