@@ -72,13 +72,20 @@ def test_extra_state_comes_from_the_last_checkpoint(tmp_path: Path, key: str | N
         return {key: values} if key else values
 
     for step in (1, 2):
-        dcp.save(state(step), checkpoint_id=tmp_path / f"step-{step}", no_dist=True)
+        writer = FileSystemWriter(tmp_path / f"step-{step}", single_file_per_rank=False, sync_files=False)
+        dcp.save(state(step), storage_writer=writer, no_dist=True)
     average_checkpoints([tmp_path / "step-1", tmp_path / "step-2"], tmp_path / "average")
     loaded = state(0)
     dcp.load(loaded, checkpoint_id=tmp_path / "average", no_dist=True)
     values = loaded[key] if key else loaded
     assert values.pop("weight").tolist() == [1.5, 1.5, 1.5]
     assert values == {"_extra_state": {"scale": 2}, "layer._extra_state": Path("2")}
+    for file in (tmp_path / "step-2").glob("*.distcp"):
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+        with pytest.raises(ValueError, match="step-2 is damaged"):
+            plan_average([tmp_path / "step-2"])
+        file.write_bytes(content)
 
 
 def test_the_file_by_which_lightning_knows_a_folder_is_copied(trained: Training, tmp_path: Path) -> None:

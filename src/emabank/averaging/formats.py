@@ -518,6 +518,7 @@ class DcpFolder:
             with _damage_named(folder):
                 if not hasattr(entry, "chunks"):
                     self._objects[name] = items[full_name, ()]
+                    self._item(self._objects[name])  # raises if it is not there
                     continue
                 spec = Spec(tuple(entry.size), entry.properties.dtype)
                 shards = [self._open_shard(chunk, items[full_name, tuple(chunk.offsets)]) for chunk in entry.chunks]
@@ -531,7 +532,10 @@ class DcpFolder:
         _check_file_name(file_name)
         with open(self._folder / file_name, "rb") as file:
             # A private mapping, because torch warns of read-only memory.
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[start:stop]
+            memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        if len(memory) < stop:
+            raise ValueError(f"{file_name} has {len(memory):,} of {stop:,} bytes or more")
+        return memory[start:stop]
 
     def _item(self, item: Any) -> memoryview:
         return self._bytes(item.relative_path, item.offset, item.offset + item.length)
