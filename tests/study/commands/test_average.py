@@ -151,6 +151,7 @@ def test_an_error_is_one_line_and_overwrites_no_file(folder: Path, capsys: pytes
         ([str(folder), "-o", str(out), "--last", "7"], "last must be from 1 to 3"),
         ([str(folder / "step-50.safetensors"), "--dry-run"], "two checkpoints or more"),
         ([str(folder / "step-51.safetensors"), "--dry-run"], "No such checkpoint"),
+        ([str(folder), "-o", str(folder / "soup"), "--greedy", "score '{}"], "--greedy must be a command"),
     ):
         assert main(["average", *arguments]) == 1
         printed = capsys.readouterr().err

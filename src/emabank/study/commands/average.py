@@ -152,7 +152,10 @@ def _cook(arguments: AverageArguments, paths: Sequence[Path], console: Console) 
     """Write a greedy soup, using the scores that the user's command prints."""
     from emabank.averaging import greedy_soup
 
-    command = shlex.split(arguments.greedy or "")
+    try:
+        command = shlex.split(arguments.greedy or "")
+    except ValueError as error:
+        raise ValueError(f"--greedy must be a command; got {arguments.greedy!r} ({error})") from None
 
     def score(path: Path) -> float:
         words = [word.replace("{}", str(path)) for word in command]
