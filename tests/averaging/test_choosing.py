@@ -122,6 +122,10 @@ def test_a_metric_is_read_from_the_file_name(tmp_path: Path) -> None:
         best_checkpoints(paths, 2, "accuracy")
     with pytest.raises(ValueError, match="^count must"):
         best_checkpoints(paths, 4, "val_loss")
+    diverged = tmp_path / "epoch=4-val_loss=nan.pt"
+    assert best_checkpoints([diverged, *paths], 1, "val_loss", lowest=True) == paths[1:2]
+    with pytest.raises(ValueError, match="^metric must be the whole name .* got 'loss'"):
+        best_checkpoints([tmp_path / "train_loss=0.1-val_loss=0.9.pt"], 1, "loss")
 
 
 # Greedy soup ----------------------------------------------------------------------------------------------------------

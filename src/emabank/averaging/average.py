@@ -429,9 +429,12 @@ def best_checkpoints(paths: Sequence[Path], count: int, metric: str, *, lowest: 
 
 
 def _metric_of(path: Path, metric: str) -> float:
-    named = re.search(rf"(?<![A-Za-z0-9]){re.escape(metric)}=(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", path.name)
+    number = r"-?(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)"
+    named = re.findall(rf"(?<![A-Za-z0-9]){re.escape(metric)}=({number})", path.name)
+    if len(named) > 1:
+        raise ValueError(f"metric must be the whole name of a number in {path}; got {metric!r}, the end of several.")
     if named:
-        return float(named[1])
+        return float(named[0])
     for file in open_checkpoint(path).files.values():
         value = file.number(metric) if isinstance(file, TorchFile) else None
         if value is not None:
