@@ -1,5 +1,6 @@
 """Folders of torch.distributed.checkpoint, written by two processes and averaged by one."""
 
+import errno
 import os
 import pickle
 import resource
@@ -94,6 +95,23 @@ def test_the_file_by_which_lightning_knows_a_folder_is_copied(trained: Training,
         torch.save({"epoch": epoch}, path / "meta.pt")
     average_checkpoints(paths, tmp_path / "average")
     assert torch.load(tmp_path / "average/meta.pt", weights_only=True) == {"epoch": 2}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_failed_write_names_the_output_and_leaves_no_files(tmp_path: Path) -> None:
+    paths = [tmp_path / "step-1", tmp_path / "step-2"]
+    for path in paths:
+        dcp.save({"weight": torch.ones(100_000)}, checkpoint_id=path, no_dist=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_100, limits[1]))  # the values fit, but not the file with them
+    try:
+        with pytest.raises(OSError, match="average") as caught:
+            average_checkpoints(paths, tmp_path / "average")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert sorted(tmp_path.iterdir()) == paths
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

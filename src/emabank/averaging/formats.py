@@ -600,6 +600,7 @@ class DcpFolder:
 
         `path` is that of its metadata.
         """
+        from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
@@ -615,7 +616,11 @@ class DcpFolder:
             writer = FileSystemWriter(path.parent, sync_files=False)
             values = {**tensors, **{name: io.BytesIO(self._item(item)) for name, item in self._objects.items()}}
             content = values if self.key is None else {self.key: values}
-            save(content, storage_writer=writer, planner=Planner(), no_dist=True)
+            try:
+                save(content, storage_writer=writer, planner=Planner(), no_dist=True)
+            except CheckpointException as error:  # which wraps a full disk, and Ctrl-C
+                reason, _ = next(iter(error.failures.values()))
+                raise (reason.__context__ if isinstance(reason.__context__, OSError) else reason) from None
 
 
 @contextmanager
