@@ -64,6 +64,7 @@ def test_merge_weights_and_their_controls() -> None:
         ("model-0.5B-500.pt", 500),
         ("checkpoint.500.pt", 500),
         ("epoch=3-val_acc=0.91.ckpt", 3),
+        ("epoch=3-v1.ckpt", 3),
     ],
 )
 def test_steps_are_read_from_names(name: str, step: int) -> None:

@@ -298,6 +298,8 @@ def _differs(name: str, chunk: Chunk, weighted: _Weighted) -> bool:
 
 # Which checkpoints, in which order -----------------------------------------------------------------------------------
 
+_VERSION = re.compile(r"-v[0-9]+(?=\.[a-z]|$)")  # of Lightning, in a second run: epoch=3-v1.ckpt, last-v1.ckpt
+
 
 @dataclass(frozen=True)
 class CheckpointList:
@@ -373,8 +375,7 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     paths = sort_checkpoints(folders or files)
     if not paths:
         raise ValueError(f"{folder} holds no checkpoint: neither a file of weights nor a folder with one.")
-    # Lightning's last-v1.ckpt, of a second run, has a version and no number.
-    numbered = [path for path in paths if re.search(r"[0-9]", re.sub(r"-v[0-9]+(\.|$)", "", path.name))]
+    numbered = [path for path in paths if re.search(r"[0-9]", _VERSION.sub("", path.name))]
     if len(numbered) < 2:
         return paths, []
     return numbered, [path for path in paths if path not in numbered]
@@ -386,7 +387,7 @@ def checkpoint_step(path: Path) -> int:
     >>> checkpoint_step(Path("epoch=3-step=1200.ckpt")), checkpoint_step(Path("checkpoint-500"))
     (1200, 500)
     """
-    name = path.name.lower().removesuffix(suffix_of(path))
+    name = _VERSION.sub("", path.name.lower()).removesuffix(suffix_of(path))
     whole_numbers = r"(?<!\d)(?<!\d\.)\d+(?!\.?\d)"  # not the digits of 0.91
     numbers = re.findall(r"step\D?(\d+)", name)[:1] or re.findall(whole_numbers, name)
     if not numbers:
