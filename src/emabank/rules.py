@@ -658,10 +658,10 @@ def decay_merge_weights(steps: Sequence[int], shape: DecayShape, *, control: Dec
     if not steps or any(later <= earlier for earlier, later in pairwise(steps)):
         raise ValueError(f"steps must ascend; got {list(steps)}.")
     factor, window = DECAY_SHAPES[shape], steps[-1] - steps[0]
-    means = [
-        math.fsum(factor((step - steps[0]) / window) for step in range(earlier, later)) / (later - earlier)
-        for earlier, later in pairwise(steps)
-    ]
+    means: list[float] = []
+    for earlier, later in pairwise(steps):
+        between = range(earlier, later, max(1, (later - earlier) // 10_000))  # a step may be a token: enough of them
+        means.append(math.fsum(factor((step - steps[0]) / window) for step in between) / len(between))
     weights = [earlier - later for earlier, later in pairwise([1.0, *means, 0.0])]
     if control == "reversed":
         weights.reverse()

@@ -93,8 +93,10 @@ def test_large_tensors_take_many_chunks_and_progress_counts_bytes(tmp_path: Path
 @pytest.mark.parametrize("dtype", FLOATING)
 def test_equal_values_keep_their_bits(tmp_path: Path, dtype: torch.dtype):
     same = {"weight": torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)}
+    same["weight"][0] = -0.0
     average_checkpoints(write_all(tmp_path, ".pt", [same] * 7), tmp_path / "average.pt", ema_weights(7, 0.9))
     assert_equal(read(tmp_path / "average.pt"), same)
+    assert dtype.is_complex or read(tmp_path / "average.pt")["weight"][0].signbit()
 
 
 def test_a_constant_infinite_mask_is_kept(tmp_path: Path):
@@ -274,6 +276,8 @@ def names_of(*paths: Path) -> list[str]:
     [
         ("step-1000.pt step-200.pt optimizer.pt notes.txt .hidden-1.pt", ["step-200.pt", "step-1000.pt"], []),
         ("epoch=9-step=90.ckpt epoch=10.ckpt last.ckpt", ["epoch=9-step=90.ckpt", "epoch=10.ckpt"], ["last.ckpt"]),
+        ("epoch=1.ckpt epoch=1-v1.ckpt last-v1.ckpt", ["epoch=1-v1.ckpt", "epoch=1.ckpt"], ["last-v1.ckpt"]),
+        ("net-v1.pt net-v2.pt", ["net-v1.pt", "net-v2.pt"], []),
         ("b.pt a.pt c1.pt", ["a.pt", "b.pt", "c1.pt"], []),  # a single number gives no order
     ],
 )

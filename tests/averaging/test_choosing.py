@@ -29,6 +29,13 @@ def test_a_merge_equals_the_end_of_a_decay_with_the_same_gradients(shape) -> Non
     assert float(merged) == pytest.approx(float(branch), rel=1e-12)
 
 
+def test_merge_weights_of_steps_counted_in_tokens() -> None:
+    means = [5 / 6, 5 / 12, 1 / 12]  # of 1 - x / 6, by the midpoints
+    expected = [earlier - later for earlier, later in pairwise([1, *means, 0])]
+    weights = decay_merge_weights([0, 2 * 10**12, 5 * 10**12, 6 * 10**12], "linear")
+    assert weights == pytest.approx(expected, abs=1e-4) and math.fsum(weights) == pytest.approx(1, abs=1e-12)
+
+
 def test_merge_weights_and_their_controls() -> None:
     linear = decay_merge_weights(range(0, 101, 10), "linear")
     assert linear[1:-1] == pytest.approx([0.1] * 9) and linear[0] == pytest.approx(0.045)
@@ -57,6 +64,7 @@ def test_merge_weights_and_their_controls() -> None:
         ("model-0.5B-500.pt", 500),
         ("checkpoint.500.pt", 500),
         ("epoch=3-val_acc=0.91.ckpt", 3),
+        ("epoch=3-v1.ckpt", 3),
     ],
 )
 def test_steps_are_read_from_names(name: str, step: int) -> None:
@@ -94,6 +102,8 @@ def test_the_best_timm_checkpoints_are_chosen_and_averaged(tmp_path: Path) -> No
     paths = [write_timm(tmp_path, epoch, metric) for epoch, metric in enumerate((70.5, 71.5, math.nan, 71.0))]
     assert best_checkpoints(paths, 2, "metric") == [paths[1], paths[3]]
     assert best_checkpoints(paths, 1, "metric", lowest=True) == [paths[0]]
+    with pytest.raises(ValueError, match="^count must be at most 3, .* 'metric' is not NaN; got 4"):
+        best_checkpoints(paths, 4, "metric")
     average_checkpoints(best_checkpoints(paths, 2, "metric"), tmp_path / "average.pth.tar")
     with torch.serialization.safe_globals([argparse.Namespace]):
         average = torch.load(tmp_path / "average.pth.tar", weights_only=True)
@@ -113,6 +123,10 @@ def test_a_metric_is_read_from_the_file_name(tmp_path: Path) -> None:
         best_checkpoints(paths, 2, "accuracy")
     with pytest.raises(ValueError, match="^count must"):
         best_checkpoints(paths, 4, "val_loss")
+    diverged = tmp_path / "epoch=4-val_loss=nan.pt"
+    assert best_checkpoints([diverged, *paths], 1, "val_loss", lowest=True) == paths[1:2]
+    with pytest.raises(ValueError, match="^metric must be the whole name .* got 'loss'"):
+        best_checkpoints([tmp_path / "train_loss=0.1-val_loss=0.9.pt"], 1, "loss")
 
 
 # Greedy soup ----------------------------------------------------------------------------------------------------------
@@ -134,6 +148,13 @@ def test_a_greedy_soup_adds_checkpoints_that_improve_it(tmp_path: Path, suffix: 
     assert [path.stem for path, _ in plan.checkpoints] == ["step-1", "step-3"]
     assert read(tmp_path / f"soup{suffix}")["weight"].tolist() == [-0.25]
     assert len(everything_in(tmp_path)) == 5
+
+
+def test_a_greedy_soup_of_checkpoints_without_a_score_is_refused(tmp_path: Path) -> None:
+    paths = write_all(tmp_path, ".pt", [state(1), state(2)])
+    with pytest.raises(ValueError, match="^score must be a number"):
+        greedy_soup(paths, tmp_path / "soup.pt", lambda path: math.nan)
+    assert everything_in(tmp_path) == ["step-0.pt", "step-1.pt"]
 
 
 def test_a_greedy_soup_writes_no_files_if_the_score_fails(tmp_path: Path) -> None:

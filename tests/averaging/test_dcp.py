@@ -1,14 +1,19 @@
 """Folders of torch.distributed.checkpoint, written by two processes and averaged by one."""
 
+import errno
+import os
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from emabank.averaging import average_checkpoints, find_checkpoints, plan_average
 from tests.averaging.test_average import MEASURE, TENSOR
@@ -57,6 +62,72 @@ def test_shards_by_columns_without_a_key_are_averaged(tmp_path: Path) -> None:
     dcp.load(state, checkpoint_id=tmp_path / "average", no_dist=True)
     expected = 1.5 * torch.arange(35.0).view(5, 7)
     assert torch.equal(state["columns"], expected) and torch.equal(state["rows"], expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("key", ["model", None])
+def test_extra_state_comes_from_the_last_checkpoint(tmp_path: Path, key: str | None) -> None:
+    def state(step: int) -> dict[str, Any]:
+        tensors = {"weight": torch.full((3,), float(step))}
+        values = {**tensors, "_extra_state": {"scale": step}, "layer._extra_state": Path(f"{step}")}
+        return {key: values} if key else values
+
+    for step in (1, 2):
+        writer = FileSystemWriter(tmp_path / f"step-{step}", single_file_per_rank=False, sync_files=False)
+        dcp.save(state(step), storage_writer=writer, no_dist=True)
+    average_checkpoints([tmp_path / "step-1", tmp_path / "step-2"], tmp_path / "average")
+    loaded = state(0)
+    dcp.load(loaded, checkpoint_id=tmp_path / "average", no_dist=True)
+    values = loaded[key] if key else loaded
+    assert values.pop("weight").tolist() == [1.5, 1.5, 1.5]
+    assert values == {"_extra_state": {"scale": 2}, "layer._extra_state": Path("2")}
+    for file in (tmp_path / "step-2").glob("*.distcp"):
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) // 2])
+        with pytest.raises(ValueError, match="step-2 is damaged"):
+            plan_average([tmp_path / "step-2"])
+        file.write_bytes(content)
+
+
+def test_the_file_by_which_lightning_knows_a_folder_is_copied(trained: Training, tmp_path: Path) -> None:
+    paths = _copy_run(trained[0], tmp_path)
+    for epoch, path in enumerate(paths):
+        torch.save({"epoch": epoch}, path / "meta.pt")
+    average_checkpoints(paths, tmp_path / "average")
+    assert torch.load(tmp_path / "average/meta.pt", weights_only=True) == {"epoch": 2}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_failed_write_names_the_output_and_leaves_no_files(tmp_path: Path) -> None:
+    paths = [tmp_path / "step-1", tmp_path / "step-2"]
+    for path in paths:
+        dcp.save({"weight": torch.ones(100_000)}, checkpoint_id=path, no_dist=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400_100, limits[1]))  # the values fit, but not the file with them
+    try:
+        with pytest.raises(OSError, match="average") as caught:
+            average_checkpoints(paths, tmp_path / "average")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_may_have_more_files_than_may_be_open(tmp_path: Path) -> None:
+    for step in (1, 2):
+        state = {f"weight-{number}": torch.full((2,), float(step)) for number in range(60)}
+        writer = FileSystemWriter(tmp_path / f"step-{step}", single_file_per_rank=False, sync_files=False)
+        dcp.save(state, storage_writer=writer, no_dist=True)
+    opened = len(os.listdir("/dev/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 40, limits[1]))
+    try:
+        average_checkpoints([tmp_path / "step-1", tmp_path / "step-2"], tmp_path / "average.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert load_file(tmp_path / "average.safetensors")["weight-59"].tolist() == [1.5, 1.5]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

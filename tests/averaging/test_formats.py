@@ -244,6 +244,13 @@ def test_a_lazy_conjugate_is_copied_by_value(tmp_path: Path):
     assert read(tmp_path / "average.pt")["weight_u"].tolist() == [1 - 2j, 3 + 4j]
 
 
+def test_a_tensor_and_its_lazy_conjugate_are_not_tied(tmp_path: Path):
+    states = [{"weight": value, "adjoint": value.conj()} for value in (torch.tensor([1 + 2j]), torch.tensor([3 - 4j]))]
+    average_checkpoints(write_all(tmp_path, ".pt", states), tmp_path / "average.pt")
+    assert read(tmp_path / "average.pt")["weight"].tolist() == [2 - 1j]
+    assert read(tmp_path / "average.pt")["adjoint"].tolist() == [2 + 1j]
+
+
 def test_the_state_dict_is_detected_or_chosen_by_key(tmp_path: Path):
     one = write_all(tmp_path / "one", ".pt", [{"generator": state(seed), "step": seed} for seed in (1, 2)])
     assert plan_average(one).key == "generator"

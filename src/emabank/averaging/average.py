@@ -47,6 +47,7 @@ class AveragePlan:
         nbytes: size of all tensors of one checkpoint.
         batchnorm: names of averaged batch-norm statistics, which fit no network and should be recalibrated.
         key: key of the state dict in the last file; None if the file is the state dict.
+        others: keys of other state dicts in the last file, such as an EMA, which are not averaged.
         in_memory: checkpoints that must be loaded completely: in torch's format from before 1.6, or compressed.
         memory: bytes of memory that averaging takes at most, beside the pages of mapped files, which the system drops
             when memory runs short.
@@ -60,6 +61,7 @@ class AveragePlan:
     nbytes: int
     batchnorm: tuple[str, ...]
     key: str | None
+    others: tuple[str, ...]
     in_memory: tuple[Path, ...]
     memory: int
     differing: tuple[str, ...] = ()
@@ -191,6 +193,7 @@ def _open_and_plan(
         nbytes=sum(spec.nbytes for spec in specs.values()),
         batchnorm=tuple(name for name in averaged if name.rpartition(".")[2] in ("running_mean", "running_var")),
         key=next(iter(last.files.values())).key,
+        others=tuple(key for file in last.files.values() if isinstance(file, TorchFile) for key in file.others),
         in_memory=tuple(checkpoint.path for checkpoint in in_memory),
         memory=MEMORY + sum(spec.nbytes for checkpoint in in_memory for spec in checkpoint.specs.values()),
     )
@@ -242,8 +245,9 @@ class _Mean:
         wide = torch.complex128 if values.is_complex() else torch.float64
         if values.dtype == wide:
             return _exact_mean(name, chunk, self._weighted)
-        # The rounding of these sums is below half a digit of the result, so elements that are equal keep their bits.
-        total, term = self._buffer("total", wide, len(values)).zero_(), self._buffer("term", wide, len(values))
+        # The rounding of these sums is below half a digit of the result, so elements that are equal keep their bits,
+        # and -0.0 too, because the sums begin with it.
+        total, term = self._buffer("total", wide, len(values)).fill_(-0.0), self._buffer("term", wide, len(values))
         for checkpoint, weight in self._weighted:
             total.add_(term.copy_(checkpoint.read(name, chunk)), alpha=weight)
         if not math.isfinite(total.sum().abs()):
@@ -269,7 +273,7 @@ def _exact_mean(name: str, chunk: Chunk, weighted: _Weighted) -> Tensor:
     for checkpoint, weight in others:
         difference = checkpoint.read(name, chunk).to(base.dtype, copy=True)
         is_equal = difference == base
-        total.add_(difference.sub_(base).masked_fill_(is_equal, 0), alpha=weight)
+        total.add_(difference.sub_(base).masked_fill_(is_equal, -0.0), alpha=weight)
     nonfinite = ~total.isfinite()
     if nonfinite.any() and not total[nonfinite].equal(base[nonfinite]):
         raise ValueError(_nonfinite_error(name, chunk, weighted))
@@ -293,6 +297,8 @@ def _differs(name: str, chunk: Chunk, weighted: _Weighted) -> bool:
 
 
 # Which checkpoints, in which order -----------------------------------------------------------------------------------
+
+_VERSION = re.compile(r"-v[0-9]+(?=\.[a-z]|$)")  # of Lightning, in a second run: epoch=3-v1.ckpt, last-v1.ckpt
 
 
 @dataclass(frozen=True)
@@ -369,7 +375,7 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     paths = sort_checkpoints(folders or files)
     if not paths:
         raise ValueError(f"{folder} holds no checkpoint: neither a file of weights nor a folder with one.")
-    numbered = [path for path in paths if re.search(r"[0-9]", path.name)]
+    numbered = [path for path in paths if re.search(r"[0-9]", _VERSION.sub("", path.name))]
     if len(numbered) < 2:
         return paths, []
     return numbered, [path for path in paths if path not in numbered]
@@ -381,7 +387,7 @@ def checkpoint_step(path: Path) -> int:
     >>> checkpoint_step(Path("epoch=3-step=1200.ckpt")), checkpoint_step(Path("checkpoint-500"))
     (1200, 500)
     """
-    name = path.name.lower().removesuffix(suffix_of(path))
+    name = _VERSION.sub("", path.name.lower()).removesuffix(suffix_of(path))
     whole_numbers = r"(?<!\d)(?<!\d\.)\d+(?!\.?\d)"  # not the digits of 0.91
     numbers = re.findall(r"step\D?(\d+)", name)[:1] or re.findall(whole_numbers, name)
     if not numbers:
@@ -416,14 +422,20 @@ def best_checkpoints(paths: Sequence[Path], count: int, metric: str, *, lowest: 
     if not 1 <= count <= len(paths):
         raise ValueError(f"count must be from 1 to {len(paths)}, the number of checkpoints; got {count}.")
     values = [_metric_of(path, metric) * (-1 if lowest else 1) for path in paths]
+    valid = sum(not math.isnan(value) for value in values)
+    if valid < count:
+        raise ValueError(f"count must be at most {valid}, the checkpoints whose {metric!r} is not NaN; got {count}.")
     ranked = sorted(range(len(paths)), key=lambda position: (math.isnan(values[position]), -values[position]))
     return [paths[position] for position in sorted(ranked[:count])]
 
 
 def _metric_of(path: Path, metric: str) -> float:
-    named = re.search(rf"(?<![A-Za-z0-9]){re.escape(metric)}=(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", path.name)
+    number = r"-?(?:\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|inf)"
+    named = re.findall(rf"(?<![A-Za-z0-9]){re.escape(metric)}=({number})", path.name)
+    if len(named) > 1:
+        raise ValueError(f"metric must be the whole name of a number in {path}; got {metric!r}, the end of several.")
     if named:
-        return float(named[1])
+        return float(named[0])
     for file in open_checkpoint(path).files.values():
         value = file.number(metric) if isinstance(file, TorchFile) else None
         if value is not None:
@@ -457,6 +469,8 @@ def greedy_soup(
     scores = {path: score(path) for path in paths}
     ranked = sorted(paths, key=lambda path: (math.isnan(scores[path]), -scores[path]))
     chosen, best = ranked[:1], scores[ranked[0]]
+    if math.isnan(best):
+        raise ValueError("score must be a number for one checkpoint at least; got NaN for all.")
     if report is not None:
         report(ranked[0], best, True)
     draft = out.with_name(f".{secrets.token_hex(8)}.{out.name}")

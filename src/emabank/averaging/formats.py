@@ -251,6 +251,9 @@ class TorchFile:
             raise ValueError(_unreadable(path, error)) from error
         self._content = content
         self.key, self._state = _find_state_dict(path, content, key)
+        self.others = [
+            str(name) for name, value in content.items() if self.key not in (None, name) and _is_state_dict(value)
+        ]
         tensors = {name: value for name, value in self._state.items() if isinstance(value, Tensor)}
         self._tensors = {name: _check_tensor(path, name, tensor) for name, tensor in tensors.items()}
         self.specs = {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in self._tensors.items()}
@@ -282,7 +285,8 @@ class TorchFile:
         if not tensor.numel():
             return name
         pointer = tensor.untyped_storage().data_ptr()
-        return pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+        lazy = tensor.is_conj(), tensor.is_neg()  # other values in the same memory
+        return pointer, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, lazy
 
     def read(self, name: str, chunk: Chunk) -> Tensor:
         """A chunk of a tensor, flat; read-only."""
@@ -386,6 +390,7 @@ def _unreadable(path: Path, error: Exception) -> str:
 
 _DCP_METADATA = ".metadata"
 _DCP_WEIGHTS = ".distcp"
+_DCP_LIGHTNING = "meta.pt"  # hyper-parameters and epoch; without it Lightning does not take a folder for a checkpoint
 _DCP_TRAINING_STATE = ("optim", "lr_", "scheduler", "train", "dataloader", "rng", "scaler", "sampler")
 
 
@@ -470,11 +475,13 @@ class _MemoryFile(io.RawIOBase):
 
 
 class _Shard(NamedTuple):
-    """A part of a tensor, in memory mapped from a file; `crc` is the checksum of `memory`, 0 if there is none."""
+    """A part of a tensor: where it is in the tensor, and in which bytes of a file; `crc` is their checksum, or 0."""
 
     offsets: tuple[int, ...]
-    values: Tensor
-    memory: memoryview
+    stored: _StoredTensor
+    file_name: str
+    start: int
+    stop: int
     crc: int
 
 
@@ -490,37 +497,55 @@ class DcpFolder:
 
     def __init__(self, folder: Path, key: str | None = None) -> None:
         self._folder = folder
-        self._files: dict[str, memoryview] = {}
         with _damage_named(folder):
             with open(folder / _DCP_METADATA, "rb") as file:
                 metadata = _DcpUnpickler(file).load()
-            entries = {name: entry for name, entry in metadata.state_dict_metadata.items() if hasattr(entry, "chunks")}
+            entries: Mapping[str, Any] = metadata.state_dict_metadata
             # The first part of a name that was nested in the state dict; empty if it was not.
             nested: Mapping[str, Sequence[object]] = metadata.planner_data or {}
             tops = {name: str(nested[name][0]) if len(nested.get(name, ())) > 1 else "" for name in entries}
+            tops = {name: "" if top.endswith("_extra_state") else top for name, top in tops.items()}  # of a module
             items = {(index.fqn, tuple(index.offset or ())): info for index, info in metadata.storage_data.items()}
-        self.key = _find_dcp_key(folder, set(tops.values()), key)
+            keys = {tops[name] for name, entry in entries.items() if hasattr(entry, "chunks")}
+        self.key = _find_dcp_key(folder, keys, key)
         self.specs: dict[str, Spec] = {}
         self._shards: dict[str, list[_Shard]] = {}
+        self._objects: dict[str, Any] = {}  # whatever is not a tensor: where it is
         for full_name, entry in entries.items():
             if tops[full_name] != (self.key or ""):
                 continue
             name = full_name.removeprefix(f"{self.key}.")
             with _damage_named(folder):
+                if not hasattr(entry, "chunks"):
+                    self._objects[name] = items[full_name, ()]
+                    self._item(self._objects[name])  # raises if it is not there
+                    continue
                 spec = Spec(tuple(entry.size), entry.properties.dtype)
                 shards = [self._open_shard(chunk, items[full_name, tuple(chunk.offsets)]) for chunk in entry.chunks]
-                is_complete = sum(shard.values.numel() for shard in shards) == math.prod(spec.shape)
-                if not is_complete or any(shard.values.dtype != spec.dtype for shard in shards):
+                is_complete = sum(math.prod(shard.stored.shape) for shard in shards) == math.prod(spec.shape)
+                if not is_complete or any(shard.stored.dtype != spec.dtype for shard in shards):
                     raise ValueError(f"the shards of {name!r} are not the tensor that {_DCP_METADATA} describes")
             self.specs[name], self._shards[name] = spec, shards
 
+    def _bytes(self, file_name: str, start: int, stop: int) -> memoryview:
+        """Mapped only as long as they are used: a mapping holds a file open, and a large run has thousands of them."""
+        _check_file_name(file_name)
+        with open(self._folder / file_name, "rb") as file:
+            # A private mapping, because torch warns of read-only memory.
+            memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        if len(memory) < stop:
+            raise ValueError(f"{file_name} has {len(memory):,} of {stop:,} bytes or more")
+        return memory[start:stop]
+
+    def _item(self, item: Any) -> memoryview:
+        return self._bytes(item.relative_path, item.offset, item.offset + item.length)
+
+    def _values(self, shard: _Shard) -> Tensor:
+        values = _tensor_at(self._bytes(shard.file_name, shard.start, shard.stop), shard.stored.dtype)
+        return values.as_strided(shard.stored.shape, shard.stored.stride, shard.stored.offset)
+
     def _open_shard(self, chunk: Any, item: Any) -> _Shard:
-        if item.relative_path not in self._files:
-            _check_file_name(item.relative_path)
-            with open(self._folder / item.relative_path, "rb") as file:
-                # A private mapping, because torch warns of read-only memory.
-                self._files[item.relative_path] = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-        memory = self._files[item.relative_path][item.offset : item.offset + item.length]
+        memory = self._item(item)
         with zipfile.ZipFile(cast("Any", _MemoryFile(memory))) as archive:
             root = archive.namelist()[0].partition("/")[0]
             stored: _StoredTensor = _DcpUnpickler(archive.open(f"{root}/data.pkl")).load()
@@ -528,16 +553,20 @@ class DcpFolder:
         if tuple(stored.shape) != tuple(chunk.sizes) or record.compress_type != zipfile.ZIP_STORED:
             raise ValueError(f"a shard in {item.relative_path} is not as {_DCP_METADATA} describes it")
         name_size, extra_size = struct.unpack_from("<HH", memory, record.header_offset + 26)
-        start = record.header_offset + 30 + name_size + extra_size
-        memory = memory[start : start + record.file_size]
-        values = _tensor_at(memory, stored.dtype).as_strided(stored.shape, stored.stride, stored.offset)
-        return _Shard(tuple(chunk.offsets), values, memory, record.CRC)
+        start = item.offset + record.header_offset + 30 + name_size + extra_size
+        stop = min(start + record.file_size, item.offset + item.length)
+        shard = _Shard(tuple(chunk.offsets), stored, item.relative_path, start, stop, record.CRC)
+        self._values(shard)  # raises if it is not in these bytes
+        return shard
 
     def check_checksums(self) -> None:
         """Compare the shards with the checksums of torch.save; `ValueError` if one changed."""
         for name, shards in self._shards.items():
-            if any(shard.crc not in (0, zlib.crc32(shard.memory)) for shard in shards):
-                raise ValueError(f"{self._folder} is damaged: {name!r} does not match its checksum; use another copy.")
+            for shard in shards:
+                if shard.crc not in (0, zlib.crc32(self._bytes(shard.file_name, shard.start, shard.stop))):
+                    raise ValueError(
+                        f"{self._folder} is damaged: {name!r} does not match its checksum; use another copy."
+                    )
 
     def storage_key(self, name: str) -> object:
         """Equal for two names of the same tensor; this format has no such names."""
@@ -553,7 +582,7 @@ class DcpFolder:
         for shard in self._shards[name]:
             common = [
                 (max(start, offset), min(stop, offset + size))
-                for (start, stop), offset, size in zip(box, shard.offsets, shard.values.shape, strict=True)
+                for (start, stop), offset, size in zip(box, shard.offsets, shard.stored.shape, strict=True)
             ]
             if all(start < stop for start, stop in common):
                 target = tuple(
@@ -563,7 +592,7 @@ class DcpFolder:
                     slice(start - offset, stop - offset)
                     for (start, stop), offset in zip(common, shard.offsets, strict=True)
                 )
-                values[target] = shard.values[source]
+                values[target] = self._values(shard)[source]
         return values.reshape(-1)
 
     def write(self, path: Path, new_values: NewValues, aliases: Mapping[str, str]) -> None:
@@ -571,13 +600,27 @@ class DcpFolder:
 
         `path` is that of its metadata.
         """
+        from torch.distributed.checkpoint.api import CheckpointException
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
         from torch.distributed.checkpoint.state_dict_saver import save
+
+        class Planner(DefaultSavePlanner):
+            """Writes pickled objects as they are, because unpickling them could execute code."""
+
+            def transform_object(self, write_item: Any, object: Any) -> Any:
+                return object
 
         with _mapped_values(path.parent, self.specs, new_values, aliases) as tensors, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
             writer = FileSystemWriter(path.parent, sync_files=False)
-            save(tensors if self.key is None else {self.key: tensors}, storage_writer=writer, no_dist=True)
+            values = {**tensors, **{name: io.BytesIO(self._item(item)) for name, item in self._objects.items()}}
+            content = values if self.key is None else {self.key: values}
+            try:
+                save(content, storage_writer=writer, planner=Planner(), no_dist=True)
+            except CheckpointException as error:  # which wraps a full disk, and Ctrl-C
+                reason, _ = next(iter(error.failures.values()))
+                raise (reason.__context__ if isinstance(reason.__context__, OSError) else reason) from None
 
 
 @contextmanager
@@ -811,7 +854,7 @@ def _files_to_copy(like: Checkpoint) -> list[Path]:
     return [
         path
         for path in like.folder.iterdir()
-        if path.name == like.index
+        if path.name in (like.index, _DCP_LIGHTNING)
         or (
             path.is_file()
             and not path.name.endswith(_OTHER_WEIGHTS)

@@ -132,12 +132,14 @@ def test_a_long_list_is_shortened_and_skipped_checkpoints_are_listed(
 def test_warnings_name_the_tensor_and_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     for step in (1, 2):
         content = {"state_dict": {"codes": torch.tensor([step]), "weight": torch.ones(1)}}
+        content["state_dict_ema"] = content["state_dict"]  # timm loads it in preference
         torch.save(content, tmp_path / f"{step}.ckpt", _use_new_zipfile_serialization=step == 1)
     assert main(["average", str(tmp_path), "-o", str(tmp_path / "average.ckpt")]) == 0
     output = capsys.readouterr().out
     warnings = [line for line in output.splitlines() if line.startswith("Warning: ")]
     assert "'state_dict'" in output
-    assert len(warnings) == 2 and "codes" in warnings[0] and "2.ckpt" in warnings[1]
+    assert len(warnings) == 3 and "state_dict_ema" in warnings[0]
+    assert "codes" in warnings[1] and "2.ckpt" in warnings[2]
 
 
 def test_an_error_is_one_line_and_overwrites_no_file(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -149,6 +151,7 @@ def test_an_error_is_one_line_and_overwrites_no_file(folder: Path, capsys: pytes
         ([str(folder), "-o", str(out), "--last", "7"], "last must be from 1 to 3"),
         ([str(folder / "step-50.safetensors"), "--dry-run"], "two checkpoints or more"),
         ([str(folder / "step-51.safetensors"), "--dry-run"], "No such checkpoint"),
+        ([str(folder), "-o", str(folder / "soup"), "--greedy", "score '{}"], "--greedy must be a command"),
     ):
         assert main(["average", *arguments]) == 1
         printed = capsys.readouterr().err
@@ -170,6 +173,8 @@ def test_arguments_are_parsed_or_refused(capsys: pytest.CaptureFixture[str]):
         (["a", "-o", "b", "--last", "0"], "last is 0"),
         (["a", "-o", "b", "--like-decay", "linear", "--best", "3"], "--like-decay and --best"),
         (["a", "-o", "b", "--window", "3"], "--like-decay"),
+        (["a", "-o", "b", "--metric", "loss"], "--best"),
+        (["a", "-o", "b", "--last", "3", "--lowest"], "--best"),
         (["a", "-o", "b", "--greedy", "validate"], "{} for the path"),
     ):
         assert message in error_of(capsys, "average", *words)

@@ -78,6 +78,8 @@ class AverageArguments:
             raise ValueError(f"{' and '.join(used)} exclude each other; choose one, or none for the plain mean")
         if self.like_decay is None and (self.window is not None or self.control is not None or self.min_interval != 1):
             raise ValueError("--window, --min-interval and --control need --like-decay")
+        if self.best is None and (self.metric != "metric" or self.lowest):
+            raise ValueError("--metric and --lowest need --best")
         if self.greedy is not None and ("{}" not in self.greedy or self.dry_run):
             raise ValueError(
                 "--greedy must be a command with {} for the path, such as 'python validate.py {}', without --dry-run"
@@ -150,7 +152,10 @@ def _cook(arguments: AverageArguments, paths: Sequence[Path], console: Console) 
     """Write a greedy soup, using the scores that the user's command prints."""
     from emabank.averaging import greedy_soup
 
-    command = shlex.split(arguments.greedy or "")
+    try:
+        command = shlex.split(arguments.greedy or "")
+    except ValueError as error:
+        raise ValueError(f"--greedy must be a command; got {arguments.greedy!r} ({error})") from None
 
     def score(path: Path) -> float:
         words = [word.replace("{}", str(path)) for word in command]
@@ -195,6 +200,12 @@ def _show_plan(plan: "AveragePlan", console: Console) -> None:
         f"Tensors{under}: {len(plan.averaged)} averaged in float64 and rounded once{copied}. "
         f"{plan.nbytes / _MB:,.1f} MB per checkpoint. Peak memory: {plan.memory / _MB:,.0f} MB and torch itself.",
     )
+    if plan.others:
+        say(
+            console,
+            f"Warning: {', '.join(map(repr, plan.others))} is not averaged and still that of the last checkpoint. Load "
+            f"{plan.key!r}. timm prefers an EMA, unless use_ema=False.",
+        )
     if plan.batchnorm:
         say(
             console,
