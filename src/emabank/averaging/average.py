@@ -17,19 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from emabank.averaging.formats import (
+from emabank.averaging.folders import (
     Checkpoint,
-    Chunk,
-    Spec,
-    TorchFile,
     check_output_path,
-    chunks,
     is_weights_file,
     open_checkpoint,
     suffix_of,
     weights_file,
     write_checkpoint,
 )
+from emabank.averaging.formats import Chunk, Spec, TorchFile, chunks
 
 _Weighted = Sequence[tuple[Checkpoint, float]]
 
