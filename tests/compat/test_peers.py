@@ -120,13 +120,15 @@ def test_a_state_dict_may_hold_more_than_tensors():
     assert torch.equal(average.module.weight, model.weight / 2)
 
 
-def test_a_buffer_outside_the_state_dict_stays_as_it_was():
-    model = build_model("odd")
-    model.mask.zero_()  # timm averages -inf with -inf to NaN
-    ours, peer = ModelEmaV3(model, 0.5), timm.ModelEmaV3(model, 0.5)
+@pytest.mark.parametrize("exclude_buffers", [False, True])
+def test_a_buffer_outside_the_state_dict_stays_as_it_was_unless_buffers_are_copied(exclude_buffers: bool):
+    model = build_model("mlp")
+    model.register_buffer("seen", torch.zeros(1), persistent=False)
+    model.register_buffer("sparse", torch.eye(3).to_sparse(), persistent=False)
+    ours, peer = (kind(model, 0.5, exclude_buffers=exclude_buffers) for kind in (ModelEmaV3, timm.ModelEmaV3))
     model.seen += 1
-    ours.update(model)
-    peer.update(model)
+    for average in (ours, peer):
+        average.update(model)
     assert_same(ours, peer)
     assert torch.equal(ours.module.seen, peer.module.seen)
 
