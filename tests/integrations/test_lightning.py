@@ -444,14 +444,17 @@ def test_a_run_that_is_extended_keeps_the_half_lives_of_its_first_plan(tmp_path:
     assert [longer.bank.decay(name) for name in longer.bank.names] == [first.bank.decay(n) for n in first.bank.names]
 
 
-def test_a_second_fit_resumes_for_the_same_module_and_restarts_for_another():
+def test_a_second_fit_resumes_and_another_trainer_or_module_starts_new_averages():
     module, callback = Module(norm=False), bank_callback()
     trainer = fit(module, callback, epochs=1)
     trainer.fit_loop.max_epochs = 2
     trainer.fit(module, training_loader(), DataLoader(VALIDATION, batch_size=8))
     assert callback.bank.num_steps == 12
-    fit(Module(norm=False), callback, epochs=1)
-    assert callback.bank.num_steps == 6
+    for another in (module, Module(norm=False)):
+        trainer = fit(another, callback, epochs=1, val_check_interval=0.5)
+        assert callback.bank.num_steps == 6
+        assert {row.epoch for row in callback.tracker.history} == {3, 6}
+        assert callback.tracker.history[-1].value == trainer.callback_metrics["val_accuracy/slow"].item()
 
 
 # Errors, and outside of training -------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class CallbackSession:
         self._snapshots: Literal["best", "each"] | None = snapshots
         self._bank: EMABank | None = None
         self._tracker: BestTracker | None = None
-        self._model: nn.Module | None = None
+        self._run: object = None
         self._steps: int | None = None
         self._pending_state: Mapping[str, Any] | None = None
         self._held_state: dict[str, Any] | None = None
@@ -101,15 +101,14 @@ class CallbackSession:
 
     # Training --------------------------------------------------------------------------------------------------------
 
-    def start(self, model: nn.Module, *, steps: float | None = None, resume_for: nn.Module | None = None) -> None:
+    def start(self, model: nn.Module, *, steps: float | None = None, run: object = None) -> None:
         """Build the bank for a model, wrapped or not, and a run of so many steps, if the framework knows.
 
-        The session resumes from a pending state, or from its own state if `resume_for` is the same as last time; then
-        the run is still the first one. A resumed run keeps the length that was planned when it began, because
-        half-lives may be shares of it.
+        The session resumes from a pending state, or from its own state if `run` equals that of last time. A resumed
+        run keeps the length that was planned when it began, because half-lives may be shares of it.
         """
         state = self._pending_state
-        if state is None and resume_for is not None and resume_for is self._model:
+        if state is None and run is not None and run == self._run:
             state = self._state()
         elif state:
             self._steps = state["steps"]
@@ -120,7 +119,7 @@ class CallbackSession:
         self._tracker = None
         if self._criteria:
             self._tracker = BestTracker(self._bank, self._criteria, snapshots=self._snapshots, unit=self._unit)
-        self._model, self._pending_state = resume_for, None
+        self._run, self._pending_state = run, None
         if state:
             self.resume(state)
 

@@ -57,7 +57,8 @@ class EMABankCallback(CallbackSession, pl.Callback):
         """Build the bank: Lightning has wrapped the model, put it on its device and loaded its checkpoint."""
         wrapped = trainer.strategy.model
         steps = trainer.estimated_stepping_batches
-        self.start(pl_module if wrapped is None else wrapped, steps=steps, resume_for=pl_module)
+        # Another Trainer counts steps from 0 again: that is another run.
+        self.start(pl_module if wrapped is None else wrapped, steps=steps, run=(trainer, pl_module))
         self._global_step = trainer.global_step
         self._replace_save_checkpoint(trainer)
         if not trainer.limit_val_batches or not _is_overridden(pl_module.validation_step):
