@@ -216,6 +216,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, average: str 
     assert_equal(other.best_weights(), one.best_weights())
 
 
+@pytest.mark.filterwarnings("ignore:.*steps")
+def test_a_run_that_is_extended_keeps_the_half_lives_of_its_first_plan(tmp_path: Path):
+    callbacks = []
+    for steps in (8, 12):
+        trainer = make_trainer(tmp_path, max_steps=steps, save_strategy="steps", save_steps=8)
+        callbacks.append(EMABankCallback(trainer))  # half-lives are shares of the run
+        trainer.add_callback(callbacks[-1])
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8") if steps > 8 else None)
+    first, longer = (callback.bank for callback in callbacks)
+    assert (first.num_steps, longer.num_steps) == (8, 12)
+    assert [longer.decay(name) for name in longer.names] == [first.decay(name) for name in first.names]
+
+
 def test_a_checkpoint_without_averages_is_refused_unless_resume_from_is_false(tmp_path: Path):
     plain = make_trainer(tmp_path, save_strategy="steps", save_steps=8)
     plain.train()

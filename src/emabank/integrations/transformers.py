@@ -68,15 +68,20 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         handler = self._trainer.callback_handler
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
-        self.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
         path = Path(self._resume_from or _checkpoint(args, state)) / FILE
+        saved: dict[str, Any] | None = None
         if state.global_step > 0 and (self._resume_from is not False or path.is_file()):
             if not path.is_file():
                 raise FileNotFoundError(
                     f"There is no {FILE} in {path.parent} to resume the averages from at step {state.global_step}. "
                     "Pass resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
                 )
-            self.resume(read_state(path, kind=_KIND), only_live=self._resume_from is False)
+            saved = read_state(path, kind=_KIND)
+        if saved is not None and self._resume_from is not False:
+            self.load_state_dict(saved)
+        self.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
+        if saved is not None and self._resume_from is False:
+            self.resume(saved, only_live=True)
         if args.eval_strategy != "no" and self.needs_training_loader:
             check_reiterable(kwargs.get("train_dataloader"))
         self._is_training = True
