@@ -160,6 +160,21 @@ def test_several_evaluation_sets_have_their_own_metrics(tmp_path: Path):
     assert callback.tracker.best("eval_two_loss", "slow").value == min(logged_values(trainer, "eval_two_loss/slow"))
 
 
+@pytest.mark.parametrize(
+    ("criteria", "message"),
+    [
+        (None, "criteria must be metrics of one evaluation set.*got eval_loss"),
+        ({"eval_one_loss": "min", "eval_two_loss": "min"}, "got eval_one_loss, eval_two_loss"),
+        ({"eval_two_los": "min"}, "got none for eval_two_los"),
+    ],
+)
+def test_criteria_that_no_single_evaluation_set_has_are_refused(tmp_path: Path, criteria: Any, message: str):
+    trainer = make_trainer(tmp_path, evaluated={"one": VALIDATION[:8], "two": VALIDATION[8:]})
+    add_bank(trainer, criteria=criteria)
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
 # Other callbacks, and the best weights -------------------------------------------------------------------------------
 
 

@@ -84,6 +84,8 @@ class EMABankCallback(CallbackSession, TrainerCallback):
             self.resume(saved, only_live=True)
         if args.eval_strategy != "no" and self.needs_training_loader:
             check_reiterable(kwargs.get("train_dataloader"))
+        if args.eval_strategy != "no":
+            self._observed_prefix()
         self._is_training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -147,9 +149,22 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         values: Metrics = {LIVE: _numbers(metrics), **averages}
         trainer.log(dict(logged))
         metrics.update(logged)
-        # With several evaluation sets the Trainer calls this once per set: observe the one that the criteria name.
-        if not isinstance(trainer.eval_dataset, Mapping) or self._criteria.keys() <= metrics.keys():
+        if self._observed_prefix() in (None, prefix):
             self.observe(state.global_step, values)
+
+    def _observed_prefix(self) -> str | None:
+        """With several evaluation sets: how the metrics of the one that the criteria name begin."""
+        sets = self._trainer.eval_dataset
+        if not isinstance(sets, Mapping):
+            return None
+        prefixes = [f"eval_{name}" for name in sets]
+        named = [prefix for prefix in prefixes if all(key.startswith(f"{prefix}_") for key in self._criteria)]
+        if not named:
+            raise ValueError(
+                f"criteria must be metrics of one evaluation set, which begin with one of {', '.join(prefixes)}; got "
+                f'{", ".join(self._criteria)}. Pass criteria={{"{prefixes[0]}_loss": "min"}} or the like.'
+            )
+        return max(named, key=len)
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
