@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -124,13 +125,15 @@ class CallbackSession:
             self.resume(state)
 
     def finish(self, model: nn.Module) -> None:
-        """Copy into the model what `finish_with` names; "best" needs a complete validation."""
+        """Copy into the model what `finish_with` names; for "best", warn if there was no complete validation."""
         if self._finish_with is None or self._bank is None:
             return
         if self._finish_with != "best":
             self._bank.copy_to(model, self._finish_with)
         elif any(row.complete for row in self.tracker.history):
             _load_weights(model, self.best_weights())
+        else:
+            warnings.warn('finish_with="best" leaves the live weights: there was no complete validation.', stacklevel=2)
 
     # Validation ------------------------------------------------------------------------------------------------------
 
