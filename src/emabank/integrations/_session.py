@@ -117,6 +117,8 @@ class CallbackSession:
             self._steps = int(steps) if steps is not None and 0 < steps < math.inf else None
         options: dict[str, Any] = {"steps": self._steps, **self._options}
         self._bank = EMABank(model, self._averages, **options)
+        if self._finish_with not in (None, "best"):
+            self._bank.resolve(self._finish_with)  # an unknown name fails now
         self._tracker = None
         if self._criteria:
             self._tracker = BestTracker(self._bank, self._criteria, snapshots=self._snapshots, unit=self._unit)
