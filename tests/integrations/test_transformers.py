@@ -194,6 +194,19 @@ def test_the_best_checkpoint_by_the_metric_of_an_average_contains_it(tmp_path: P
         assert_equal(copies(model), callback.tracker.weights("eval_loss", "slow"))
 
 
+def test_the_averages_are_in_the_checkpoints_of_a_trial(tmp_path: Path):
+    class InSearch(Trainer):
+        def _get_output_dir(self, trial: Any) -> str:  # as a hyperparameter search has it
+            return str(tmp_path / "run-0")
+
+    saving = {"metric_for_best_model": "eval_loss/slow", "greater_is_better": False, "load_best_model_at_end": True}
+    trainer = make_trainer(tmp_path, kind=InSearch, save_strategy="steps", save_steps=4, **saving)
+    callback = add_bank(trainer, snapshots="each")
+    trainer.train()
+    assert_equal(copies(trainer.model), callback.tracker.weights("eval_loss", "slow"))
+    assert {path.parent.parent.name for path in tmp_path.rglob("emabank.pt")} == {"run-0"}
+
+
 @pytest.mark.parametrize("finish_with", ["best", "slow"])
 def test_finish_with_sets_the_final_weights(tmp_path: Path, finish_with: str):
     trainer = make_trainer(tmp_path)

@@ -68,7 +68,7 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         handler = self._trainer.callback_handler
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
-        path = Path(self._resume_from or _checkpoint(args, state)) / FILE
+        path = Path(self._resume_from or self._checkpoint(state)) / FILE
         saved: dict[str, Any] | None = None
         if state.global_step > 0 and (self._resume_from is not False or path.is_file()):
             if not path.is_file():
@@ -95,7 +95,7 @@ class EMABankCallback(CallbackSession, TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the averages and the tracker beside the checkpoint; the best by the metric of an average is of it."""
-        folder = _checkpoint(args, state)
+        folder = self._checkpoint(state)
         is_best = state.best_model_checkpoint is not None and Path(state.best_model_checkpoint).name == folder.name
         average = self.average_of(args.metric_for_best_model) if is_best else None
         with nullcontext() if average is None else self.holding(average):
@@ -104,6 +104,11 @@ class EMABankCallback(CallbackSession, TrainerCallback):
                 write_state(folder / FILE, content, kind=_KIND)
             if average is not None:
                 self._trainer.save_model(str(folder), _internal_call=True)
+
+    def _checkpoint(self, state: TrainerState) -> Path:
+        trainer: Any = self._trainer
+        run = trainer._get_output_dir(trial=trainer._trial)  # each trial of a hyperparameter search has its own
+        return Path(run) / f"checkpoint-{state.global_step}"
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -165,10 +170,6 @@ class EMABankCallback(CallbackSession, TrainerCallback):
                 f'{", ".join(self._criteria)}. Pass criteria={{"{prefixes[0]}_loss": "min"}} or the like.'
             )
         return max(named, key=len)
-
-
-def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 
 def _model(trainer: Trainer) -> nn.Module:
