@@ -297,6 +297,24 @@ def test_frozen_batch_norm_is_not_recomputed():
     assert not module.layers[1].training and module.layers[0].training
 
 
+def test_batch_norm_is_recomputed_on_batches_as_training_gets_them():
+    class Shifted(L.LightningDataModule):
+        train_dataloader = staticmethod(training_loader)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(VALIDATION, batch_size=8)
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return [batch[0] + 5, batch[1]]
+
+    module, callback = Module(), bank_callback(recalibrate=True)
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", precision="64-true", callbacks=[callback], **QUIET)
+    trainer.fit(module, datamodule=Shifted())
+    mean = callback.bank.weights("slow", batchnorm="recomputed")["layers.1.running_mean"]
+    seen = callback.bank.module("slow").layers[0](data(48, seed=1).tensors[0].double() + 5)
+    torch.testing.assert_close(mean, seen.mean(0), check_dtype=False)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([tuple(tensor[:8] for tensor in data(8, seed=1).tensors)])
