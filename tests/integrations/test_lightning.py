@@ -507,6 +507,20 @@ def test_an_error_while_an_average_is_validated_restores_everything(error: type[
     callback.bank.state_dict()  # would raise if an average were applied
 
 
+def test_a_fit_that_fails_before_it_resumes_leaves_nothing_for_the_next(tmp_path: Path):
+    class Failing(Module):
+        def on_validation_start(self) -> None:
+            raise ZeroDivisionError
+
+    fit(Module(), bank_callback(), ModelCheckpoint(tmp_path, filename="last"))
+    callback = bank_callback()
+    with pytest.raises(ZeroDivisionError):
+        fit(Failing(), callback, epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    fit(Module(), callback, epochs=1)
+    assert callback.bank.num_steps == 6
+    assert {row.epoch for row in callback.tracker.history} == {6}
+
+
 def test_the_callback_does_nothing_outside_of_fit():
     module, callback = Module(), bank_callback()
     trainer = fit(module, callback)

@@ -88,9 +88,12 @@ class EMABankCallback(CallbackSession, pl.Callback):
         self._pending_state = None
         vars(trainer).pop("save_checkpoint", None)
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """The same after a fit that failed, for which Lightning calls no teardown."""
+        self.teardown(trainer, pl_module, "fit")
+
     def _replace_save_checkpoint(self, trainer: Any) -> None:
         """Until teardown, what ModelCheckpoint saves as best by the metric of an average is a checkpoint of it."""
-        vars(trainer).pop("save_checkpoint", None)  # of a fit that failed
         save = trainer.save_checkpoint
 
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
