@@ -152,6 +152,18 @@ def test_training_and_its_logs_are_not_changed_by_the_callback(tmp_path: Path):
         assert logged_values(averaged, key) == logged_values(without, key)
 
 
+def test_a_compiled_model_has_the_same_averages(tmp_path: Path):
+    banks = []
+    for compiling in (False, True):
+        backend = {"torch_compile": True, "torch_compile_backend": "eager"} if compiling else {}
+        trainer = make_trainer(tmp_path, max_steps=4, **backend)
+        callback = add_bank(trainer)
+        trainer.train()
+        banks.append(callback.bank)
+    for name in AVERAGES:
+        assert_equal(banks[1].weights(name), banks[0].weights(name))
+
+
 def test_several_evaluation_sets_have_their_own_metrics(tmp_path: Path):
     trainer = make_trainer(tmp_path, evaluated={"one": VALIDATION[:8], "two": VALIDATION[8:]})
     callback = add_bank(trainer, criteria={"eval_two_loss": "min"})

@@ -65,7 +65,7 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Build the bank: the Trainer has wrapped the model and loaded its checkpoint."""
-        handler = self._trainer.callback_handler
+        handler, wrapped = self._trainer.callback_handler, self._trainer.model_wrapped
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
         path = Path(self._resume_from or self._checkpoint(state)) / FILE
@@ -79,7 +79,7 @@ class EMABankCallback(CallbackSession, TrainerCallback):
             saved = read_state(path, kind=_KIND)
         if saved is not None and self._resume_from is not False:
             self.load_state_dict(saved)
-        self.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
+        self.start(_model(self._trainer) if wrapped is None else wrapped, steps=state.max_steps)
         if saved is not None and self._resume_from is False:
             self.resume(saved, only_live=True)
         if args.eval_strategy != "no" and self.needs_training_loader:
