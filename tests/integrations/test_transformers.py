@@ -308,6 +308,13 @@ def test_an_error_while_an_average_is_evaluated_restores_everything(tmp_path: Pa
     callback.bank.state_dict()  # would raise if an average were applied
 
 
+def test_the_callback_of_another_trainer_is_refused(tmp_path: Path):
+    other, trainer = make_trainer(tmp_path), make_trainer(tmp_path)
+    trainer.add_callback(add_bank(other))
+    with pytest.raises(RuntimeError, match="trainer must be the Trainer that trains"):
+        trainer.train()
+
+
 def test_the_callback_does_nothing_outside_of_training(tmp_path: Path):
     trainer = make_trainer(tmp_path, eval_on_start=True)
     callback = add_bank(trainer)

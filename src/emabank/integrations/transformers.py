@@ -65,6 +65,8 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Build the bank: the Trainer has wrapped the model and loaded its checkpoint."""
+        if not self._trainer.is_in_train:
+            raise RuntimeError("trainer must be the Trainer that trains; got another one. Build a callback for each.")
         handler, wrapped = self._trainer.callback_handler, self._trainer.model_wrapped
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
