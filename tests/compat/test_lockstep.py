@@ -221,8 +221,7 @@ def test_arguments_and_attributes_are_the_real_librarys(name: str):
 NOT_OFFERED = {
     "timm v3": {"apply_update_", "apply_update_no_buffers_"},
     "ema_pytorch": {
-        "buffer_names", "get_buffers_iter", "get_params_iter", "inplace_copy", "inplace_lerp", "is_frozen",
-        "parameter_names",
+        "buffer_names", "get_buffers_iter", "get_params_iter", "inplace_copy", "inplace_lerp", "parameter_names",
     },
 }  # fmt: skip
 

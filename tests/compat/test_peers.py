@@ -120,13 +120,15 @@ def test_a_state_dict_may_hold_more_than_tensors():
     assert torch.equal(average.module.weight, model.weight / 2)
 
 
-def test_a_buffer_outside_the_state_dict_stays_as_it_was():
-    model = build_model("odd")
-    model.mask.zero_()  # timm averages -inf with -inf to NaN
-    ours, peer = ModelEmaV3(model, 0.5), timm.ModelEmaV3(model, 0.5)
+@pytest.mark.parametrize("exclude_buffers", [False, True])
+def test_a_buffer_outside_the_state_dict_stays_as_it_was_unless_buffers_are_copied(exclude_buffers: bool):
+    model = build_model("mlp")
+    model.register_buffer("seen", torch.zeros(1), persistent=False)
+    model.register_buffer("sparse", torch.eye(3).to_sparse(), persistent=False)
+    ours, peer = (kind(model, 0.5, exclude_buffers=exclude_buffers) for kind in (ModelEmaV3, timm.ModelEmaV3))
     model.seen += 1
-    ours.update(model)
-    peer.update(model)
+    for average in (ours, peer):
+        average.update(model)
     assert_same(ours, peer)
     assert torch.equal(ours.module.seen, peer.module.seen)
 
@@ -164,8 +166,17 @@ def test_ema_pytorchs_decay_at_every_step(step: int, **options: Any):
     assert ours.get_current_decay() == peer.get_current_decay()
 
 
-def test_switch_ema_writes_the_average_into_the_live_model():
-    options = {**EVERY_STEP, "update_every": 2, "update_model_with_ema_every": 3, "update_model_with_ema_beta": 0.25}
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"update_model_with_ema_beta": 0.25},
+        {"update_model_with_ema_beta": 0.25, "ignore_names": {"0.weight"}, "param_or_buffer_names_no_ema": {"0.bias"}},
+        {"ignore_startswith_names": {"4."}},
+        {"update_model_with_ema_beta": 0.25, "beta": 1.0},
+    ],
+)
+def test_switch_ema_writes_the_average_into_the_live_model(options: dict[str, Any]):
+    options = {**EVERY_STEP, "update_every": 2, "update_model_with_ema_every": 3, **options}
     models = build_model("mlp"), build_model("mlp")
     ours, peer = EMA(models[0], **options), ema_pytorch.EMA(models[1], **options)
     trainings = [steps(model, optimizer="adam") for model in models]
@@ -177,10 +188,22 @@ def test_switch_ema_writes_the_average_into_the_live_model():
             average.update()
         random = torch.get_rng_state()
         assert_same(ours, peer)
+        assert ours.model[1].num_batches_tracked == peer.model[1].num_batches_tracked
     for average in (ours, peer):
         average.update_model_with_ema(0.5)
         average.copy_params_from_model_to_ema()
     assert_same(ours, peer)
+
+
+def test_the_beta_of_construction_decides_whether_the_average_is_frozen():
+    model = build_model("mlp")
+    for beta in (0.9, 1.0):
+        ours, peer = (kind(model, **{**EVERY_STEP, "beta": beta}) for kind in (EMA, ema_pytorch.EMA))
+        for step in steps(model):
+            for average in (ours, peer):
+                average.beta = beta if step < 6 else 1.9 - beta
+                average.update()
+            assert_same(ours, peer)
 
 
 def test_the_first_update_makes_a_lazy_copy():

@@ -115,6 +115,15 @@ def test_metrics_are_logged_under_the_averages_name(monkeypatch: pytest.MonkeyPa
     assert values["loss/slow"] == loop.metrics["slow"]["loss"]
 
 
+def test_a_complete_evaluation_counts_after_a_partial_one_but_not_twice():
+    loop = Run()
+    loop.averages.evaluate(evaluate, at=1, complete=False)
+    loop.epoch(1)
+    assert loop.averages.tracker.best("loss", "slow").value == loop.metrics["slow"]["loss"]
+    with pytest.raises(ValueError, match="already observed at epoch 1"):
+        loop.epoch(1)
+
+
 def test_the_accelerator_saves_and_loads_the_averages(tmp_path: Path):
     uninterrupted = Run()
     for at in (1, 2, 3):

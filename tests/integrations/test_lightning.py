@@ -297,6 +297,24 @@ def test_frozen_batch_norm_is_not_recomputed():
     assert not module.layers[1].training and module.layers[0].training
 
 
+def test_batch_norm_is_recomputed_on_batches_as_training_gets_them():
+    class Shifted(L.LightningDataModule):
+        train_dataloader = staticmethod(training_loader)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(VALIDATION, batch_size=8)
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return [batch[0] + 5, batch[1]]
+
+    module, callback = Module(), bank_callback(recalibrate=True)
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", precision="64-true", callbacks=[callback], **QUIET)
+    trainer.fit(module, datamodule=Shifted())
+    mean = callback.bank.weights("slow", batchnorm="recomputed")["layers.1.running_mean"]
+    seen = callback.bank.module("slow").layers[0](data(48, seed=1).tensors[0].double() + 5)
+    torch.testing.assert_close(mean, seen.mean(0), check_dtype=False)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter([tuple(tensor[:8] for tensor in data(8, seed=1).tensors)])
@@ -444,14 +462,17 @@ def test_a_run_that_is_extended_keeps_the_half_lives_of_its_first_plan(tmp_path:
     assert [longer.bank.decay(name) for name in longer.bank.names] == [first.bank.decay(n) for n in first.bank.names]
 
 
-def test_a_second_fit_resumes_for_the_same_module_and_restarts_for_another():
+def test_a_second_fit_resumes_and_another_trainer_or_module_starts_new_averages():
     module, callback = Module(norm=False), bank_callback()
     trainer = fit(module, callback, epochs=1)
     trainer.fit_loop.max_epochs = 2
     trainer.fit(module, training_loader(), DataLoader(VALIDATION, batch_size=8))
     assert callback.bank.num_steps == 12
-    fit(Module(norm=False), callback, epochs=1)
-    assert callback.bank.num_steps == 6
+    for another in (module, Module(norm=False)):
+        trainer = fit(another, callback, epochs=1, val_check_interval=0.5)
+        assert callback.bank.num_steps == 6
+        assert {row.epoch for row in callback.tracker.history} == {3, 6}
+        assert callback.tracker.history[-1].value == trainer.callback_metrics["val_accuracy/slow"].item()
 
 
 # Errors, and outside of training -------------------------------------------------------------------------------------
@@ -484,6 +505,20 @@ def test_an_error_while_an_average_is_validated_restores_everything(error: type[
     assert trainer.fit_loop.epoch_loop.val_loop is loop
     assert trainer.loggers == [logger]
     callback.bank.state_dict()  # would raise if an average were applied
+
+
+def test_a_fit_that_fails_before_it_resumes_leaves_nothing_for_the_next(tmp_path: Path):
+    class Failing(Module):
+        def on_validation_start(self) -> None:
+            raise ZeroDivisionError
+
+    fit(Module(), bank_callback(), ModelCheckpoint(tmp_path, filename="last"))
+    callback = bank_callback()
+    with pytest.raises(ZeroDivisionError):
+        fit(Failing(), callback, epochs=3, ckpt_path=tmp_path / "last.ckpt")
+    fit(Module(), callback, epochs=1)
+    assert callback.bank.num_steps == 6
+    assert {row.epoch for row in callback.tracker.history} == {6}
 
 
 def test_the_callback_does_nothing_outside_of_fit():

@@ -95,6 +95,22 @@ def test_without_criteria_nothing_is_tracked():
         _ = untracked.tracker
 
 
+def test_finishing_with_an_unknown_average_is_refused_when_training_starts():
+    with pytest.raises(KeyError, match=r"0\.8.*ema-0\.9"):
+        session(finish_with=0.8).start(network())
+    session(finish_with=0.9).start(network())
+
+
+def test_finishing_with_the_best_warns_if_there_was_no_complete_validation():
+    model, finishing = network(), session(recalibrate=False, finish_with="best")
+    finishing.start(model)
+    finishing.observe(1, {"live": {"loss": 1.0}}, complete=False)
+    with pytest.warns(UserWarning, match="no complete validation"):
+        finishing.finish(model)
+    finishing.observe(2, {"live": {"loss": 1.0}})
+    finishing.finish(model)
+
+
 def test_batch_norm_is_recomputed_on_the_requested_number_of_batches():
     model = network()
     for recalibrate, count in ((2, 16), (True, 48)):

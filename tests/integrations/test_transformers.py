@@ -152,12 +152,39 @@ def test_training_and_its_logs_are_not_changed_by_the_callback(tmp_path: Path):
         assert logged_values(averaged, key) == logged_values(without, key)
 
 
+def test_a_compiled_model_has_the_same_averages(tmp_path: Path):
+    banks = []
+    for compiling in (False, True):
+        backend = {"torch_compile": True, "torch_compile_backend": "eager"} if compiling else {}
+        trainer = make_trainer(tmp_path, max_steps=4, **backend)
+        callback = add_bank(trainer)
+        trainer.train()
+        banks.append(callback.bank)
+    for name in AVERAGES:
+        assert_equal(banks[1].weights(name), banks[0].weights(name))
+
+
 def test_several_evaluation_sets_have_their_own_metrics(tmp_path: Path):
     trainer = make_trainer(tmp_path, evaluated={"one": VALIDATION[:8], "two": VALIDATION[8:]})
     callback = add_bank(trainer, criteria={"eval_two_loss": "min"})
     trainer.train()
     assert len(logged_values(trainer, "eval_one_loss/slow")) == len(logged_values(trainer, "eval_two_loss/slow")) == 3
     assert callback.tracker.best("eval_two_loss", "slow").value == min(logged_values(trainer, "eval_two_loss/slow"))
+
+
+@pytest.mark.parametrize(
+    ("criteria", "message"),
+    [
+        (None, "criteria must be metrics of one evaluation set.*got eval_loss"),
+        ({"eval_one_loss": "min", "eval_two_loss": "min"}, "got eval_one_loss, eval_two_loss"),
+        ({"eval_two_los": "min"}, "got none for eval_two_los"),
+    ],
+)
+def test_criteria_that_no_single_evaluation_set_has_are_refused(tmp_path: Path, criteria: Any, message: str):
+    trainer = make_trainer(tmp_path, evaluated={"one": VALIDATION[:8], "two": VALIDATION[8:]})
+    add_bank(trainer, criteria=criteria)
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
 
 
 # Other callbacks, and the best weights -------------------------------------------------------------------------------
@@ -177,6 +204,19 @@ def test_the_best_checkpoint_by_the_metric_of_an_average_contains_it(tmp_path: P
     loaded = ResNetForImageClassification.from_pretrained(tmp_path / f"checkpoint-{best.epoch}")
     for model in (trainer.model, loaded):
         assert_equal(copies(model), callback.tracker.weights("eval_loss", "slow"))
+
+
+def test_the_averages_are_in_the_checkpoints_of_a_trial(tmp_path: Path):
+    class InSearch(Trainer):
+        def _get_output_dir(self, trial: Any) -> str:  # as a hyperparameter search has it
+            return str(tmp_path / "run-0")
+
+    saving = {"metric_for_best_model": "eval_loss/slow", "greater_is_better": False, "load_best_model_at_end": True}
+    trainer = make_trainer(tmp_path, kind=InSearch, save_strategy="steps", save_steps=4, **saving)
+    callback = add_bank(trainer, snapshots="each")
+    trainer.train()
+    assert_equal(copies(trainer.model), callback.tracker.weights("eval_loss", "slow"))
+    assert {path.parent.parent.name for path in tmp_path.rglob("emabank.pt")} == {"run-0"}
 
 
 @pytest.mark.parametrize("finish_with", ["best", "slow"])
@@ -216,6 +256,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, average: str 
     assert_equal(other.best_weights(), one.best_weights())
 
 
+@pytest.mark.filterwarnings("ignore:.*steps")
+def test_a_run_that_is_extended_keeps_the_half_lives_of_its_first_plan(tmp_path: Path):
+    callbacks = []
+    for steps in (8, 12):
+        trainer = make_trainer(tmp_path, max_steps=steps, save_strategy="steps", save_steps=8)
+        callbacks.append(EMABankCallback(trainer))  # half-lives are shares of the run
+        trainer.add_callback(callbacks[-1])
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8") if steps > 8 else None)
+    first, longer = (callback.bank for callback in callbacks)
+    assert (first.num_steps, longer.num_steps) == (8, 12)
+    assert [longer.decay(name) for name in longer.names] == [first.decay(name) for name in first.names]
+
+
 def test_a_checkpoint_without_averages_is_refused_unless_resume_from_is_false(tmp_path: Path):
     plain = make_trainer(tmp_path, save_strategy="steps", save_steps=8)
     plain.train()
@@ -253,6 +306,13 @@ def test_an_error_while_an_average_is_evaluated_restores_everything(tmp_path: Pa
     assert_equal(copies(trainer.model), recorder.weights[-1])
     assert callback in trainer.callback_handler.callbacks and recorder in trainer.callback_handler.callbacks
     callback.bank.state_dict()  # would raise if an average were applied
+
+
+def test_the_callback_of_another_trainer_is_refused(tmp_path: Path):
+    other, trainer = make_trainer(tmp_path), make_trainer(tmp_path)
+    trainer.add_callback(add_bank(other))
+    with pytest.raises(RuntimeError, match="trainer must be the Trainer that trains"):
+        trainer.train()
 
 
 def test_the_callback_does_nothing_outside_of_training(tmp_path: Path):

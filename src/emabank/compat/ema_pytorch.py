@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from emabank.compat._shared import OnNonfinite, copy_, is_skipped, lerp_, pair_modules
+from emabank.compat._shared import OnNonfinite, Pair, copy_, is_skipped, lerp_, pair_modules
 
 
 class EMA(nn.Module):
@@ -86,6 +86,7 @@ class EMA(nn.Module):
         if lazy_init_ema and ema_model is not None:
             raise ValueError("ema_model must be None with lazy_init_ema, which copies the model; got both.")
         self.beta, self.update_after_step, self.update_every = beta, update_after_step, update_every
+        self.is_frozen = beta == 1.0
         self.inv_gamma, self.power, self.min_value = inv_gamma, power, min_value
         self.param_or_buffer_names_no_ema = set(param_or_buffer_names_no_ema)
         self.ignore_names = set(ignore_names)
@@ -175,19 +176,19 @@ class EMA(nn.Module):
         self, ma_model: nn.Module, current_model: nn.Module, current_decay: float | None = None
     ) -> None:
         """Move one module towards another, by the decay of now or another one."""
-        if self.beta == 1.0:
+        if self.is_frozen:
             return
         if self.move_ema_to_online_device:
             ma_model.to(next(current_model.parameters()).device)
+        decay = self.get_current_decay() if current_decay is None else current_decay
+        self._move(pair_modules(ma_model, current_model), decay)
+
+    def _move(self, pairs: list[Pair], decay: float) -> None:
+        """Move or copy each tensor, or leave it alone, as the options say of its name."""
         ignored = tuple(self.ignore_startswith_names)
-        pairs = [
-            pair
-            for pair in pair_modules(ma_model, current_model)
-            if pair.name not in self.ignore_names and not pair.name.startswith(ignored)
-        ]
+        pairs = [pair for pair in pairs if pair.name not in self.ignore_names and not pair.name.startswith(ignored)]
         copied = self.param_or_buffer_names_no_ema
         copy_([pair for pair in pairs if pair.name in copied])
-        decay = self.get_current_decay() if current_decay is None else current_decay
         lerp_([pair for pair in pairs if pair.name not in copied], 1.0 - decay)
 
     def copy_params_from_model_to_ema(self) -> None:
@@ -195,13 +196,19 @@ class EMA(nn.Module):
         copy_(pair_modules(self.ema_model, self.model))
 
     def copy_params_from_ema_to_model(self) -> None:
-        """Copy the average into the live model."""
-        copy_(pair_modules(self.model, self.ema_model))
+        """Copy the average into the live model, which keeps its own integers: those of the average may be old."""
+        copy_(self._live_pairs())
 
     def update_model_with_ema(self, decay: float | None = None) -> None:
         """Move the live model to the average; `decay` is how much of the live model that leaves."""
         decay = self.update_model_with_ema_beta if decay is None else decay
-        lerp_(pair_modules(self.model, self.ema_model), 1.0 - decay)
+        if decay == 0.0:  # a copy of everything, as ema_pytorch has it
+            self.copy_params_from_ema_to_model()
+        elif not self.is_frozen:
+            self._move(self._live_pairs(), decay)
+
+    def _live_pairs(self) -> list[Pair]:
+        return [pair for pair in pair_modules(self.model, self.ema_model) if pair.is_averaged]
 
     def restore_ema_model_device(self) -> None:
         """Move the average to the device of this object's buffers."""

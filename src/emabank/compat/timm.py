@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from emabank._model import tensor_refs
 from emabank.compat._shared import OnNonfinite, Pair, copy_, is_skipped, lerp_, pair_modules, warmed_up
 
 
@@ -32,10 +33,9 @@ class _ModelEma(nn.Module):
 
     def _pairs(self, model: nn.Module) -> list[Pair]:
         """Without the buffers that are in no state dict: they stay as they were at construction."""
-        values = self.module.state_dict().values()
-        saved = {value.data_ptr() for value in values if isinstance(value, torch.Tensor)}
-        pairs = pair_modules(self.module, model)
-        return [pair for pair in pairs if pair.is_parameter or pair.average.data_ptr() in saved]
+        saved = set(map(id, self.module.state_dict(keep_vars=True).values()))
+        unsaved = {ref.name for ref in tensor_refs(self.module) if id(ref.tensor) not in saved}
+        return [pair for pair in pair_modules(self.module, model) if pair.is_parameter or pair.name not in unsaved]
 
 
 class ModelEmaV2(_ModelEma):
@@ -88,7 +88,7 @@ class ModelEmaV3(_ModelEma):
         warmup_power: its exponent.
         device: where the average is kept. None means where the model is.
         foreach: makes no difference: updates are always fused.
-        exclude_buffers: whether buffers are copied and not averaged.
+        exclude_buffers: whether buffers, all of them, are copied and not averaged.
         on_nonfinite: what to do when live weights hold NaN or inf. "ignore" averages them, as timm does; "raise"
             raises a FloatingPointError before anything moves; "skip" skips this update.
 
@@ -136,7 +136,7 @@ class ModelEmaV3(_ModelEma):
 
     def update(self, model: nn.Module, step: int | None = None) -> None:
         """Move the average towards the live model, with the decay of this step."""
-        pairs = self._pairs(model)
+        pairs = pair_modules(self.module, model) if self.exclude_buffers else self._pairs(model)
         if not is_skipped(model.named_parameters(), self.on_nonfinite):
             lerp_([pair for pair in pairs if pair.is_parameter or not self.exclude_buffers], 1.0 - self.get_decay(step))
             copy_([pair for pair in pairs if self.exclude_buffers and not pair.is_parameter])

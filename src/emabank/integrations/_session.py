@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -74,7 +75,7 @@ class CallbackSession:
         self._snapshots: Literal["best", "each"] | None = snapshots
         self._bank: EMABank | None = None
         self._tracker: BestTracker | None = None
-        self._model: nn.Module | None = None
+        self._run: object = None
         self._steps: int | None = None
         self._pending_state: Mapping[str, Any] | None = None
         self._held_state: dict[str, Any] | None = None
@@ -101,15 +102,14 @@ class CallbackSession:
 
     # Training --------------------------------------------------------------------------------------------------------
 
-    def start(self, model: nn.Module, *, steps: float | None = None, resume_for: nn.Module | None = None) -> None:
+    def start(self, model: nn.Module, *, steps: float | None = None, run: object = None) -> None:
         """Build the bank for a model, wrapped or not, and a run of so many steps, if the framework knows.
 
-        The session resumes from a pending state, or from its own state if `resume_for` is the same as last time; then
-        the run is still the first one. A resumed run keeps the length that was planned when it began, because
-        half-lives may be shares of it.
+        The session resumes from a pending state, or from its own state if `run` equals that of last time. A resumed
+        run keeps the length that was planned when it began, because half-lives may be shares of it.
         """
         state = self._pending_state
-        if state is None and resume_for is not None and resume_for is self._model:
+        if state is None and run is not None and run == self._run:
             state = self._state()
         elif state:
             self._steps = state["steps"]
@@ -117,21 +117,25 @@ class CallbackSession:
             self._steps = int(steps) if steps is not None and 0 < steps < math.inf else None
         options: dict[str, Any] = {"steps": self._steps, **self._options}
         self._bank = EMABank(model, self._averages, **options)
+        if self._finish_with not in (None, "best"):
+            self._bank.resolve(self._finish_with)  # an unknown name fails now
         self._tracker = None
         if self._criteria:
             self._tracker = BestTracker(self._bank, self._criteria, snapshots=self._snapshots, unit=self._unit)
-        self._model, self._pending_state = resume_for, None
+        self._run, self._pending_state = run, None
         if state:
             self.resume(state)
 
     def finish(self, model: nn.Module) -> None:
-        """Copy into the model what `finish_with` names; "best" needs a complete validation."""
+        """Copy into the model what `finish_with` names; for "best", warn if there was no complete validation."""
         if self._finish_with is None or self._bank is None:
             return
         if self._finish_with != "best":
             self._bank.copy_to(model, self._finish_with)
         elif any(row.complete for row in self.tracker.history):
             _load_weights(model, self.best_weights())
+        else:
+            warnings.warn('finish_with="best" leaves the live weights: there was no complete validation.', stacklevel=2)
 
     # Validation ------------------------------------------------------------------------------------------------------
 

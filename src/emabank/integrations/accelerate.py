@@ -88,7 +88,7 @@ class AcceleratedBank(CallbackSession):
 
         Args:
             evaluate: Returns the metrics of the model it gets.
-            at: The epoch or step, for the tracker and the log.
+            at: The epoch or step, for the tracker and the log; another one for each complete evaluation.
             complete: False if this is only part of the data; the tracker then records it but never takes it as best.
             log: Whether to log through the accelerator, averages as `<metric>/<average>`.
         """
@@ -100,7 +100,8 @@ class AcceleratedBank(CallbackSession):
         metrics |= self.bank.evaluate(lambda model: _numbers(evaluate(model)), averages=self.bank.names)
         if log:
             self._accelerator.log(metric_names(metrics), step=at)
-        self.observe(at, metrics, complete=complete)
+        if self._tracker is not None:
+            self._tracker.observe(at, metrics, complete=complete)
         return metrics
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

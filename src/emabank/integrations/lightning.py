@@ -57,7 +57,8 @@ class EMABankCallback(CallbackSession, pl.Callback):
         """Build the bank: Lightning has wrapped the model, put it on its device and loaded its checkpoint."""
         wrapped = trainer.strategy.model
         steps = trainer.estimated_stepping_batches
-        self.start(pl_module if wrapped is None else wrapped, steps=steps, resume_for=pl_module)
+        # Another Trainer counts steps from 0 again: that is another run.
+        self.start(pl_module if wrapped is None else wrapped, steps=steps, run=(trainer, pl_module))
         self._global_step = trainer.global_step
         self._replace_save_checkpoint(trainer)
         if not trainer.limit_val_batches or not _is_overridden(pl_module.validation_step):
@@ -87,9 +88,12 @@ class EMABankCallback(CallbackSession, pl.Callback):
         self._pending_state = None
         vars(trainer).pop("save_checkpoint", None)
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """The same after a fit that failed, for which Lightning calls no teardown."""
+        self.teardown(trainer, pl_module, "fit")
+
     def _replace_save_checkpoint(self, trainer: Any) -> None:
         """Until teardown, what ModelCheckpoint saves as best by the metric of an average is a checkpoint of it."""
-        vars(trainer).pop("save_checkpoint", None)  # of a fit that failed
         save = trainer.save_checkpoint
 
         def save_checkpoint(filepath: Any, *args: Any, **kwargs: Any) -> None:
@@ -109,7 +113,7 @@ class EMABankCallback(CallbackSession, pl.Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit" or self._bank is None:
             return
         with preserved_rng(*tree_leaves(trainer.val_dataloaders)), preserved_modes(pl_module):
-            self._recalibrate_with(trainer, pl_module)
+            self._recalibrate_with(trainer)
             metrics = self.bank.evaluate(lambda _: _validate(trainer), averages=self.bank.names)
         self._metrics = {name: _mean_over_ranks(trainer, values) for name, values in metrics.items()}
 
@@ -135,16 +139,11 @@ class EMABankCallback(CallbackSession, pl.Callback):
         is_trial: Any = trainer.fast_dev_run  # pyright: ignore[reportAttributeAccessIssue]
         self.observe(trainer.global_step, numbers, complete=not is_trial)
 
-    def _recalibrate_with(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def _recalibrate_with(self, trainer: pl.Trainer) -> None:
         _restore_training_modes(trainer)
-        strategy = trainer.strategy
-
-        def prepare(batch: Any) -> Any:
-            return strategy.batch_to_device(pl_module.on_before_batch_transfer(batch, 0), pl_module.device)
-
-        with strategy.precision_plugin.forward_context():
+        with trainer.strategy.precision_plugin.forward_context():
             loader = _training_loader(trainer) if self.needs_training_loader else None
-            self.recalibrate(loader, prepare)
+            self.recalibrate(loader, lambda batch: _prepare_batch(trainer, batch))
 
 
 def _is_overridden(method: Any) -> bool:
@@ -173,6 +172,13 @@ def _mean_over_ranks(trainer: pl.Trainer, metrics: dict[str, Tensor]) -> dict[st
 def _restore_training_modes(trainer: Any) -> None:
     """Put the module into its training modes: layers that the user has frozen are in eval mode there."""
     trainer.fit_loop.epoch_loop.val_loop._module_mode.restore(trainer.lightning_module)
+
+
+def _prepare_batch(trainer: Any, batch: Any) -> Any:
+    """Do to a batch what the training loop does: its precision, the hooks of module or data module, the device."""
+    module = trainer.lightning_module
+    batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+    return trainer.strategy.batch_to_device(batch, module.device)
 
 
 def _validate(trainer: Any) -> dict[str, Tensor]:

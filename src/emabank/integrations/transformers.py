@@ -65,20 +65,29 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Build the bank: the Trainer has wrapped the model and loaded its checkpoint."""
-        handler = self._trainer.callback_handler
+        if not self._trainer.is_in_train:
+            raise RuntimeError("trainer must be the Trainer that trains; got another one. Build a callback for each.")
+        handler, wrapped = self._trainer.callback_handler, self._trainer.model_wrapped
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
-        self.start(self._trainer.model_wrapped or _model(self._trainer), steps=state.max_steps)
-        path = Path(self._resume_from or _checkpoint(args, state)) / FILE
+        path = Path(self._resume_from or self._checkpoint(state)) / FILE
+        saved: dict[str, Any] | None = None
         if state.global_step > 0 and (self._resume_from is not False or path.is_file()):
             if not path.is_file():
                 raise FileNotFoundError(
                     f"There is no {FILE} in {path.parent} to resume the averages from at step {state.global_step}. "
                     "Pass resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
                 )
-            self.resume(read_state(path, kind=_KIND), only_live=self._resume_from is False)
+            saved = read_state(path, kind=_KIND)
+        if saved is not None and self._resume_from is not False:
+            self.load_state_dict(saved)
+        self.start(_model(self._trainer) if wrapped is None else wrapped, steps=state.max_steps)
+        if saved is not None and self._resume_from is False:
+            self.resume(saved, only_live=True)
         if args.eval_strategy != "no" and self.needs_training_loader:
             check_reiterable(kwargs.get("train_dataloader"))
+        if args.eval_strategy != "no":
+            self._observed_prefix()
         self._is_training = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -88,7 +97,7 @@ class EMABankCallback(CallbackSession, TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the averages and the tracker beside the checkpoint; the best by the metric of an average is of it."""
-        folder = _checkpoint(args, state)
+        folder = self._checkpoint(state)
         is_best = state.best_model_checkpoint is not None and Path(state.best_model_checkpoint).name == folder.name
         average = self.average_of(args.metric_for_best_model) if is_best else None
         with nullcontext() if average is None else self.holding(average):
@@ -97,6 +106,11 @@ class EMABankCallback(CallbackSession, TrainerCallback):
                 write_state(folder / FILE, content, kind=_KIND)
             if average is not None:
                 self._trainer.save_model(str(folder), _internal_call=True)
+
+    def _checkpoint(self, state: TrainerState) -> Path:
+        trainer: Any = self._trainer
+        run = trainer._get_output_dir(trial=trainer._trial)  # each trial of a hyperparameter search has its own
+        return Path(run) / f"checkpoint-{state.global_step}"
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -142,13 +156,22 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         values: Metrics = {LIVE: _numbers(metrics), **averages}
         trainer.log(dict(logged))
         metrics.update(logged)
-        # With several evaluation sets the Trainer calls this once per set: observe the one that the criteria name.
-        if not isinstance(trainer.eval_dataset, Mapping) or self._criteria.keys() <= metrics.keys():
+        if self._observed_prefix() in (None, prefix):
             self.observe(state.global_step, values)
 
-
-def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+    def _observed_prefix(self) -> str | None:
+        """With several evaluation sets: how the metrics of the one that the criteria name begin."""
+        sets = self._trainer.eval_dataset
+        if not isinstance(sets, Mapping):
+            return None
+        prefixes = [f"eval_{name}" for name in sets]
+        named = [prefix for prefix in prefixes if all(key.startswith(f"{prefix}_") for key in self._criteria)]
+        if not named:
+            raise ValueError(
+                f"criteria must be metrics of one evaluation set, which begin with one of {', '.join(prefixes)}; got "
+                f'{", ".join(self._criteria)}. Pass criteria={{"{prefixes[0]}_loss": "min"}} or the like.'
+            )
+        return max(named, key=len)
 
 
 def _model(trainer: Trainer) -> nn.Module:
