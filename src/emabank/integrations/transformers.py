@@ -70,25 +70,29 @@ class EMABankCallback(CallbackSession, TrainerCallback):
         handler, wrapped = self._trainer.callback_handler, self._trainer.model_wrapped
         # First, so that other callbacks see the metrics of averages. A new list: the handler is iterating over it.
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
-        path = Path(self._resume_from or self._checkpoint(state)) / FILE
-        saved: dict[str, Any] | None = None
-        if state.global_step > 0 and (self._resume_from is not False or path.is_file()):
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"There is no {FILE} in {path.parent} to resume the averages from at step {state.global_step}. "
-                    "Pass resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
-                )
-            saved = read_state(path, kind=_KIND)
-        if saved is not None and self._resume_from is not False:
+        saved, begins_anew = self._saved_state(state), self._resume_from is False
+        if saved is not None and not begins_anew:
             self.load_state_dict(saved)
         self.start(_model(self._trainer) if wrapped is None else wrapped, steps=state.max_steps)
-        if saved is not None and self._resume_from is False:
+        if saved is not None and begins_anew:
             self.resume(saved, only_live=True)
         if args.eval_strategy != "no" and self.needs_training_loader:
             check_reiterable(kwargs.get("train_dataloader"))
         if args.eval_strategy != "no":
             self._observed_prefix()
         self._is_training = True
+
+    def _saved_state(self, state: TrainerState) -> dict[str, Any] | None:
+        """The state beside the checkpoint that the Trainer resumes from, if it resumes."""
+        path = Path(self._resume_from or self._checkpoint(state)) / FILE
+        if state.global_step == 0 or (self._resume_from is False and not path.is_file()):
+            return None
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"There is no {FILE} in {path.parent} to resume the averages from at step {state.global_step}. "
+                "Pass resume_from=the folder of the checkpoint, or resume_from=False to start new averages."
+            )
+        return read_state(path, kind=_KIND)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count an optimizer step, unless the loss scaler skipped it."""
