@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -242,27 +241,21 @@ def _check_data(dataset: Dataset, planned: str) -> None:
         )
 
 
-class StopRequest:
-    """Turns Ctrl-C, SIGTERM and SIGUSR2 (sent by Slurm before it stops a job) into a request to stop.
+@contextmanager
+def stop_requests() -> Generator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C, SIGTERM or SIGUSR2 (sent by Slurm before it stops a job) has come.
 
-    The training loop sees it after the current step, and can write a checkpoint first.
+    The training loop asks after every step, and can write a checkpoint first.
     """
-
-    received = False
-
-    def __enter__(self) -> "StopRequest":
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-        self._before = {number: signal.signal(number, self._receive) for number in numbers}
-        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray blocks it in all its processes
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        for number, handler in self._before.items():
+    numbers, received = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), list[int]()
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray blocks SIGINT in all its processes
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
 
 
 def encode_job(job: Job, place: Place) -> str:
@@ -296,8 +289,8 @@ def task_of(job: Job, place: Place) -> Task:
 def run_job_on_rank(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
     """Run the job that is encoded in the only argument, together with the other ranks (executors.torchrun)."""
     job, place = decode_job(arguments[0])
-    with StopRequest() as request, peer_loss_as_error(group):
-        run_job(job, place, on_progress=on_progress, should_stop=lambda: request.received, group=group)
+    with stop_requests() as should_stop, peer_loss_as_error(group):
+        run_job(job, place, on_progress=on_progress, should_stop=should_stop, group=group)
 
 
 def main(arguments: list[str]) -> int:
@@ -307,11 +300,11 @@ def main(arguments: list[str]) -> int:
     job, place = decode_job(arguments[0])
     try:
         with (
-            StopRequest() as request,
+            stop_requests() as should_stop,
             join_group(job.config.recipe.hardware.device) as group,
             peer_loss_as_error(group),
         ):
-            run_job(job, place, should_stop=lambda: request.received, group=group)
+            run_job(job, place, should_stop=should_stop, group=group)
     except Interrupted as error:
         print(error)
         return 130
