@@ -22,9 +22,8 @@ from emabank.study.evaluate import pairwise_rows, temperature_rows
 from emabank.study.predict import features_of
 from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfer_targets
 from emabank.study.runs.reader import PROTOCOL, ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
-from emabank.study.runs.rows import Row, read_rows
-from emabank.study.runs.storage import file_checksum, with_checksum, write_json
-from emabank.study.runs.writer import write_rows
+from emabank.study.runs.rows import Row, read_rows, rows_text
+from emabank.study.runs.storage import file_checksum, with_checksum, write_json, write_text
 from emabank.study.selection import NOISY_LIVE
 from emabank.study.serialize import run_id, to_dict
 from emabank.study.train import LIVE
@@ -260,7 +259,7 @@ def conclude(
         "has_batchnorm": has_batchnorm,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / ROWS, rows)
+    write_text(folder / ROWS, rows_text(rows))
     checksum = {ROWS_CHECKSUM: file_checksum(folder / ROWS)}
     write_json(folder / SUMMARY, with_checksum({**summary, **checksum}))
     return Protocol(

@@ -41,7 +41,7 @@ def make_parts(
     the same images whatever the noise. The normalisation is measured on the training part only. The test part always
     has its true labels.
     """
-    test = dataset.test.with_clean_labels()
+    test = Images(dataset.test.images, dataset.test.clean, dataset.test.clean)
     if test_subset is not None:
         test = test.take(stratified_subset(test.clean, test_subset, seed=split_seed))
     train, validation = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None
