@@ -233,7 +233,7 @@ class Results:
 
 DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, RecursionError)
 """The exceptions that reading a file with unexpected content can raise."""
-_REPORT = "report"
+_NO_RUNS = ("report", "slurm")
 _VARIANT = re.compile(
     r"step|constant|bootstrap|posthoc|(bootstrap )?every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?"
 )
@@ -395,7 +395,7 @@ class _Reader:
         """List everything in the folder that no study uses as skipped, with the reason."""
         unused: dict[str, list[str]] = {}
         for path in sorted(self.folder.iterdir()):
-            ours = path.name in (*self._used, _REPORT) or (path / REPORT_FILES).is_file()
+            ours = path.name in (*self._used, *_NO_RUNS) or (path / REPORT_FILES).is_file()
             if not ours and not path.name.startswith("."):
                 unused.setdefault(_why_unused(path, all_done=all_done), []).append(path.name)
         for why, names in unused.items():
