@@ -16,8 +16,8 @@ from torch import Tensor
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit, table_stages
 from emabank.study.config import MeasuringConfig, Place, ProtocolConfig, RunConfig
-from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.data.splits import make_parts
 from emabank.study.evaluate import pairwise_rows, temperature_rows
 from emabank.study.predict import features_of
 from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfer_targets
@@ -197,7 +197,7 @@ def plan_protocol(
     `make_model` and its fingerprint are for a user's own network.
     """
     for share in ("80%", "100%"):
-        load_parts(config.data, dataset, share)  # finds an impossible subset before any run starts
+        make_parts(config.data, dataset, share)  # finds an impossible subset before any run starts
     prints: dict[str, Any] = {"data": fingerprint(dataset), "model": model_fingerprint}
     jobs = tuning_jobs(config, **prints)
     targets = transfer_targets(config.transfer, place, config.data)

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from emabank.study.config import DataConfig, Place, RunConfig
-from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
+from emabank.study.data.datasets import load_dataset, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.data.splits import make_parts
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
 from emabank.study.evaluate import is_transferred, predict_kept, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.executors import Task
@@ -136,7 +137,7 @@ def _train(
 ) -> None:
     config = job.config
     epochs = config.recipe.training.epochs
-    parts = load_parts(config.recipe.data, dataset, config.trained_on)
+    parts = make_parts(config.recipe.data, dataset, config.trained_on)
     training = Training(config, parts, make_model, device=device_of(config), group=group)
     targets = transfer_targets(config.transfer, place, config.recipe.data)
     for target, planned in zip(targets, config.transfer_fingerprints, strict=True):
