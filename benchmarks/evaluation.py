@@ -43,7 +43,7 @@ from emabank.study.data.splits import Parts, make_parts, seeded_generator
 from emabank.study.executors.worker import keep_freed_memory
 from emabank.study.metrics import accuracy
 from emabank.study.models import build_network
-from emabank.study.predict import predict, predict_each
+from emabank.study.predict import predict_each
 from emabank.study.run_job import network_of
 from emabank.study.train import Training
 
@@ -231,7 +231,7 @@ def measure_samples(parts: Parts, data: DataConfig, models: Mapping[tuple[str, s
     total, labels = len(parts.train), parts.test.labels.numpy()
 
     def score(model: nn.Module) -> float:
-        return accuracy(predict(model, batches(parts.test, size=BATCH, **known)), labels)
+        return accuracy(predict_each(model, {"live": None}, batches(parts.test, size=BATCH, **known))["live"], labels)
 
     def recalibrated(model: nn.Module, images: int, draw: int, augmented: bool) -> float:
         generator = seeded_generator(f"recalibration on {images}", draw)
