@@ -36,14 +36,14 @@ from benchmarks.peers import decays
 from emabank import EMA, EMABank, recalibrate_batchnorm
 from emabank.study.bench import Contestant, spread
 from emabank.study.config import DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
-from emabank.study.data.datasets import load_dataset, load_parts
+from emabank.study.data.datasets import load_dataset
 from emabank.study.data.images import Images, make_images, normalisation_of
 from emabank.study.data.loader import Loader, batches
-from emabank.study.data.splits import Parts, seeded_generator
+from emabank.study.data.splits import Parts, make_parts, seeded_generator
 from emabank.study.executors.worker import keep_freed_memory
 from emabank.study.metrics import accuracy
 from emabank.study.models import build_network
-from emabank.study.predict import predict, predict_each
+from emabank.study.predict import predict_each
 from emabank.study.run_job import network_of
 from emabank.study.train import Training
 
@@ -212,7 +212,7 @@ def train(dataset_name: str, folder: Path, epochs: int) -> tuple[Parts, DataConf
     )
     dataset = load_dataset(recipe.data, folder)
     config = RunConfig(recipe=recipe, rate=0.4, seed=0, trained_on="100%")
-    parts = load_parts(recipe.data, dataset, config.trained_on)
+    parts = make_parts(recipe.data, dataset, config.trained_on)
     models: dict[tuple[str, str], nn.Module] = {}
 
     def observe(training: Training) -> None:
@@ -231,7 +231,7 @@ def measure_samples(parts: Parts, data: DataConfig, models: Mapping[tuple[str, s
     total, labels = len(parts.train), parts.test.labels.numpy()
 
     def score(model: nn.Module) -> float:
-        return accuracy(predict(model, batches(parts.test, size=BATCH, **known)), labels)
+        return accuracy(predict_each(model, {"live": None}, batches(parts.test, size=BATCH, **known))["live"], labels)
 
     def recalibrated(model: nn.Module, images: int, draw: int, augmented: bool) -> float:
         generator = seeded_generator(f"recalibration on {images}", draw)

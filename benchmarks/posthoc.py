@@ -23,8 +23,8 @@ from emabank import EMA, EMABank, PowerEMA, Uniform
 from emabank.posthoc import Snapshots, synthesize_many
 from emabank.study.bench import conditions
 from emabank.study.config import AveragesConfig, DataConfig, HardwareConfig, Recipe, RunConfig, TrainingConfig
-from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
+from emabank.study.data.splits import make_parts
 from emabank.study.evaluate import by_split
 from emabank.study.run_job import network_of
 from emabank.study.train import Training
@@ -76,7 +76,7 @@ def measure(seed: int, epochs: int, gaps: Sequence[int], folder: Path, dtype: to
         hardware=HardwareConfig(device="cpu"),
     )
     config = RunConfig(recipe=recipe, rate=0.4, seed=seed, trained_on="80%")
-    parts = load_parts(recipe.data, dataset, "80%")
+    parts = make_parts(recipe.data, dataset, "80%")
     training = Training(config, parts, network_of(config, dataset), device=torch.device("cpu"))
     steps = training.schedule.steps
     stops = (steps // 2, steps)

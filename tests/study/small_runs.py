@@ -21,11 +21,10 @@ from emabank.study.config import (
     RunConfig,
     TrainingConfig,
 )
-from emabank.study.data.datasets import load_parts
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.images import Dataset, Images, fingerprint
 from emabank.study.data.loader import MEASURED_AT_ONCE, Loader
-from emabank.study.data.splits import Parts
+from emabank.study.data.splits import Parts, make_parts
 from emabank.study.distributed import ALONE, ProcessGroup
 from emabank.study.run_job import network_of
 from emabank.study.runs import storage
@@ -75,7 +74,7 @@ def config(
 
 
 def parts_of(config: RunConfig) -> Parts:
-    return load_parts(config.recipe.data, digits()[0], config.trained_on)
+    return make_parts(config.recipe.data, digits()[0], config.trained_on)
 
 
 def with_random_test_images(parts: Parts) -> Parts:

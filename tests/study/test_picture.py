@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from emabank.study.config import DataConfig, HardwareConfig, MeasuringConfig, Recipe, RunConfig, TrainingConfig
-from emabank.study.data.datasets import load_parts
+from emabank.study.data.splits import make_parts
 from emabank.study.evaluate import predict_kept, rows_of_kept
 from emabank.study.run_job import network_of
 from tests.study.small_runs import digits, trained
@@ -44,7 +44,7 @@ def test_under_label_noise_the_best_average_is_early_more_accurate_and_memorises
         apart = [abs(a - b) / max(a, b) for a, b in zip(curves[one], curves[other], strict=True)]
         assert sum(apart) / len(apart) > 0.02, f"{one} and {other} are too similar"
 
-    parts = load_parts(recipe.data, digits()[0], "80%")
+    parts = make_parts(recipe.data, digits()[0], "80%")
     on_test = {
         kept.keep.name: row.value
         for kept in predict_kept(training, network_of(config, digits()[0]))

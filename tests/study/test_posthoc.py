@@ -146,6 +146,12 @@ def test_every_window_and_epoch_has_a_value(rows: list[Row]):
     assert set(values(rows, "weight_distance", "averaged")) == {(name, 4) for name in WINDOWS[:3]}
 
 
+def test_only_epochs_that_end_with_a_snapshot_are_tried(tmp_path: Path):
+    run = run_job(Job(config(posthoc=2)), Place(runs=tmp_path), digits()[0])
+    epochs = {row.epoch for row in read_rows(run.path / "posthoc.jsonl")}
+    assert [5 * epoch for epoch in sorted(epochs)] == snapshot_steps(run.path / "posthoc")[1:] == [10, 20]
+
+
 def test_rebuilt_averages_score_like_the_averages_of_the_run(run: RunFolder, rows: list[Row]):
     expected, rebuilt = values(run.rows(), "loss"), values(rows, "loss")
     shared = [key for key in rebuilt if key in expected]

@@ -1,12 +1,14 @@
 """Predictions of several sets of weights in one pass equal those of one model after another, without side effects."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from emabank.study.predict import predict, predict_each
+from emabank.study.predict import predict_each
 from tests.study.small_runs import one_thread as one_thread
 from tests.support.oracle import states_equal
 
@@ -32,6 +34,10 @@ def model() -> nn.Module:
     model.train()
     model.frozen.eval()
     return model
+
+
+def predict(model: nn.Module, batches: Any, **how: Any) -> Any:
+    return predict_each(model, {"live": None}, batches, **how)["live"]
 
 
 def random_weights(seed: int) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import torch
 
 from emabank.study.config import Place
 from emabank.study.data.images import Dataset
-from emabank.study.run_job import Job, StopRequest, encode_job, folder_of, main, run_job
+from emabank.study.run_job import Job, encode_job, folder_of, main, run_job, stop_requests
 from emabank.study.runs.reader import RunFolder
 from emabank.study.runs.storage import read_state
 from tests.study.small_runs import config, digits, files_in, logits_of, network_with, parts_of, with_random_test_images
@@ -133,13 +133,13 @@ def test_a_run_starts_from_its_fork_or_without_it_from_the_beginning(tmp_path: P
 # Stopping
 
 
-def test_a_stop_request_catches_signals_and_restores_the_handlers():
+def test_stop_requests_catch_signals_and_restore_the_handlers():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     for number in (signal.SIGINT, signal.SIGTERM):
-        with StopRequest() as request:
-            assert not request.received
+        with stop_requests() as stop_requested:
+            assert not stop_requested()
             signal.raise_signal(number)
-            assert request.received
+            assert stop_requested()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 

@@ -34,9 +34,11 @@ def windows(averages: AveragesConfig, steps: int) -> dict[str, EMA]:
     return rules(replace(averages, half_lives=tuple(dict.fromkeys((*averages.half_lives, *longer)))), steps)
 
 
-def stops(epochs: int) -> list[int]:
-    """The stopping epochs to try after a run: all of them, or evenly spaced ones of a long run."""
-    return sorted(range(epochs, 0, -math.ceil(epochs / _MOST_STOPS)))
+def stops(epochs: int, snapshots: int) -> list[int]:
+    """The stopping epochs to try after a run: those that end with a snapshot, or evenly spaced ones of a long run."""
+    every = math.ceil(epochs / snapshots)  # as `PosthocRecorder` has it
+    every *= math.ceil(epochs / every / _MOST_STOPS)
+    return [*range(every, epochs, every), epochs]
 
 
 CRITERIA = {"accuracy": "acc.", "loss": "loss"}

@@ -142,11 +142,11 @@ class ReliabilityCurve(NamedTuple):
 
 
 def default_bins(samples: int) -> int:
-    """One bin per 100 samples, at least 5 and at most 100.
+    """One bin per 100 samples, at least 5 (or one per sample) and at most 100.
 
     With fewer samples per bin, even a perfectly calibrated model would score far from 0.
     """
-    return min(100, max(5, samples // 100))
+    return min(100, max(5, samples // 100), samples)
 
 
 def reliability_curve(probabilities: ArrayLike, labels: ArrayLike, *, bins: int | None = None) -> ReliabilityCurve:

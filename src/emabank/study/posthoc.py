@@ -106,15 +106,14 @@ def evaluate_grid(
     measured: list[EpochMetric] = []
     made: dict[str, Synthesis] = {}
     kept = snapshot_steps(folder) if group.is_first else []
-    for epoch in stops(epochs):
+    for epoch in stops(epochs, training.config.posthoc):
         at_step = max((step for step in kept if step <= epoch * steps // epochs), default=0)
         made = group.from_first(synthesize_many(folder, rules, at_step=at_step) if group.is_first else None)
         for name in rules:
             measured += _evaluate(training, parts, make_model, epoch, name, made[name])
-    last = stops(epochs)[-1]
     for name in training.bank.names:
         distance = _distance(made[name].weights, training.bank.weights(name, batchnorm="averaged"))
-        measured.append(EpochMetric(last, name, "averaged", "val", DISTANCE, distance))
+        measured.append(EpochMetric(epochs, name, "averaged", "val", DISTANCE, distance))
     return measured
 
 

@@ -35,11 +35,6 @@ def threads(count: int) -> Generator[None]:
         torch.set_num_threads(before)
 
 
-def predict(model: nn.Module, batches: Batches, *, precision: Precision = "float32") -> Logits:
-    """The logits of a model in eval mode for every image, in the order of the batches."""
-    return predict_each(model, {"live": None}, batches, precision=precision)["live"]
-
-
 def predict_each(
     model: nn.Module,
     weights: Mapping[Key, Mapping[str, Tensor] | None],
@@ -47,10 +42,11 @@ def predict_each(
     *,
     precision: Precision = "float32",
 ) -> dict[Key, Logits]:
-    """The logits of several sets of weights in one pass: each batch is prepared once and seen by all of them.
+    """The logits of several sets of weights in eval mode, for every image in the order of the batches.
 
-    A set is a mapping from the model's own names to tensors (`EMABank.functional` gives one), or None for the weights
-    the model has. The model, its mode and the global random state are unchanged afterwards.
+    Each batch is prepared once and seen by all sets. A set is a mapping from the model's own names to tensors
+    (`EMABank.functional` gives one), or None for the weights the model has. The model, its mode and the global random
+    state are unchanged afterwards.
     """
     outputs: dict[Key, list[Tensor]] = {name: [] for name in weights}
     sets = _untied(model, weights)

@@ -16,15 +16,14 @@ from torch import Tensor
 
 from emabank.study.averages import CRITERIA, NOISY_CRITERIA, kept_by_refit, table_stages
 from emabank.study.config import MeasuringConfig, Place, ProtocolConfig, RunConfig
-from emabank.study.data.datasets import load_parts
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.data.splits import make_parts
 from emabank.study.evaluate import pairwise_rows, temperature_rows
 from emabank.study.predict import features_of
 from emabank.study.run_job import Job, MakeModel, folder_of, network_of, transfer_targets
 from emabank.study.runs.reader import PROTOCOL, ROWS, ROWS_CHECKSUM, SUMMARY, RunFolder
-from emabank.study.runs.rows import Row, read_rows
-from emabank.study.runs.storage import file_checksum, with_checksum, write_json
-from emabank.study.runs.writer import write_rows
+from emabank.study.runs.rows import Row, read_rows, rows_text
+from emabank.study.runs.storage import file_checksum, with_checksum, write_json, write_text
 from emabank.study.selection import NOISY_LIVE
 from emabank.study.serialize import run_id, to_dict
 from emabank.study.train import LIVE
@@ -198,7 +197,7 @@ def plan_protocol(
     `make_model` and its fingerprint are for a user's own network.
     """
     for share in ("80%", "100%"):
-        load_parts(config.data, dataset, share)  # finds an impossible subset before any run starts
+        make_parts(config.data, dataset, share)  # finds an impossible subset before any run starts
     prints: dict[str, Any] = {"data": fingerprint(dataset), "model": model_fingerprint}
     jobs = tuning_jobs(config, **prints)
     targets = transfer_targets(config.transfer, place, config.data)
@@ -260,7 +259,7 @@ def conclude(
         "has_batchnorm": has_batchnorm,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder / ROWS, rows)
+    write_text(folder / ROWS, rows_text(rows))
     checksum = {ROWS_CHECKSUM: file_checksum(folder / ROWS)}
     write_json(folder / SUMMARY, with_checksum({**summary, **checksum}))
     return Protocol(

@@ -11,15 +11,15 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from emabank.study.config import DataConfig, Place, RunConfig
-from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
+from emabank.study.data.datasets import load_dataset, load_transfer_target
 from emabank.study.data.images import Dataset, fingerprint
+from emabank.study.data.splits import make_parts
 from emabank.study.distributed import ALONE, ProcessGroup, join_group, peer_loss_as_error
 from emabank.study.evaluate import is_transferred, predict_kept, rows_of_history, rows_of_kept, rows_of_transfer
 from emabank.study.executors import Task
@@ -137,7 +137,7 @@ def _train(
 ) -> None:
     config = job.config
     epochs = config.recipe.training.epochs
-    parts = load_parts(config.recipe.data, dataset, config.trained_on)
+    parts = make_parts(config.recipe.data, dataset, config.trained_on)
     training = Training(config, parts, make_model, device=device_of(config), group=group)
     targets = transfer_targets(config.transfer, place, config.recipe.data)
     for target, planned in zip(targets, config.transfer_fingerprints, strict=True):
@@ -242,27 +242,21 @@ def _check_data(dataset: Dataset, planned: str) -> None:
         )
 
 
-class StopRequest:
-    """Turns Ctrl-C, SIGTERM and SIGUSR2 (sent by Slurm before it stops a job) into a request to stop.
+@contextmanager
+def stop_requests() -> Generator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C, SIGTERM or SIGUSR2 (sent by Slurm before it stops a job) has come.
 
-    The training loop sees it after the current step, and can write a checkpoint first.
+    The training loop asks after every step, and can write a checkpoint first.
     """
-
-    received = False
-
-    def __enter__(self) -> "StopRequest":
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-        self._before = {number: signal.signal(number, self._receive) for number in numbers}
-        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray blocks it in all its processes
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        for number, handler in self._before.items():
+    numbers, received = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2), list[int]()
+    before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # Ray blocks SIGINT in all its processes
+    try:
+        yield lambda: bool(received)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in before.items():
             signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
 
 
 def encode_job(job: Job, place: Place) -> str:
@@ -296,8 +290,8 @@ def task_of(job: Job, place: Place) -> Task:
 def run_job_on_rank(arguments: Sequence[str], group: ProcessGroup, on_progress: Callable[[Progress], None]) -> None:
     """Run the job that is encoded in the only argument, together with the other ranks (executors.torchrun)."""
     job, place = decode_job(arguments[0])
-    with StopRequest() as request, peer_loss_as_error(group):
-        run_job(job, place, on_progress=on_progress, should_stop=lambda: request.received, group=group)
+    with stop_requests() as should_stop, peer_loss_as_error(group):
+        run_job(job, place, on_progress=on_progress, should_stop=should_stop, group=group)
 
 
 def main(arguments: list[str]) -> int:
@@ -307,11 +301,11 @@ def main(arguments: list[str]) -> int:
     job, place = decode_job(arguments[0])
     try:
         with (
-            StopRequest() as request,
+            stop_requests() as should_stop,
             join_group(job.config.recipe.hardware.device) as group,
             peer_loss_as_error(group),
         ):
-            run_job(job, place, should_stop=lambda: request.received, group=group)
+            run_job(job, place, should_stop=should_stop, group=group)
     except Interrupted as error:
         print(error)
         return 130

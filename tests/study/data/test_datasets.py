@@ -10,8 +10,9 @@ from PIL import Image
 
 from emabank.study.config import DataConfig
 from emabank.study.data import cifar
-from emabank.study.data.datasets import load_dataset, load_parts, load_transfer_target
+from emabank.study.data.datasets import load_dataset, load_transfer_target
 from emabank.study.data.images import fingerprint
+from emabank.study.data.splits import make_parts
 from tests.study.data.made_up import cifar_batch, python2_pickle, write_files
 
 NO_FOLDER = Path("/no/such/folder")
@@ -104,13 +105,13 @@ def test_tiny_imagenet_is_decoded_once_with_progress(tmp_path: Path):
 def test_parts_follow_the_configuration():
     dataset = load_dataset(DataConfig(), NO_FOLDER)
     config = DataConfig(subset=500, test_subset=100, noise=0.4, noise_seed=3, split_seed=5)
-    parts = load_parts(config, dataset, "80%")
+    parts = make_parts(config, dataset, "80%")
     assert (len(parts.train), len(parts.validation or []), len(parts.test)) == (400, 100, 100)
     assert parts.validation is not None and parts.validation.wrong.any() and not parts.test.wrong.any()
-    whole = load_parts(config, dataset, "100%")
+    whole = make_parts(config, dataset, "100%")
     assert whole.validation is None and len(whole.train) == 500 and int(whole.train.wrong.sum()) == 200
     for other in ({"noise_seed": 4}, {"split_seed": 6}):
-        changed = load_parts(DataConfig(**{**vars(config), **other}), dataset, "100%")
+        changed = make_parts(DataConfig(**{**vars(config), **other}), dataset, "100%")
         assert not torch.equal(changed.train.labels, whole.train.labels)
 
 

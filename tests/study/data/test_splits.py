@@ -2,12 +2,14 @@
 
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emabank.study.config import DataConfig
 from emabank.study.data.images import Dataset, make_images, normalisation_of
 from emabank.study.data.splits import (
     Parts,
@@ -17,6 +19,7 @@ from emabank.study.data.splits import (
     stratified_subset,
     symmetric_noise,
 )
+from emabank.study.runs.rows import TrainedOn
 
 some_labels = st.lists(st.integers(0, 6), min_size=1, max_size=80)
 
@@ -48,7 +51,7 @@ def test_a_subset_keeps_the_class_shares_as_exactly_as_possible(labels: list[int
 def test_a_split_is_complete_disjoint_and_stratified(labels: list[int], share: float, seed: int):
     size = round(share * len(labels))
     if not 0 < size < len(labels):
-        with pytest.raises(ValueError, match="leaves one part empty"):
+        with pytest.raises(ValueError, match=f"examples is {size} of them, which leaves one part empty"):
             stratified_split(torch.tensor(labels), share, seed=seed)
         return
     train, validation = (part.tolist() for part in stratified_split(torch.tensor(labels), share, seed=seed))
@@ -115,6 +118,10 @@ def make_dataset(wrong: int = 0) -> Dataset:
     return Dataset("numbers", 5, train=numbered(600, 5, wrong=wrong), test=numbered(90, 5))
 
 
+def parts_of(dataset: Dataset, trained_on: TrainedOn = "80%", **settings: Any) -> Parts:
+    return make_parts(DataConfig(**settings), dataset, trained_on)
+
+
 def validation_of(parts: Parts):
     assert parts.validation is not None
     return parts.validation
@@ -122,7 +129,7 @@ def validation_of(parts: Parts):
 
 def test_training_and_validation_are_disjoint_and_complete():
     dataset = make_dataset()
-    parts = make_parts(dataset)
+    parts = parts_of(dataset)
     train, validation = numbers_of(parts.train), numbers_of(validation_of(parts))
     assert (len(train), len(validation)) == (480, 120)
     assert sorted(train + validation) == list(range(600))
@@ -137,21 +144,21 @@ def test_training_and_validation_are_disjoint_and_complete():
 
 
 def test_the_split_does_not_depend_on_the_noise():
-    plain = make_parts(make_dataset(), subset=200, split_seed=3)
+    plain = parts_of(make_dataset(), subset=200, split_seed=3)
     split = numbers_of(plain.train), numbers_of(validation_of(plain))
     for noise, noise_seed in ((0.4, 0), (0.4, 1), (0.1, 2)):
-        noisy = make_parts(make_dataset(), subset=200, split_seed=3, noise=noise, noise_seed=noise_seed)
+        noisy = parts_of(make_dataset(), subset=200, split_seed=3, noise=noise, noise_seed=noise_seed)
         assert (numbers_of(noisy.train), numbers_of(validation_of(noisy))) == split
         assert noisy.normalisation == plain.normalisation
-    real = make_parts(make_dataset(wrong=300), subset=200, split_seed=3)
+    real = parts_of(make_dataset(wrong=300), subset=200, split_seed=3)
     assert (numbers_of(real.train), numbers_of(validation_of(real))) == split
-    other = make_parts(make_dataset(), subset=200, split_seed=4)
+    other = parts_of(make_dataset(), subset=200, split_seed=4)
     assert numbers_of(other.train) != split[0]
 
 
 def test_training_on_everything_uses_the_images_and_noise_of_both_parts():
     settings = {"subset": 200, "split_seed": 3, "noise": 0.4, "noise_seed": 5}
-    cut, whole = (make_parts(make_dataset(), trained_on=share, **settings) for share in ("80%", "100%"))
+    cut, whole = (parts_of(make_dataset(), share, **settings) for share in ("80%", "100%"))
     assert whole.validation is None
     labels = {
         number: int(label)
@@ -164,7 +171,7 @@ def test_training_on_everything_uses_the_images_and_noise_of_both_parts():
 @pytest.mark.parametrize("settings", [{"noise": 0.5}, {}], ids=["synthetic", "real"])
 def test_validation_images_have_noisy_and_clean_labels(settings):
     dataset = make_dataset() if settings else make_dataset(wrong=300)
-    parts = make_parts(dataset, **settings)
+    parts = parts_of(dataset, **settings)
     validation = validation_of(parts)
     assert validation.wrong.any() and parts.train.wrong.any()
     assert validation.clean.tolist() == [int(dataset.train.clean[number]) for number in numbers_of(validation)]
@@ -174,30 +181,29 @@ def test_validation_images_have_noisy_and_clean_labels(settings):
 
 def test_test_images_have_clean_labels_and_may_be_a_subset():
     dataset = Dataset("numbers", 5, train=numbered(600, 5), test=numbered(90, 5, wrong=50))
-    parts = make_parts(dataset, noise=0.4, test_subset=20)
+    parts = parts_of(dataset, noise=0.4, test_subset=20)
     assert Counter(parts.test.labels.tolist()) == dict.fromkeys(range(5), 4)
     assert not parts.test.wrong.any()
     assert parts.test.labels.tolist() == [int(dataset.test.clean[number]) for number in numbers_of(parts.test)]
 
 
 def test_the_normalisation_uses_the_training_part_only():
-    parts = make_parts(make_dataset())
+    parts = parts_of(make_dataset())
     assert parts.normalisation == normalisation_of(parts.train)
-    assert parts.normalisation != make_parts(make_dataset(), trained_on="100%").normalisation
+    assert parts.normalisation != parts_of(make_dataset(), "100%").normalisation
 
 
 @pytest.mark.parametrize(
     ("wrong", "settings", "message"),
     [
         (0, {"subset": 601}, "a subset of 601 was asked for out of 600 examples; give 1 to 600"),
-        (0, {"test_subset": 0}, "a subset of 0 was asked for out of 90 examples"),
-        (0, {"subset": 2}, "a validation share of 0.2 of 2 examples is 0 of them"),
+        (0, {"test_subset": 91}, "a subset of 91 was asked for out of 90 examples; give 1 to 90"),
         (30, {"noise": 0.2}, "noise is 0.2, but 30 labels of numbers are wrong already; give noise=0"),
     ],
 )
 def test_impossible_sizes_and_synthetic_noise_on_top_of_real_noise_are_refused(wrong, settings, message):
     with pytest.raises(ValueError, match=message):
-        make_parts(make_dataset(wrong=wrong), **settings)
+        parts_of(make_dataset(wrong=wrong), **settings)
 
 
 # Label noise ---------------------------------------------------------------------------------------------------------

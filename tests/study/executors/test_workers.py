@@ -306,7 +306,7 @@ for task in tasks:
     job = _Job(task, warm=executor.warm)
     job.send(signal.SIGINT)
     while job.process.poll() is None: time.sleep(0.01)
-    (root / f"{task.id}.txt").write_text(str(job.process.returncode))
+    (root / f"{task.id}.txt").write_text(str(job.process.poll()))
 tasks = []
 """
     code = "(folder / 'began').touch(); time.sleep(60); done()"

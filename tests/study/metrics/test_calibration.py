@@ -73,7 +73,7 @@ def test_curve_and_ece_follow_their_definition(seed, samples, levels, share):
 
 
 def test_default_number_of_bins():
-    expected = {1: 5, 499: 5, 500: 5, 600: 6, 1999: 19, 2000: 20, 9_999: 99, 10_000: 100, 10_100: 100, 10**6: 100}
+    expected = {1: 1, 4: 4, 499: 5, 500: 5, 600: 6, 1999: 19, 2000: 20, 9_999: 99, 10_000: 100, 10_100: 100, 10**6: 100}
     assert {samples: default_bins(samples) for samples in expected} == expected
     probabilities, labels = make_predictions(0, 730)
     assert len(reliability_curve(probabilities, labels).samples) == 7
@@ -91,8 +91,11 @@ def test_bins_without_samples_are_refused(bins, message):
             measure(probabilities, labels, bins=bins)
     with pytest.raises(ValueError, match=message):
         calibrated_ece(probabilities, bins=bins)
-    with pytest.raises(ValueError, match="bins is 5 for 4 samples; give at least 1 bin and at least as many samples"):
-        ece(probabilities, labels)
+
+
+def test_fewer_than_five_samples_have_a_bin_each():
+    two = [[0.9, 0.1], [0.4, 0.6]], [0, 0]
+    assert ece(*two) == pytest.approx((0.1 + 0.6) / 2)
 
 
 @pytest.mark.parametrize("bins", [1, 20, 100])

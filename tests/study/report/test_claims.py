@@ -23,7 +23,7 @@ from emabank.study.report.claims import (
     within,
 )
 from emabank.study.report.results import Results
-from emabank.study.runs.manifest import Manifest
+from emabank.study.runs.manifest import Manifest, SettingRuns
 from emabank.study.studies.scales import MAIN
 from tests.study.report.example_results import make_results, make_setting
 
@@ -218,6 +218,19 @@ def test_only_settings_of_the_claim_are_used():
     ]  # fmt: skip
     at_scale = evaluate(spec(EVERYWHERE, scale="paper"), make_results(*settings))
     assert {finding.scale for finding in at_scale.findings} == {"paper"}
+
+
+def test_of_two_settings_for_a_pair_the_claims_own_study_decides_which():
+    one, other = make_setting(MAIN), replace(make_setting(MAIN), protocol="protocol-more-seeds")
+    studies = [
+        Manifest(study=study, scale="demo", command="", state="done",
+                 pairs=(SettingRuns(pair=MAIN, title="", protocol=setting.protocol),))
+        for study, setting in (("dynamics", one), ("generalization", other))
+    ]  # fmt: skip
+    used: list[str] = []
+    statistic = replace(EVERYWHERE, sample=lambda setting: used.append(setting.protocol) or [Sample({0: 1.0})])
+    claim = evaluate(spec(statistic), Results(settings=[one, other], studies=studies))
+    assert (used, claim.primary.setting) == (["protocol-more-seeds"], other.title)
 
 
 def test_a_seed_without_the_statistic_is_named():

@@ -69,8 +69,9 @@ def test_foreign_files_are_named(runs: Path):
     assert skipped_in(runs) == {"notes.txt, other, study-notes.txt and 1 more": "not a run of emabank"}
 
 
-def test_reports_and_caches_are_not_named(runs: Path):
+def test_reports_caches_and_files_of_slurm_jobs_are_not_named(runs: Path):
     (runs / "report").mkdir()
+    (runs / "slurm").mkdir()
     (runs / ".emabank-cache").mkdir()
     (runs / "elsewhere").mkdir()
     (runs / "elsewhere" / "files.json").write_text("[]")  # a report, as from `--out runs/elsewhere`

@@ -256,6 +256,19 @@ def test_with_more_seeds_the_old_protocols_stay_in_the_manifest_until_the_new_on
     assert now.state == "done" and now.pairs[0].protocol != before.pairs[0].protocol
 
 
+def test_a_failed_pair_does_not_take_the_old_protocols_of_the_others_out_of_the_manifest(
+    finished_studies: Finished, copied: Place
+):
+    with pytest.raises(KeyboardInterrupt):
+        run_here(
+            ["consistency"],
+            Counting(copied, fails=lambda config: is_wide(config) and config.seed == 7, last=2),
+            change=lambda config: replace(config, seeds=(0, 7)),
+        )
+    now = manifests(copied)["consistency"]
+    assert (now.state, now.pairs) == ("failed", finished_studies[0]["consistency"].pairs)
+
+
 def test_a_programming_error_is_raised_and_not_recorded_as_a_failed_pair(tmp_path: Path):
     def load(config: ProtocolConfig) -> Dataset:
         raise TypeError("a fault")

@@ -1,4 +1,4 @@
-"""Loads a data set by name, and splits it into the parts of a run."""
+"""Loads a data set by name."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from emabank.study.data.cifar import load_cifar, load_cifar_n
 from emabank.study.data.digits import digits_dataset
 from emabank.study.data.folders import ProgressCallback, load_tiny_imagenet
 from emabank.study.data.images import Dataset, Images, downsample, make_images
-from emabank.study.data.splits import Parts, make_parts, stratified_split
+from emabank.study.data.splits import stratified_split
 
 
 def load_dataset(
@@ -41,19 +41,6 @@ def _load(config: DataConfig, folder: Path, cache: Path | None, progress: Progre
             return Dataset(name, 200, train, test)
         case "own":
             raise ValueError("dataset is own, which has no files here; give your data to emabank.study.run_protocol")
-
-
-def load_parts(config: DataConfig, dataset: Dataset, trained_on: str) -> Parts:
-    """Split a data set into the parts of one run, as configured."""
-    return make_parts(
-        dataset,
-        trained_on=trained_on,  # type: ignore[arg-type]
-        subset=config.subset,
-        test_subset=config.test_subset,
-        split_seed=config.split_seed,
-        noise=config.noise,
-        noise_seed=config.noise_seed,
-    )
 
 
 def load_transfer_target(

@@ -42,10 +42,6 @@ class Images:
         clean = labels if self.clean is self.labels else self.clean.index_select(0, places)
         return Images(self.images.index_select(0, places), labels, clean)
 
-    def with_clean_labels(self) -> "Images":
-        """The same images, with the true labels as the given ones."""
-        return Images(self.images, self.clean, self.clean)
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

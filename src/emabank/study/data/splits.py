@@ -2,12 +2,13 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from emabank.study.config import DataConfig
 from emabank.study.data.images import Dataset, Images, Normalisation, normalisation_of
+from emabank.study.runs.rows import TrainedOn
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,28 +26,19 @@ class Parts:
     normalisation: Normalisation
 
 
-def make_parts(
-    dataset: Dataset,
-    *,
-    trained_on: Literal["80%", "100%"] = "80%",
-    subset: int | None = None,
-    test_subset: int | None = None,
-    split_seed: int = 0,
-    noise: float = 0.0,
-    noise_seed: int = 0,
-) -> Parts:
-    """Split a data set into the parts of one run. `DataConfig` explains the arguments.
+def make_parts(config: DataConfig, dataset: Dataset, trained_on: TrainedOn) -> Parts:
+    """Split a data set into the parts of one run.
 
     Subsets and the split are stratified by the true labels and depend on `split_seed` alone, so that a run trains on
     the same images whatever the noise. The normalisation is measured on the training part only. The test part always
     has its true labels.
     """
-    test = dataset.test.with_clean_labels()
-    if test_subset is not None:
-        test = test.take(stratified_subset(test.clean, test_subset, seed=split_seed))
-    train, validation = _with_noise(dataset, subset, split_seed, noise=noise, seed=noise_seed), None
+    test = Images(dataset.test.images, dataset.test.clean, dataset.test.clean)
+    if config.test_subset is not None:
+        test = test.take(stratified_subset(test.clean, config.test_subset, seed=config.split_seed))
+    train, validation = _with_noise(config, dataset), None
     if trained_on == "80%":
-        index, held_back = stratified_split(train.clean, 0.2, seed=split_seed)
+        index, held_back = stratified_split(train.clean, 0.2, seed=config.split_seed)
         train, validation = train.take(index), train.take(held_back)
     return Parts(train, validation, test, dataset.classes, normalisation_of(train))
 
@@ -102,18 +94,18 @@ def seeded_generator(purpose: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:4], "little"))
 
 
-def _with_noise(dataset: Dataset, subset: int | None, split_seed: int, *, noise: float, seed: int) -> Images:
+def _with_noise(config: DataConfig, dataset: Dataset) -> Images:
     """The training images or a subset of them, with synthetic label noise if configured."""
-    images = dataset.train
+    images, noise = dataset.train, config.noise
     if noise and bool(images.wrong.any()):
         raise ValueError(
             f"noise is {noise}, but {int(images.wrong.sum())} labels of {dataset.name} are wrong already; "
             "give noise=0, or a data set with true labels"
         )
-    if subset is not None:
-        images = images.take(stratified_subset(images.clean, subset, seed=split_seed))
+    if config.subset is not None:
+        images = images.take(stratified_subset(images.clean, config.subset, seed=config.split_seed))
     if noise:
-        labels = symmetric_noise(images.clean, noise, classes=dataset.classes, seed=seed)
+        labels = symmetric_noise(images.clean, noise, classes=dataset.classes, seed=config.noise_seed)
         images = Images(images.images, labels, images.clean)
     return images
 

@@ -140,10 +140,6 @@ class ForkedWorker:
         """The exit code, negative for a signal; None while it runs."""
         return self._process.exitcode
 
-    @property
-    def returncode(self) -> int | None:
-        return self._process.exitcode
-
 
 def _start_server(environment: Mapping[str, str]) -> None:
     """Start the process that workers are forked from, unless it is running.

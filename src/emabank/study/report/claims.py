@@ -238,10 +238,17 @@ class Claim:
 
 
 def evaluate(spec: ClaimSpec, results: Results) -> Claim:
-    """Test a claim in every setting that it is about."""
+    """Test a claim in every setting that it is about: of several for one pair, that of the claim's first study."""
+    own = {
+        (study.scale, ran.pair): ran.protocol
+        for study in results.studies
+        for ran in study.pairs
+        if study.study == spec.studies[0]
+    }
     samples = {statistic.key: list[Sample]() for statistic in spec.statistics}
     for setting in results.of(*spec.pairs):
-        if spec.scale in (None, setting.scale):
+        is_own = own.get((setting.scale, setting.pair)) in (None, setting.protocol)
+        if is_own and spec.scale in (None, setting.scale):
             for statistic in spec.statistics:
                 for sample in statistic.sample(setting):
                     by_seed = {**dict.fromkeys(setting.seeds), **sample.by_seed}  # every missing seed is reported

@@ -513,7 +513,7 @@ def reliability_of(setting: Setting, column: str, *, scaled: bool) -> Reliabilit
         if scaled:
             logits = apply_temperature(logits, fit_temperature(*predictions["val"]))
         probabilities = softmax(logits)
-        bins = min(_MOST_BINS, default_bins(len(labels)), len(labels))
+        bins = min(_MOST_BINS, default_bins(len(labels)))
         curves.append(reliability_curve(probabilities, labels, bins=bins))
         errors.append(ece(probabilities, labels))
     return Reliability(curves, errors) if len({len(curve.samples) for curve in curves}) == 1 else None

@@ -233,8 +233,7 @@ class Results:
 
 DAMAGE = (ValueError, OSError, LookupError, TypeError, AttributeError, RecursionError)
 """The exceptions that reading a file with unexpected content can raise."""
-_REPORT = "report"
-_PROTOCOL = "protocol-"
+_NO_RUNS = ("report", "slurm")
 _VARIANT = re.compile(
     r"step|constant|bootstrap|posthoc|(bootstrap )?every [1-9][0-9]{0,8}|tune at [0-9]{1,4}(\.[0-9]{1,8})?"
 )
@@ -396,7 +395,7 @@ class _Reader:
         """List everything in the folder that no study uses as skipped, with the reason."""
         unused: dict[str, list[str]] = {}
         for path in sorted(self.folder.iterdir()):
-            ours = path.name in (*self._used, _REPORT) or (path / REPORT_FILES).is_file()
+            ours = path.name in (*self._used, *_NO_RUNS) or (path / REPORT_FILES).is_file()
             if not ours and not path.name.startswith("."):
                 unused.setdefault(_why_unused(path, all_done=all_done), []).append(path.name)
         for why, names in unused.items():
@@ -409,7 +408,7 @@ class _Reader:
 
 def _why_unused(path: Path, *, all_done: bool) -> str:
     try:
-        if path.is_dir() and path.name.startswith(_PROTOCOL):
+        if path.is_dir() and path.name.startswith(files.PROTOCOL):
             return "a protocol of no study (from `emabank protocol`, or a study with other settings)"
         if not any((path / name).exists() for name in (files.CONFIG, files.DONE, files.FAILED)):
             return "a run that is being started" if (path / files.LOG).exists() else "not a run of emabank"

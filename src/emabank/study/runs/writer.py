@@ -146,7 +146,7 @@ class RunWriter(RunFolder):
 
     def _write_rows(self, name: str, rows: Iterable[Row]) -> None:
         self._refuse_when_done()
-        write_rows(self.path / name, rows)
+        write_text(self.path / name, rows_text(rows))
 
     def _refuse_when_done(self) -> None:
         if (self.path / DONE).exists():
@@ -158,10 +158,6 @@ def mark_failed(path: Path, message: str) -> None:
     run = RunWriter(path)
     with suppress(LockedError), locked(path / LOCK, what=f"run {run.id}"):
         run.fail(message)
-
-
-def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    write_text(Path(path), rows_text(rows))
 
 
 # Opening -------------------------------------------------------------------------------------------------------------

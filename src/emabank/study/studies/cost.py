@@ -153,7 +153,7 @@ def cost_of(config: RunConfig, speed: Speed) -> Cost:
     chosen = _CHOSEN + _CHOSEN_NOISY * recipe.data.has_wrong_labels
     kept = 1 + (chosen if config.trained_on == "80%" else len(config.keep) + config.swa)
     at_the_end = kept * (on_train + held_out + test) + (0 if config.swa else _TRANSFERRED * _HEAD * targets)
-    tried = len(stops(epochs)) * len(windows(recipe.averages, epochs)) if config.posthoc else 0
+    tried = len(stops(epochs, config.posthoc)) * len(windows(recipe.averages, epochs)) if config.posthoc else 0
     looks = math.ceil(epochs / measuring.train_every) if measuring.on_train else 0
     forward = epochs * each_epoch + looks * sets * on_train + at_the_end + tried * (learnt + held_out)
     trained = epochs * learnt

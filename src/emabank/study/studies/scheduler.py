@@ -187,7 +187,7 @@ def run_studies(
         manifests = [_manifest(study, scale, settings, overheads, command=command, state=state) for study in studies]
         for manifest in manifests:
             pairs = manifest.pairs
-            if manifest.state == "running" and manifest.study in earlier:
+            if state == "running" and manifest.study in earlier:
                 before = {ran.pair: ran for ran in earlier[manifest.study].pairs}
                 pairs = tuple(before.get(ran.pair, ran) if ran.protocol is None else ran for ran in pairs)
             write_manifest(replace(manifest, pairs=pairs), place.runs)
