@@ -324,7 +324,7 @@ def test_a_closed_pipe_prints_no_error():
 def test_missing_data_is_an_error_with_the_command_to_fetch_it(dry: bool, tmp_path: Path, capsys: Capture):
     place = ["--data", str(tmp_path / "data"), "--runs", str(tmp_path / "runs")]
     message = error_of(capsys, "protocol", "--dataset", "cifar10", *place, *["--dry-run"] * dry, code=1)
-    assert message.startswith(f"{tmp_path}/data holds neither cifar-10-batches-py/data_batch_1, ")
+    assert message.startswith(f"{tmp_path}/data holds neither cifar-10-batches-py/data_batch_1 and ")
     assert f"nor cifar-10-python.tar.gz; run `emabank data fetch cifar10 --data {tmp_path}/data`" in message
     assert everything_in(tmp_path) == []
 
