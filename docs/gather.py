@@ -70,7 +70,8 @@ def _with_links_of_the_site(page: Path, root: Path) -> tuple[str, list[Path]]:
         linked.append(path)
         return f"{label}({os.path.relpath(_place(path), _place(page).parent)}{anchor})"
 
-    parts = _FENCE.split((root / page).read_text())
+    # A table of the report begins with a small heading; without a large one, mkdocs would make one of the file's name.
+    parts = _FENCE.split(re.sub(r"\A#+ ", "# ", (root / page).read_text()))
     return "".join(part if part.startswith("```") else _LINK.sub(turned, part) for part in parts), linked
 
 

@@ -258,6 +258,12 @@ def test_a_missing_folder_of_runs_is_a_clear_error(
     assert everything_in(tmp_path) == ["file"]
 
 
+def test_a_file_where_a_folder_is_to_be_made_is_named(tmp_path: Path, capsys: Capture):
+    (tmp_path / "file").touch()
+    message = error_of(capsys, "demo", "--epochs", "1", "--out", str(tmp_path / "file"), code=1)
+    assert message == f"{tmp_path}/file: A file, not a folder"
+
+
 def test_a_full_disk_is_a_clear_error_and_leaves_no_partial_file(tmp_path: Path):
     result = run_with_file_limit(1000, ["demo", "--epochs", "1", "--out", str(tmp_path)], "emabank.study.demo")
     assert result.returncode == 1, result.stderr
@@ -324,7 +330,7 @@ def test_a_closed_pipe_prints_no_error():
 def test_missing_data_is_an_error_with_the_command_to_fetch_it(dry: bool, tmp_path: Path, capsys: Capture):
     place = ["--data", str(tmp_path / "data"), "--runs", str(tmp_path / "runs")]
     message = error_of(capsys, "protocol", "--dataset", "cifar10", *place, *["--dry-run"] * dry, code=1)
-    assert message.startswith(f"{tmp_path}/data holds neither cifar-10-batches-py/data_batch_1, ")
+    assert message.startswith(f"{tmp_path}/data holds neither cifar-10-batches-py/data_batch_1 and ")
     assert f"nor cifar-10-python.tar.gz; run `emabank data fetch cifar10 --data {tmp_path}/data`" in message
     assert everything_in(tmp_path) == []
 

@@ -1,12 +1,13 @@
 """Folders of torch.distributed.checkpoint, written by two processes and averaged by one."""
 
 import errno
+import io
 import os
 import pickle
 import resource
 import subprocess
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from emabank.averaging import average_checkpoints, find_checkpoints, plan_average
+from emabank.averaging.dcp import _DcpUnpickler
 from tests.averaging.test_average import MEASURE, TENSOR
 from tests.on_ranks import dcp_folders
 from tests.support.files import assert_average, everything_in, mean
@@ -154,6 +156,12 @@ def test_a_flipped_bit_is_detected(trained: Training, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="step-2 is damaged: 'middle.0.weight'"):
         average_checkpoints(paths, tmp_path / "average")
     assert not (tmp_path / "average").exists()
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"], ids=["most", "3.13"])
+def test_paths_are_read_whatever_python_wrote_them(module: str) -> None:
+    content = f"c{module}\nPosixPath\n(S'a'\nS'b'\ntR.".encode()
+    assert _DcpUnpickler(io.BytesIO(content)).load() == PurePosixPath("a/b")
 
 
 def test_code_is_not_executed_and_damaged_files_are_refused(trained: Training, tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def test_gains_by_loss_match_the_predictions(run: RunFolder):
 def test_a_folder_of_runs_is_printed_as_a_table(run: RunFolder, tmp_path: Path):
     output = output_of(run.path.parent)
     assert run.id in output
-    assert advise_run(run).kept in output
+    advice = advise_run(run).advice
+    assert f"ship {advice.average} of epoch {advice.epoch}; " in output and advice.batchnorm != "recomputed"
+    assert "No advice" not in output
     with pytest.raises(ValueError, match=r"contains no runs; pass the folder that `emabank run` wrote"):
         output_of(tmp_path)
 

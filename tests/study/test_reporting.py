@@ -158,6 +158,10 @@ def test_output_fits_an_ascii_terminal_of_60_columns(words: list[str], runs: Pat
     assert max(len(line) for line in lines if "|" in line) <= 60  # the terminal itself wraps sentences
 
 
+def test_claims_of_an_empty_folder_say_so(tmp_path: Path):
+    assert lines_of(show_claims, tmp_path)[-1] == f"There is nothing to check in {tmp_path} yet."
+
+
 def test_claims_name_what_was_skipped(bare: Path):
     lines = lines_of(show_claims, bare)
     skipped = lines[lines.index("Skipped:") + 1 :]

@@ -71,7 +71,7 @@ class _DcpUnpickler(pickle.Unpickler):
             return _StoredTensor.rebuilt
         if (module_name, global_name) == ("collections", "OrderedDict"):
             return OrderedDict
-        if module_name == "pathlib":
+        if module_name in ("pathlib", "pathlib._local"):  # the second: written by Python 3.13
             return PurePosixPath
         if module_name == "torch":
             value = _STORAGE_DTYPES.get(global_name) or getattr(torch, global_name, None)

@@ -182,8 +182,11 @@ def show_advice(path: Path, criterion: Criterion = "accuracy", console: Console 
         gains += [] if test is None else [f"{_gain(criterion, *test.on_test)} on test"]
         stop = f"training could stop after epoch {advice.stop} of {advice.epochs[-1]}"
         say(console, f"{advised.run}: {advised.title}")
-        say(console, f"  ship {advised.kept}, of epoch {advice.epoch}; {'; '.join([*gains, stop])}")
-    say(console, f"No advice for {skipped} runs: unfinished, diverged, or trained on all images.")
+        name = "the live weights" if advice.average == LIVE else advice.average
+        statistics = " with recomputed statistics" if advice.batchnorm == "recomputed" else ""
+        say(console, f"  ship {name} of epoch {advice.epoch}{statistics}; {'; '.join([*gains, stop])}")
+    if skipped:
+        say(console, f"No advice for {skipped} runs: unfinished, diverged, or trained on all images.")
 
 
 def _show(folder: RunFolder, advised: RunAdvice, console: Console) -> None:

@@ -291,8 +291,8 @@ def run_bench(arguments: "BenchArguments") -> None:
     console.print(table)
     background = "This system does not say whether other processes disturbed the measurement."
     if shares:
-        advice = "so no ratios are shown; measure again on an idle machine" if disturbed else "undisturbed"
-        background = f"Other processes used {max(shares):.1%} of the machine: {advice}."
+        advice = ", so no ratios are shown; measure again on an idle machine" if disturbed else ": undisturbed"
+        background = f"Other processes used {max(shares):.1%} of the processor time{advice}."
     console.print(
         f"{about['cpu']}, {about['cores']} cores, {about['threads']} thread{'s' * (about['threads'] != 1)}, "
         f"{device.type}, torch {about['torch']}; "

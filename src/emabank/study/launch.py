@@ -261,10 +261,13 @@ def show_studies_plan(
             counted = (f"{len(jobs)} {kind}{' (shared)' if shared[kind] else ''}" for kind, jobs in later.items())
             line(f"  {words}: {', '.join(counted)}")
     jobs = executor_for([setting.config.hardware for setting in settings], place).jobs or 1
+    if not waiting:
+        line(f"{done} runs are done, 0 to be trained.")
+        return
     line(
         f"{done} runs are done, {waiting} to be trained: {operations(total.flops)}, about "
         f"{duration(total.seconds / jobs)} with {jobs} at a time, estimated from a few images just now on this "
-        "machine."
+        "machine. Starting a run takes a few seconds more."
     )
 
 

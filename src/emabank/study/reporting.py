@@ -60,4 +60,6 @@ def show_claims(runs: Path, *, secondary: bool = False, console: Console | None 
     console = console or Console()
     results = read_results(runs)
     console.print(claims_terminal(make_claims(results), secondary=secondary))
+    if not results.settings:
+        say(console, f"There is nothing to check in {runs} yet.")
     print_skipped(results.skipped, console)

@@ -5,6 +5,7 @@ no torch (`--help`, `list`, `decay`) start at once.
 """
 
 import codecs
+import errno
 import io
 import os
 import sys
@@ -70,7 +71,8 @@ def _exit_code(command: Callable[[], int], *, resumable: bool) -> int:
         return 1
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        return _failed(f"{place}{error.strerror or error}", 1)
+        is_file = error.strerror == os.strerror(errno.EEXIST)  # a folder was to be made, and a file has its name
+        return _failed(f"{place}{'A file, not a folder' if is_file else error.strerror or error}", 1)
     except ValueError as error:  # refused by the command; the message is for the user
         return _failed(str(error), 1)
 

@@ -114,7 +114,7 @@ def _show_useful_defaults(kind: type[Any]) -> None:
 
 
 def _default_hint(default: str) -> str:
-    return "" if default in ("", "None", "False", "True") else f"(default: {default})"
+    return "" if default in ("", "''", "None", "False", "True") else f"(default: {default})"
 
 
 # Values on the command line ------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class AdviseArguments:
     Names the average and epoch, the gain over the live weights, and when training could have stopped.
     """
 
-    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")] = Path("runs")
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="[RUN]")] = Path("runs")
     """The folder of one run, or the folder that `emabank run` wrote to."""
     criterion: Literal["accuracy", "loss"] = "accuracy"
     """What to optimise on the validation images."""

@@ -84,9 +84,9 @@ def _contents(name: str, folder: Path, layout: _Layout, files: list[str]) -> Ite
         for member, content in read_members(archive, [f"{layout.folder}/{file}" for file in files], largest=_LARGEST):
             yield Path(member).name, f"{member} in {archive}", content
     else:
-        raise FileNotFoundError(
-            f"{folder} holds neither {', '.join(absent)} nor {archive.name}; {advice(name, folder)}"
-        )
+        others = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        missing = f"neither {absent[0]}{others} nor {archive.name}"
+        raise FileNotFoundError(f"{folder} holds {missing}; {advice(name, folder)}")
 
 
 def read_members(path: Path, names: Collection[str], *, largest: int) -> Iterator[tuple[str, bytes]]:
