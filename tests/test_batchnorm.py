@@ -520,6 +520,7 @@ def test_a_layer_that_does_not_call_batch_norm_is_refused_by_name() -> None:
     assert states_equal(model.state_dict(), before)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("inner", [True, False])
 def test_a_scripted_layer_is_refused_by_name(inner: bool) -> None:
@@ -531,6 +532,7 @@ def test_a_scripted_layer_is_refused_by_name(inner: bool) -> None:
     assert recalibrate_batchnorm(model, [torch.randn(8, 2)]).frozen == (("1.1",) if inner else ("1",))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_layers_behind_a_scripted_part_are_measured_with_the_weights_of_the_average() -> None:
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.BatchNorm1d(2))

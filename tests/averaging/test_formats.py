@@ -361,6 +361,7 @@ def test_a_file_without_a_state_dict_is_named(tmp_path: Path, content: Any):
         plan_average([path, path])
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [(torch.eye(3).to_sparse(), r"sparse_coo"), (torch.ones(3).to(torch.float8_e4m3fn), r"float8_e4m3fn \[3\]")],
