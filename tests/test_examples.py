@@ -86,9 +86,9 @@ def test_diffusion(capsys: pytest.CaptureFixture[str]) -> None:
 def test_lora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("peft", reason="peft is not installed: pip install transformers peft")
     losses = example("lora")["main"](str(tmp_path))
-    assert losses["live"] < losses["base"], "it learns"
     assert losses["half-life 20"] < losses["live"]
-    assert losses["saved"] < losses["live"], "peft loads the best average"
+    # The texts are Python's own. In 3.13 the live weights end worse than they began.
+    assert losses["saved"] < min(losses["base"], losses["live"]), "it learns, and peft loads the best average"
     assert (tmp_path / "adapter_model.safetensors").exists()
     assert "6,912 of 77,376 weights are averaged" in capsys.readouterr().out
 

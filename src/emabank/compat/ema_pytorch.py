@@ -87,6 +87,7 @@ class EMA(nn.Module):
             raise ValueError("ema_model must be None with lazy_init_ema, which copies the model; got both.")
         self.beta, self.update_after_step, self.update_every = beta, update_after_step, update_every
         self.is_frozen = beta == 1.0
+        """Whether the average never moves: decided at construction, whatever `beta` is later."""
         self.inv_gamma, self.power, self.min_value = inv_gamma, power, min_value
         self.param_or_buffer_names_no_ema = set(param_or_buffer_names_no_ema)
         self.ignore_names = set(ignore_names)
