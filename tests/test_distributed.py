@@ -31,6 +31,15 @@ def test_trap46_statistics_are_averaged_over_ranks(tmp_path: Path) -> None:
         torch.testing.assert_close(first["uniform"][key], torch.stack(means).mean(0))
 
 
+def test_trap46_statistics_of_other_norm_layers_are_averaged_over_ranks_too(tmp_path: Path) -> None:
+    (first, seen), (second, also_seen) = run_on_ranks(data_parallel.instance_norm, folder=tmp_path)
+    for key in ("1.running_mean", "1.running_var"):
+        mean = (seen[f"module.{key}"] + also_seen[f"module.{key}"]) / 2
+        assert not torch.equal(seen[f"module.{key}"], mean), "this tests nothing if the ranks have the same statistics"
+        torch.testing.assert_close(first[key], mean)
+        assert torch.equal(first[key], second[key])
+
+
 def test_equal_statistics_stay_exactly_equal_over_three_ranks(tmp_path: Path) -> None:
     for before, after in run_on_ranks(data_parallel.equal_statistics, folder=tmp_path, world=3):
         assert torch.equal(before, after)
