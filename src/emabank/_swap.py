@@ -292,4 +292,6 @@ def copy_module(model: nn.Module, values: Mapping[str, Tensor], *, exclude: obje
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()  # deepcopy refuses tensors that are part of a graph
-    return deepcopy(root, memo).eval().requires_grad_(False)
+    copied = deepcopy(root, memo)
+    copied.train()  # some modules drop here what they have derived from the live weights in eval mode
+    return copied.eval().requires_grad_(False)
