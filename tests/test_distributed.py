@@ -87,6 +87,11 @@ def test_trap55_applied_works_while_parameters_are_gathered(tmp_path: Path) -> N
 
 
 @FSDP
+def test_trap46_all_ranks_evaluate_an_average_with_the_same_statistics(tmp_path: Path) -> None:
+    run_on_ranks(sharded.check_statistics_in_an_evaluation, folder=tmp_path)
+
+
+@FSDP
 def test_trap56_weights_loaded_after_the_bank_was_built_are_noticed(tmp_path: Path) -> None:
     run_on_ranks(sharded.check_warning_of_loaded_weights, folder=tmp_path)
 

@@ -292,7 +292,8 @@ class EMABank:
         self._check_not_applied("Another applied()")
         name = self.resolve(name)
         statistics = batchnorm or self.statistics(name)
-        with swapped(self._model, self._values(name, statistics), Swap(self, name, statistics)):
+        values = rank_means(self._model, self._values(name, statistics))
+        with swapped(self._model, values, Swap(self, name, statistics)):
             yield self._model
 
     def evaluate(

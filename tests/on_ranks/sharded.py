@@ -141,6 +141,19 @@ def check_applied() -> None:
         torch.testing.assert_close(model(probe), live)
 
 
+def check_statistics_in_an_evaluation() -> None:
+    """Every rank measures its own batches, but evaluates an average with the statistics that `weights` gives."""
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=2)
+    train(model, bank, [batch + dist.get_rank() for batch in batches(4)])
+    probe, live = batches(1)[0], model.norm.running_mean.clone()
+    alone = build().eval()
+    for name, output in bank.evaluate(lambda model: model(probe), averages=AVERAGES).items():
+        alone.load_state_dict(bank.weights(name, full=True))
+        torch.testing.assert_close(output, alone(probe))
+    assert torch.equal(model.norm.running_mean, live)
+
+
 def check_applied_with_an_exception() -> None:
     model, bank = train_sharded()
     probe = batches(1)[0]
