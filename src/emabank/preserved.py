@@ -53,7 +53,8 @@ def eval_mode(model: nn.Module) -> Generator[None]:
             yield
         finally:
             model.train()
-            model.train(training)
+            if not training:
+                model.eval()
 
 
 @contextmanager
