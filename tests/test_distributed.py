@@ -142,5 +142,9 @@ def test_a_bank_saved_on_two_ranks_loads_without_distributed(tmp_path: Path) -> 
                 assert torch.equal(weights[key], value), (name, key)
 
 
+def test_averages_of_a_tensor_parallel_model_are_evaluated_in_place_and_in_a_copy(tmp_path: Path) -> None:
+    run_on_ranks(sharded.check_tensor_parallel, folder=tmp_path)
+
+
 def test_an_unsharded_state_loads_into_a_sharded_bank_and_back(tmp_path: Path) -> None:
     run_on_ranks(sharded.check_loading_an_unsharded_state, folder=tmp_path)

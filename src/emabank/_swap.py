@@ -230,6 +230,8 @@ _STRUCTURAL_HOOKS: tuple[type, ...] = (
     import_module("torch.nn.utils.spectral_norm").SpectralNorm,
     import_module("torch.nn.utils.prune").BasePruningMethod,
 )
+# Tensor parallelism distributes the inputs of a module, and collects its outputs, in hooks of this module.
+_TENSOR_PARALLEL = "torch.distributed.tensor"
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -239,6 +241,10 @@ _HOOKS = (
     "_forward_hooks_always_called",
     "_forward_pre_hooks_with_kwargs",
 )
+
+
+def _is_structural(hook: object) -> bool:
+    return isinstance(hook, _STRUCTURAL_HOOKS) or str(getattr(hook, "__module__", "")).startswith(_TENSOR_PARALLEL)
 
 
 def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
@@ -286,9 +292,10 @@ def copy_module(model: nn.Module, values: Mapping[str, Tensor], *, exclude: obje
         memo[id(tensor)] = nn.Parameter(copy, requires_grad=False) if ref.is_parameter else copy
     copies.finish()
     for module in root.modules():
-        for hooks in (getattr(module, key) for key in _HOOKS):
-            structural = [(key, hook) for key, hook in hooks.items() if isinstance(hook, _STRUCTURAL_HOOKS)]
-            memo[id(hooks)] = OrderedDict(structural)
+        by_kind: list[dict[int, Any]] = [getattr(module, kind) for kind in _HOOKS]
+        structural = {key for hooks in by_kind for key, hook in hooks.items() if _is_structural(hook)}
+        for hooks in by_kind:
+            memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if key in structural)
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()  # deepcopy refuses tensors that are part of a graph
