@@ -31,6 +31,15 @@ def test_trap46_statistics_are_averaged_over_ranks(tmp_path: Path) -> None:
         torch.testing.assert_close(first["uniform"][key], torch.stack(means).mean(0))
 
 
+def test_trap46_statistics_of_other_norm_layers_are_averaged_over_ranks_too(tmp_path: Path) -> None:
+    (first, seen), (second, also_seen) = run_on_ranks(data_parallel.instance_norm, folder=tmp_path)
+    for key in ("1.running_mean", "1.running_var"):
+        mean = (seen[f"module.{key}"] + also_seen[f"module.{key}"]) / 2
+        assert not torch.equal(seen[f"module.{key}"], mean), "this tests nothing if the ranks have the same statistics"
+        torch.testing.assert_close(first[key], mean)
+        assert torch.equal(first[key], second[key])
+
+
 def test_equal_statistics_stay_exactly_equal_over_three_ranks(tmp_path: Path) -> None:
     for before, after in run_on_ranks(data_parallel.equal_statistics, folder=tmp_path, world=3):
         assert torch.equal(before, after)
@@ -75,6 +84,11 @@ def test_ranks_agree_to_skip_a_nan_sample(tmp_path: Path) -> None:
 @FSDP
 def test_trap55_applied_works_while_parameters_are_gathered(tmp_path: Path) -> None:
     run_on_ranks(sharded.check_applied, folder=tmp_path)
+
+
+@FSDP
+def test_trap46_all_ranks_evaluate_an_average_with_the_same_statistics(tmp_path: Path) -> None:
+    run_on_ranks(sharded.check_statistics_in_an_evaluation, folder=tmp_path)
 
 
 @FSDP
@@ -126,6 +140,10 @@ def test_a_bank_saved_on_two_ranks_loads_without_distributed(tmp_path: Path) -> 
         for key, value in bank.weights(name).items():
             if "num_batches" not in key:
                 assert torch.equal(weights[key], value), (name, key)
+
+
+def test_averages_of_a_tensor_parallel_model_are_evaluated_in_place_and_in_a_copy(tmp_path: Path) -> None:
+    run_on_ranks(sharded.check_tensor_parallel, folder=tmp_path)
 
 
 def test_an_unsharded_state_loads_into_a_sharded_bank_and_back(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.nn.parallel import DistributedDataParallel
 
 # Sharded tensors ------------------------------------------------------------------------------------------------------
@@ -164,7 +163,7 @@ class ProcessGroups:
 
 
 class SyncedStatistics:
-    """Batch-norm statistics of a DistributedDataParallel model, averaged over its ranks.
+    """Statistics of the norm layers of a DistributedDataParallel model, averaged over its ranks.
 
     Each rank measures its own batches, and the wrapper broadcasts those of rank 0 only, at the next forward pass. A
     `SyncBatchNorm` has measured all batches already.
@@ -187,12 +186,8 @@ class SyncedStatistics:
         return synced if synced._buckets else None
 
     def _add_buckets(self, wrapper: DistributedDataParallel) -> None:
-        statistics = {
-            id(tensor)
-            for module in wrapper.modules()
-            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
-            for tensor in (module.running_mean, module.running_var)
-        }
+        own = [module for module in wrapper.modules() if not isinstance(module, nn.SyncBatchNorm)]
+        statistics = {id(buffer) for module in own for buffer in module.buffers(recurse=False)}
         by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index, live in enumerate(self.tensors):
             if id(live) in statistics:

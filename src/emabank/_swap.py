@@ -115,8 +115,8 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
     """The values in the model's own tensors; afterwards, whatever happens, the live ones again.
 
     Buffers are restored too, also those that a forward pass has replaced; but not sparse ones, views with gaps or
-    overlaps, and caches that it has resized. `values` is empty afterwards: each is released once it is in place, so
-    that at most one extra copy exists at any time (and 64 MB of values on their way from another device).
+    overlaps, and those whose shape it has changed. `values` is empty afterwards: each is released once it is in place,
+    so that at most one extra copy exists at any time (and 64 MB of values on their way from another device).
     Without a `swap` the model's values still count as live.
     """
     saved: list[tuple[TensorRef, Tensor, Tensor | None]] = []
@@ -149,6 +149,17 @@ def swapped(model: nn.Module, values: dict[str, Tensor], swap: Swap | None) -> G
             raise
 
 
+def _bind(ref: TensorRef, tensor: Tensor) -> None:
+    """Put a tensor in its place, where a forward pass may have put another one.
+
+    A buffer of another shape stays: it is a cache that has grown, such as that of a rotary embedding, and its module
+    may have noted how large it is.
+    """
+    is_buffer = not ref.is_parameter and ref.key in ref.holder
+    if not is_buffer or getattr(ref.holder[ref.key], "shape", tensor.shape) == tensor.shape:
+        ref.holder[ref.key] = tensor
+
+
 def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and TensorLayout.of(to_local(tensor)).is_dense
 
@@ -161,7 +172,7 @@ def _restore(saved: list[tuple[TensorRef, Tensor, Tensor | None]]) -> None:
     failure: Exception | None = None
     for ref, tensor, before in reversed(saved):
         try:
-            ref.holder[ref.key] = tensor  # a forward pass may have replaced a buffer
+            _bind(ref, tensor)
             local = to_local(tensor)
             if before is not None and (ref.is_parameter or local.shape == before.shape):
                 local.copy_(before)
@@ -186,7 +197,7 @@ def holding(model: nn.Module, tensors: dict[str, Tensor], swap: Swap | None) -> 
 
     def undo() -> None:
         for ref, tensor in live:
-            ref.holder[ref.key] = tensor
+            _bind(ref, tensor)
         release(swap)
 
     with undone_by(undo):
@@ -194,7 +205,7 @@ def holding(model: nn.Module, tensors: dict[str, Tensor], swap: Swap | None) -> 
         refs = tensor_refs(model, all_places=True) if tensors else []
         live = [(ref, ref.tensor) for ref in refs]  # only now: before, another thread's may have been in the model
         for ref in refs:
-            ref.holder[ref.key] = tensors[ref.path]
+            _bind(ref, tensors[ref.path])
         yield
         for ref in refs:
             tensors[ref.path] = ref.tensor
@@ -230,6 +241,8 @@ _STRUCTURAL_HOOKS: tuple[type, ...] = (
     import_module("torch.nn.utils.spectral_norm").SpectralNorm,
     import_module("torch.nn.utils.prune").BasePruningMethod,
 )
+# Tensor parallelism distributes the inputs of a module, and collects its outputs, in hooks of this module.
+_TENSOR_PARALLEL = "torch.distributed.tensor"
 _HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
@@ -239,6 +252,10 @@ _HOOKS = (
     "_forward_hooks_always_called",
     "_forward_pre_hooks_with_kwargs",
 )
+
+
+def _is_structural(hook: object) -> bool:
+    return isinstance(hook, _STRUCTURAL_HOOKS) or str(getattr(hook, "__module__", "")).startswith(_TENSOR_PARALLEL)
 
 
 def plain_keys(model: nn.Module, keys: list[str]) -> dict[str, str]:
@@ -286,10 +303,13 @@ def copy_module(model: nn.Module, values: Mapping[str, Tensor], *, exclude: obje
         memo[id(tensor)] = nn.Parameter(copy, requires_grad=False) if ref.is_parameter else copy
     copies.finish()
     for module in root.modules():
-        for hooks in (getattr(module, key) for key in _HOOKS):
-            structural = [(key, hook) for key, hook in hooks.items() if isinstance(hook, _STRUCTURAL_HOOKS)]
-            memo[id(hooks)] = OrderedDict(structural)
+        by_kind: list[dict[int, Any]] = [getattr(module, kind) for kind in _HOOKS]
+        structural = {key for hooks in by_kind for key, hook in hooks.items() if _is_structural(hook)}
+        for hooks in by_kind:
+            memo[id(hooks)] = OrderedDict((key, hook) for key, hook in hooks.items() if key in structural)
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()  # deepcopy refuses tensors that are part of a graph
-    return deepcopy(root, memo).eval().requires_grad_(False)
+    copied = deepcopy(root, memo)
+    copied.train()  # some modules drop here what they have derived from the live weights in eval mode
+    return copied.eval().requires_grad_(False)

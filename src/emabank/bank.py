@@ -40,7 +40,7 @@ from emabank._swap import (
     swap_in,
     swapped,
 )
-from emabank.preserved import preserved_modes, preserved_rng
+from emabank.preserved import eval_mode, preserved_rng
 from emabank.rules import LIVE, Rule, check_choice
 
 Statistics = Literal["averaged", "recomputed"]
@@ -292,7 +292,8 @@ class EMABank:
         self._check_not_applied("Another applied()")
         name = self.resolve(name)
         statistics = batchnorm or self.statistics(name)
-        with swapped(self._model, self._values(name, statistics), Swap(self, name, statistics)):
+        values = rank_means(self._model, self._values(name, statistics))
+        with swapped(self._model, values, Swap(self, name, statistics)):
             yield self._model
 
     def evaluate(
@@ -314,10 +315,8 @@ class EMABank:
         results: dict[str, Result] = {}
         for name in map(self.resolve, (LIVE, *self.names) if averages is None else averages):
             statistics = "averaged" if name == LIVE else batchnorm
-            with self.applied(name, batchnorm=statistics) as model, preserved_modes(model), preserved_rng():
-                model.eval()
-                with torch.no_grad():
-                    results[name] = fn(model)
+            with self.applied(name, batchnorm=statistics) as model, eval_mode(model), preserved_rng(), torch.no_grad():
+                results[name] = fn(model)
         return results
 
     def statistics(self, name: str | float) -> Statistics:
@@ -400,16 +399,14 @@ class EMABank:
         batchnorm = batchnorm or self.statistics(name)
         root = unwrap(self._model)
         if fsdp_modules(self._model):
-            with self.applied(name, batchnorm=batchnorm), preserved_modes(root):
-                root.eval()
+            with self.applied(name, batchnorm=batchnorm), eval_mode(root):
                 return self._model(*inputs, **keywords)
         values = self._values(name, batchnorm, reuse=True)
-        with preserved_modes(root):
-            root.eval()
-            if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
+        if swap_in(self._model) is not None:  # by applied(name), or the values could not have been read
+            with eval_mode(root):
                 return root(*inputs, **keywords)
-            with holding(root, functional_params(root, values), Swap(self, name, batchnorm)):
-                return root(*inputs, **keywords)
+        with holding(root, functional_params(root, values), Swap(self, name, batchnorm)), eval_mode(root):
+            return root(*inputs, **keywords)
 
     def functional(self, name: str | float, *, batchnorm: Statistics | None = None) -> dict[str, Tensor]:
         """An average's tensors by their paths in the unwrapped model, for `torch.func.functional_call`.

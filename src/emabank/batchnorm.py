@@ -23,7 +23,7 @@ from emabank._model import unwrap, walk
 from emabank._storage import copy_all
 from emabank._swap import Swap, functional_params, holding, sent, swapped
 from emabank.bank import EMABank
-from emabank.preserved import preserved_modes, preserved_rng, undone_by
+from emabank.preserved import eval_mode, preserved_rng, undone_by
 from emabank.rules import check_int
 
 # A value that is alone in its batch has no variance; it is normalised by the values pooled before it, if there are this
@@ -304,8 +304,7 @@ def _measure(
     is_claimed = isinstance(target, EMABank) and moments and not fsdp_modules(model)
     swap = Swap(target, next(iter(moments)), "averaged") if is_claimed else None
     count = 0
-    with holding(root, {}, swap), preserved_modes(root), preserved_rng(loader), _without_new_buffers(root):
-        root.eval()
+    with holding(root, {}, swap), eval_mode(root), preserved_rng(loader), _without_new_buffers(root):
         for batch in islice(loader, max_batches):
             count += 1
             batch = _to_device(batch, device)

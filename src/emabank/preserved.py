@@ -39,6 +39,25 @@ def preserved_modes(model: nn.Module) -> Generator[None]:
 
 
 @contextmanager
+def eval_mode(model: nn.Module) -> Generator[None]:
+    """The model in eval mode; afterwards every module in its own mode again.
+
+    Enter it once the weights are in place: modules that derive something from them in eval mode (a cache, merged
+    LoRA weights) drop it in train(), which is therefore called before and after.
+    """
+    training = model.training
+    with preserved_modes(model):
+        model.train()
+        model.eval()
+        try:
+            yield
+        finally:
+            model.train()
+            if not training:
+                model.eval()
+
+
+@contextmanager
 def preserved_rng(*loaders: object) -> Generator[None]:
     """Restore every random stream afterwards: Python's, NumPy's, torch's, and the generators of these loaders.
 

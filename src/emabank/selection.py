@@ -51,8 +51,8 @@ class BestTracker:
         bank: the bank whose averages are observed.
         criteria: the metrics to choose by, and whether "max" or "min" is better.
         snapshots: "best" keeps one copy of weights per criterion, "each" one per criterion and average, None none.
-        folder: where to write the copies, one file each; a folder for this tracker alone. None keeps them in memory, on
-            the CPU.
+        folder: where to write the copies, one file each; a folder for this tracker (and, under
+            DistributedDataParallel, this process) alone. None keeps them in memory, on the CPU.
         unit: what messages call an epoch, such as "step".
 
     >>> import torch

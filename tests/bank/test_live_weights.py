@@ -92,6 +92,40 @@ def test_a_buffer_that_cannot_be_copied_back_does_not_stop_the_restore() -> None
     assert torch.equal(model.layer.weight, weight)
 
 
+class Rotary(nn.Module):
+    """Notes how long its cache is, as rotary embeddings do, and replaces it when a longer input comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.grow(2)
+
+    def grow(self, length: int) -> None:
+        self.length = length
+        self.register_buffer("cache", torch.arange(1.0, length + 1).unsqueeze(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.length:
+            self.grow(len(x))
+        return self.norm(self.layer(x) * self.cache[: len(x)])
+
+
+@pytest.mark.parametrize("first", ["evaluate", "call", "recalibrate"])
+def test_a_cache_that_has_grown_fits_what_its_module_has_noted(first: str) -> None:
+    model = Rotary()
+    bank = EMABank(model, {"slow": RULE, "fast": 0.5}, every=1)
+    train(model, 3, bank.update)
+    long = torch.randn(32, 6)  # longer than any batch in training
+    if first == "evaluate":
+        bank.evaluate(lambda model: model(long))
+    elif first == "call":
+        bank.call("slow", long)
+    else:
+        recalibrate_batchnorm(bank, [long, long])
+    for name, output in bank.evaluate(lambda model: model(long)).items():
+        torch.testing.assert_close(output, bank.module(name)(long))
+
+
 def test_a_tensor_that_cannot_be_restored_does_not_stop_the_restore() -> None:
     model, bank = small_bank([RULE])
     train(model, 3, bank.update)

@@ -60,6 +60,43 @@ def test_call_does_not_write_into_the_average() -> None:
     torch.testing.assert_close(bank.call(0.9, inputs), bank.module(0.9)(inputs))
 
 
+class Cached(nn.Module):
+    """Derives its scale once in eval mode, and drops it in train(), as nflows and GPyTorch do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.cache = nn.Parameter(torch.zeros(3)), None
+
+    def train(self, mode: bool = True) -> "Cached":
+        self.cache = None if mode else self.cache
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            return x * self.weight.exp()
+        self.cache = self.weight.detach().exp() if self.cache is None else self.cache
+        return x * self.cache
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_model_caches_in_eval_mode_is_never_that_of_other_weights(training: bool) -> None:
+    model, x = Cached(), torch.ones(3)
+    bank = EMABank(model, {"fast": 0.5, "mean": Uniform()}, every=1)
+    for _ in range(3):
+        with torch.no_grad():
+            model.weight += 1
+        bank.update()
+        expected = {name: bank.weights(name)["weight"].exp() for name in ("live", "fast", "mean")}
+        model.train()
+        model.train(training)
+        torch.testing.assert_close(model(x), expected["live"])
+        for name, output in bank.evaluate(lambda model: model(x)).items():
+            torch.testing.assert_close(output, expected[name])
+            torch.testing.assert_close(bank.call(name, x), expected[name])
+            torch.testing.assert_close(bank.module(name)(x), expected[name])
+        torch.testing.assert_close(model(x), expected["live"])
+
+
 def test_modules_have_the_models_dtypes_and_weights_the_stored_dtype() -> None:
     model = build("half_precision")
     bank = EMABank(model, [0.99], every=2)

@@ -64,6 +64,17 @@ def statistics() -> tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]
     return {name: bank.weights(name) for name in AVERAGES}, seen
 
 
+def instance_norm() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A copying average, and the statistics of this rank; the layer is no batch norm but has running statistics."""
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
+    model = DistributedDataParallel(nn.Sequential(nn.Conv1d(1, 3, 1), norm, nn.Conv1d(3, 1, 1)))
+    bank = EMABank(model, {"copy": EMA(0.0, warmup=None)}, every=1)
+    [seen] = train(model, bank, [own_share(batches(1)[0]).unsqueeze(1)])
+    KEPT.append(bank)
+    return bank.weights("copy"), seen
+
+
 def recalibrate() -> dict[str, Tensor]:
     alone = build(norm=True)
     expected = EMABank(alone, AVERAGES, every=1)

@@ -8,9 +8,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from emabank import EMA, EMABank, PowerEMA, Uniform, posthoc, recalibrate_batchnorm
 
@@ -141,6 +143,19 @@ def check_applied() -> None:
         torch.testing.assert_close(model(probe), live)
 
 
+def check_statistics_in_an_evaluation() -> None:
+    """Every rank measures its own batches, but evaluates an average with the statistics that `weights` gives."""
+    model = shard(build())
+    bank = EMABank(model, AVERAGES, every=2)
+    train(model, bank, [batch + dist.get_rank() for batch in batches(4)])
+    probe, live = batches(1)[0], model.norm.running_mean.clone()
+    alone = build().eval()
+    for name, output in bank.evaluate(lambda model: model(probe), averages=AVERAGES).items():
+        alone.load_state_dict(bank.weights(name, full=True))
+        torch.testing.assert_close(output, alone(probe))
+    assert torch.equal(model.norm.running_mean, live)
+
+
 def check_applied_with_an_exception() -> None:
     model, bank = train_sharded()
     probe = batches(1)[0]
@@ -193,6 +208,21 @@ def load(folder: Path, steps: int) -> tuple[int, dict[str, dict[str, Tensor]]]:
     dcp.load({"bank": bank}, checkpoint_id=folder)
     assert bank.num_steps == steps
     return bank.num_updates, {name: bank.weights(name, full=True) for name in AVERAGES}
+
+
+def check_tensor_parallel() -> None:
+    """A tensor-parallel model evaluates its averages, in place or as a copy, like one process."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    alone, model = build().middle, build().middle
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    data = [torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    expected, bank = EMABank(alone, AVERAGES, every=1), EMABank(model, AVERAGES, every=1)
+    train(alone, expected, data)
+    train(model, bank, data)
+    for name in AVERAGES:
+        output = expected.call(name, data[0])
+        torch.testing.assert_close(bank.call(name, data[0]), output)
+        torch.testing.assert_close(bank.module(name)(data[0]), output)
 
 
 def check_loading_an_unsharded_state() -> None:
