@@ -168,7 +168,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "Build a large transformer, in float32 and in bfloat16, and a bank of five averages; update, read, save and "
         "load it. Prints the memory of each stage, and the time of an update relative to the memory limit.",
         "Default: 500 million parameters, about 6 minutes; needs 17 GiB of free memory, and 22 GiB and 10 GB in TMPDIR "
-        "to save and load, which is left out if there is less.",
+        "to save and load, which is skipped if there is less.",
         seconds=40,
         result="large.json",
     )

@@ -24,7 +24,7 @@ _SIGNS = {"±": "~", "–": "-", "−": "-", "×": "x", "…": ".", "≤": "<", 
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """What stands for the signs that a terminal cannot show."""
+    """Plain signs in place of those that a terminal cannot show."""
     assert isinstance(error, UnicodeEncodeError)
     return "".join(_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
 

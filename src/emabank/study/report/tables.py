@@ -45,7 +45,7 @@ class Cell:
 
 
 DASH = "–"
-"""Stands for a number that is missing or cannot exist."""
+"""In place of a number that is missing or cannot exist."""
 MISSING = Cell(text=DASH)
 
 
