@@ -83,6 +83,30 @@ def test_tied_tensors_are_replaced_under_all_names_and_buffers_are_reset_between
     assert model.second.weight is model.first.weight
 
 
+class Cached(nn.Linear):
+    """Derives its weight once in eval mode, and drops it in train()."""
+
+    derived: Tensor | None = None
+
+    def train(self, mode: bool = True) -> "Cached":
+        self.derived = None if mode else self.derived
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.derived = self.weight.exp() if self.derived is None else self.derived
+        return x @ self.derived.T
+
+
+def test_what_a_module_caches_in_eval_mode_is_that_of_each_set():
+    model, inputs = nn.Sequential(Cached(3, 2)), torch.randn(4, 3)
+    sets = {"live": None, "zero": {"0.weight": torch.zeros(2, 3)}, "one": {"0.weight": torch.ones(2, 3)}}
+    outputs = predict_each(model, sets, [(inputs, inputs[:, 0]), (inputs, inputs[:, 0])])
+    for name, tensors in sets.items():
+        weight = model[0].weight if tensors is None else tensors["0.weight"]
+        expected = (inputs @ weight.detach().exp().T).repeat(2, 1)
+        np.testing.assert_allclose(outputs[name], expected, rtol=1e-6)
+
+
 def test_batches_are_read_once_and_in_order(model: nn.Module):
     found = predict_each(model, {seed: random_weights(seed) for seed in range(3)}, iter(random_batches()))
     assert {logits.shape for logits in found.values()} == {(11, 3)}

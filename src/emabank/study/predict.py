@@ -50,12 +50,17 @@ def predict_each(
     """
     outputs: dict[Key, list[Tensor]] = {name: [] for name in weights}
     sets = _untied(model, weights)
+    # Such modules may cache in eval mode what they derive from weights, and drop it in train().
+    may_cache = any(type(module).train is not nn.Module.train for module in model.modules())
     # Iterating over a loader may draw from the global generator.
     with preserved_modes(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
         model.eval()
         for inputs, _ in batches:
             with autocast_context(precision, inputs.device):
                 for name, tensors in sets.items():
+                    if may_cache:
+                        model.train()
+                        model.eval()
                     # A new dict per call, because a forward pass that replaces a buffer writes the new one into it.
                     output = (
                         model(inputs)
