@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from emabank.integrations._session import Averages, CallbackSession, Metrics, check_reiterable, metric_names
-from emabank.preserved import preserved_modes
+from emabank.preserved import eval_mode
 from emabank.rules import LIVE
 
 try:
@@ -94,8 +94,7 @@ class AcceleratedBank(CallbackSession):
         """
         self.recalibrate(self._loader)
         model = self.bank.model
-        with preserved_modes(model):  # but not the random streams: this is the evaluation that you would have without
-            model.eval()
+        with eval_mode(model):  # but not the random streams: this is the evaluation that you would have without
             metrics: Metrics = {LIVE: _numbers(evaluate(model))}
         metrics |= self.bank.evaluate(lambda model: _numbers(evaluate(model)), averages=self.bank.names)
         if log:
